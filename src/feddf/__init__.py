@@ -1,0 +1,1 @@
+"""feddf: one good model out of many, by ensemble distillation."""

@@ -1,0 +1,234 @@
+"""The command line: ``feddf run``, ``resume``, ``compare``, ``report`` and ``presets``."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from feddf.cli.live import View, follow
+from feddf.data import MissingDataError
+from feddf.experiments import compare as comparison
+from feddf.experiments import toy
+from feddf.report import ReportError, find_runs, plots, tables
+from feddf.rounds import QuorumError
+from feddf.runs import ConfigError, Experiment, Parts, RunFolder, StoreError, build, config, load, play, presets
+from feddf.runs.store import versions
+
+app = typer.Typer(
+    help="Fuse models that were trained apart: FedDF and its baselines.",
+    epilog="Start with: feddf compare demo. The presets are listed by: feddf presets.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+out_console, err_console = Console(), Console(stderr=True)
+
+NameOrFile = Annotated[str, typer.Argument(help="A preset's name or a TOML file.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Values that replace the configuration's.", show_default=False),
+]
+Out = Annotated[Path | None, typer.Option(help="The folder to write to (default: a new one below runs/).")]
+
+
+@app.command()
+def run(name_or_file: NameOrFile, overrides: Overrides = None, out: Out = None) -> None:
+    """Run an experiment, for instance: feddf run demo alpha=1 seed=3"""
+    experiment = load(name_or_file, overrides or [])
+    path = out or _free(Path("runs") / f"{experiment.name}-{experiment.method}-seed{experiment.seed}")
+    _refuse_other_config(path, experiment)
+    parts = build(experiment)  # before the folder is made: a mistake leaves nothing behind
+    _play(parts, RunFolder.create(path, experiment))
+    _summary([path])
+    if experiment.data == "toy":
+        _draw_toy(parts, path)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
+    overrides: Overrides = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse where the result could differ in a bit.")] = False,
+) -> None:
+    """Continue a run that was stopped; it ends as if it had never been."""
+    folder = RunFolder.open(run)
+    asked = folder.experiment()
+    values = {**asked.model_dump(), **dict(config.override(text) for text in overrides or [])}
+    experiment = config.parse(values)
+    if changed := config.differences(asked, experiment):
+        raise StoreError(f"{run} was started with another configuration: {'; '.join(changed)}")
+    _check_versions(folder, strict)
+    server, complaints = folder.latest()
+    for complaint in complaints:
+        err_console.print(f"[yellow]warning:[/] {complaint}", soft_wrap=True)
+    done = server.round if server else 0
+    out_console.print(f"{run}: {done} of {experiment.rounds} rounds are done")
+    _play(build(experiment), folder)
+    _summary([run])
+
+
+@app.command()
+def compare(
+    name_or_file: NameOrFile,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[methods=A,B] [seeds=0,1,2] [KEY=VALUE]...",
+            help="What to compare (default: methods=fedavg,feddf seeds=0), and values that replace others.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Run several methods on the same shards and seeds, and set them side by side."""
+    values = dict(text.partition("=")[::2] for text in overrides or [])
+    methods = values.get("methods", "fedavg,feddf").split(",")
+    seeds = _numbers("seeds", values.get("seeds", "0"))
+    plain = [text for text in overrides or [] if text.partition("=")[0] not in ("methods", "seeds")]
+    experiment = load(name_or_file, plain)
+    target = out or _free(Path("runs") / f"{experiment.name}-compare")
+    paths: list[Path] = []
+    experiments = comparison.grid(experiment, methods, seeds)
+    build(experiments[0])  # before any folder is made: a mistake leaves nothing behind
+    for each, folder in comparison.folders(experiments, target):
+        _play(build(each), folder)
+        paths.append(folder.path)
+    runs = [one for path in paths for one in find_runs(path)]
+    plots.learning_curves(runs, target / "curves.png")
+    out_console.print(tables.comparison_table(runs, methods))
+    out_console.print("run folders:", *[str(path) for path in paths], sep="\n  ", soft_wrap=True)
+    out_console.print(f"learning curves: {target / 'curves.png'}", soft_wrap=True)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="Where to write the picture of the learning curves.")] = None,
+) -> None:
+    """Show the results of runs, and draw their learning curves."""
+    _summary(runs, out)
+
+
+@app.command("presets")
+def list_presets() -> None:
+    """List the experiments that come with feddf."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name in presets():
+        table.add_row(name, str(config.read(name).get("about", "")))
+    out_console.print(table)
+
+
+def _play(parts: Parts, folder: RunFolder) -> None:
+    experiment = parts.experiment
+    done = len(folder.records())
+    view = View(f"{experiment.name}, {experiment.method}, seed {experiment.seed}", experiment.rounds, done)
+    try:
+        follow(play(parts, folder, view.watch), view, out_console)
+    except KeyboardInterrupt:
+        err_console.print(
+            f"stopped; finished rounds are safe. Continue with: feddf resume {folder.path}", soft_wrap=True
+        )
+        raise
+
+
+def _summary(paths: list[Path], picture: Path | None = None) -> None:
+    runs = [run for path in paths for run in find_runs(path)]
+    out_console.print(tables.runs_table(runs))
+    played = [run for run in runs if run.records]
+    if played:
+        out_console.print(tables.seconds_table(played))
+        picture = picture or paths[0] / "curves.png"
+        plots.learning_curves(played, picture)
+        out_console.print(f"learning curves: {picture}", soft_wrap=True)
+
+
+def _draw_toy(parts: Parts, path: Path) -> None:
+    table = Table(title="Accuracy on the global distribution, in %")
+    table.add_column("model")
+    table.add_column("accuracy", justify="right")
+    for title, accuracy in toy.draw(parts, path / "regions.png"):
+        table.add_row(title, tables.percent(accuracy))
+    out_console.print(table)
+    out_console.print(f"decision regions: {path / 'regions.png'}", soft_wrap=True)
+
+
+def _refuse_other_config(path: Path, experiment: Experiment) -> None:
+    if (path / "config.toml").exists() and (
+        changed := config.differences(RunFolder.open(path).experiment(), experiment)
+    ):
+        raise StoreError(f"{path} holds a run with another configuration: {'; '.join(changed)}")
+
+
+def _check_versions(folder: RunFolder, strict: bool) -> None:
+    then, now = folder.versions(), versions()
+    changed = [f"{key} {then.get(key, 'unknown')} -> {now[key]}" for key in now if then.get(key) != now[key]]
+    if changed and strict:
+        raise StoreError(f"{folder.path} was started under other versions ({', '.join(changed)}), refused by --strict")
+    if changed:
+        err_console.print(f"[yellow]warning:[/] bytes may differ: {', '.join(changed)}", soft_wrap=True)
+
+
+def _free(path: Path) -> Path:
+    """Return the path, or with the first number behind it that no folder has yet."""
+    candidates = [path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 10_000))]
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
+def _numbers(key: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError.at(key, text, "must be whole numbers with commas between them, for instance 0,1,2") from None
+
+
+def _terminated(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+EXIT_CODES: dict[type[BaseException], int] = {
+    ConfigError: 2,
+    MissingDataError: 2,
+    ReportError: 2,
+    StoreError: 1,
+    QuorumError: 3,
+    OSError: 1,
+    KeyboardInterrupt: 130,
+}
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line, never a traceback."""
+    signal.signal(signal.SIGTERM, _terminated)
+    sys.exit(guarded(lambda: app(standalone_mode=False)))
+
+
+def guarded(action: Callable[[], Any]) -> int:
+    """Return the exit code of an action; what went wrong is said in one line."""
+    try:
+        result = action()
+    except tuple(EXIT_CODES) as error:
+        code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+        if str(error):
+            err_console.print(f"[red]error:[/] {_escaped(error)}", soft_wrap=True, highlight=False)
+        return code
+    except typer.Abort:
+        return 130
+    except Exception as error:
+        shown = getattr(error, "show", None)  # typer's own complaints about the command's words
+        if shown is None:
+            raise
+        shown()
+        return int(getattr(error, "exit_code", 2))
+    return int(result or 0)
+
+
+def _escaped(error: BaseException) -> str:
+    return str(error).replace("[", "\\[")

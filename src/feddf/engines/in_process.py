@@ -1,0 +1,43 @@
+"""The simplest engine: one job after the other, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from feddf.types import Failure, J, R
+
+
+def in_process(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+    """Run the jobs here, each on one torch thread. A job that raises becomes a failure."""
+    for job in jobs:
+        with one_thread():
+            outcome = attempt(function, job)
+        yield outcome
+
+
+def attempt(function: Callable[[J], R], job: J) -> R | Failure:
+    """Return the function's result, or the one-line reason why there is none."""
+    try:
+        return function(job)
+    except Exception as error:
+        return Failure(job.id, reason(error))
+
+
+def reason(error: Exception) -> str:
+    """Return the error's kind and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one torch thread inside the block."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,197 @@
+"""Persistent worker processes with one torch thread each.
+
+What a function holds (data sets, the pool) goes to each worker once, through shared memory; jobs and their
+results travel as bytes. A worker that dies or is late is replaced, and its job becomes a failure.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from multiprocessing import connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+import torch.multiprocessing as multiprocessing
+
+from feddf.engines.in_process import attempt, reason
+from feddf.types import Engine, Failure, J, R
+
+
+class Processes:
+    """An engine of ``workers`` processes, started at the first use and kept until :meth:`close`.
+
+    Use it as a context manager, and make a function once, not for every call: workers keep what they know::
+
+        with Processes(workers=2) as engine:
+            results = list(engine(function, jobs))
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._team: list[_Worker] = []
+        self._functions: list[Callable[..., Any]] = []  # kept alive: their place is their name in the workers
+
+    def __call__(self, function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+        """Run the jobs on the workers; yield each outcome as it comes."""
+        return self._run(None, function, jobs)
+
+    def within(self, deadline: float) -> Engine:
+        """Return this engine with a limit of ``deadline`` seconds a job; later is too late."""
+        return partial(self._run, deadline)
+
+    def _run(self, deadline: float | None, function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+        number = self._number(function)
+        waiting = deque(jobs)
+        busy: dict[_Worker, J] = {}
+        while len(self._team) < min(self.workers, len(jobs)):
+            self._team.append(_Worker())
+        try:
+            while waiting or busy:
+                for worker in self._team:
+                    if waiting and worker not in busy:
+                        busy[worker] = waiting.popleft()
+                        worker.start(number, function, busy[worker])
+                for worker in _first(busy, deadline):
+                    job = busy.pop(worker)
+                    outcome: R | Failure = worker.outcome(job, deadline)
+                    if not worker.alive:
+                        self._team[self._team.index(worker)] = _Worker()
+                    yield outcome
+        finally:
+            self._drop(busy)  # the caller went away in mid-round: nothing may answer for an old job later
+
+    def _number(self, function: Callable[..., Any]) -> int:
+        for number, known in enumerate(self._functions):
+            if known is function:
+                return number
+        self._functions.append(function)
+        return len(self._functions) - 1
+
+    def _drop(self, workers: dict[_Worker, Any]) -> None:
+        for worker in workers:
+            worker.kill()
+            self._team.remove(worker)
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self._team:
+            worker.kill()
+        self._team = []
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _first(busy: dict[_Worker, Any], deadline: float | None) -> list[_Worker]:
+    """Wait until a worker has answered, died or run out of time; return all of which that is true."""
+    patience = None
+    if deadline is not None:
+        patience = max(0.0, min(worker.started for worker in busy) + deadline - time.monotonic())
+    ready = set(connection.wait([worker.pipe for worker in busy], patience))  # a dead worker's pipe is ready too
+    late = [worker for worker in busy if deadline is not None and time.monotonic() - worker.started >= deadline]
+    return [worker for worker in busy if worker.pipe in ready or worker in late]
+
+
+class _Worker:
+    """One process, and this side's end of the pipe to it."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork of a process with running threads can hang
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True, name="feddf-worker")
+        self._process.start()
+        theirs.close()
+        self._knows: set[int] = set()
+        self.started = 0.0
+        self.alive = True
+
+    def start(self, number: int, function: Callable[..., Any], job: Any) -> None:
+        self.started = time.monotonic()
+        try:
+            body = b"" if number in self._knows else _shared(function)
+            self._knows.add(number)
+            self.pipe.send_bytes(pickle.dumps((number, body, pickle.dumps(job))))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it died before it was asked: outcome() finds out and says so
+
+    def outcome(self, job: Any, deadline: float | None) -> Any:
+        try:
+            if self.pipe.poll():
+                return pickle.loads(self.pipe.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            self.kill()
+            return Failure(job.id, f"its worker process died (exit code {self._process.exitcode})")
+        self.kill()
+        return Failure(job.id, f"late: no answer within {deadline:g} s")
+
+    def kill(self) -> None:
+        self.alive = False
+        if self._process.exitcode is None:
+            self._process.join(0.05)
+            self._process.kill()
+        self._process.join()
+        self.pipe.close()
+
+
+def _shared(function: Callable[..., Any]) -> bytes:
+    """Pickle a function; the tensors that it holds move to shared memory and are not copied."""
+    buffer = io.BytesIO()
+    ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(function)
+    return buffer.getvalue()
+
+
+def _serve(pipe: connection.Connection) -> None:
+    """The worker's loop: answer jobs until the server hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the server decides
+    torch.set_num_threads(1)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    functions: dict[int, Any] = {}
+    while True:
+        try:
+            number, body, packed_job = pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            return
+        job = pickle.loads(packed_job)
+        if body:
+            functions[number] = _unpacked(body)
+        pipe.send_bytes(_packed(attempt(functions[number], job), job.id))
+
+
+def _unpacked(body: bytes) -> Callable[[Any], Any]:
+    try:
+        function: Callable[[Any], Any] = pickle.loads(body)
+    except Exception as error:  # for instance a class that only the main script's guarded part defines
+        message = f"its work cannot be loaded in a worker process: {reason(error)}"
+        return partial(_raise, message)
+    return function
+
+
+def _raise(message: str, job: object) -> None:
+    raise RuntimeError(message)
+
+
+def _packed(outcome: Any, name: str) -> bytes:
+    try:
+        return pickle.dumps(outcome, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # a result that cannot travel is the job's failure, not the worker's
+        return pickle.dumps(Failure(name, reason(error)))
+
+
+def _follow_parent() -> None:
+    """End with the server, even if it was killed while this worker was in the middle of a job."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)

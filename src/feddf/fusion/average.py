@@ -1,0 +1,38 @@
+"""Averaging of weights: the start of every fusion, and all of FedAvg."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from feddf.states import weighted_mean
+from feddf.types import Fused, Fusion, Rule, ServerState, State, Update
+
+
+def average(previous: State, updates: Sequence[Update]) -> State:
+    """Return Σ n_k x̂_k / Σ n_k over the updates of one prototype (line 11 of Algorithm 3).
+
+    BatchNorm's running statistics are averaged like weights (``docs/decisions/batchnorm-buffers.md``).
+    Without any trained update the prototype keeps its previous weights.
+    """
+    trained = [update for update in updates if update.n_examples > 0]
+    if not trained:
+        return previous
+    return weighted_mean([update.state for update in trained], [update.n_examples for update in trained])
+
+
+def start_from(rule: Rule, server: ServerState, updates: Sequence[Update]) -> dict[str, State]:
+    """Apply a rule within each prototype's group of clients (lines 9 to 11 of Algorithm 3)."""
+    return {
+        prototype: rule(previous, [update for update in updates if update.prototype == prototype])
+        for prototype, previous in sorted(server.models.items())
+    }
+
+
+def fedavg(rule: Rule = average) -> Fusion:
+    """FedAvg (McMahan et al. 2017), per prototype: the next model is the weighted average of its clients'."""
+
+    def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
+        averaged = start_from(rule, server, updates)
+        return Fused(ServerState(server.round + 1, averaged), averaged)
+
+    return fuse

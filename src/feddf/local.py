@@ -1,0 +1,67 @@
+"""Algorithm 2: what a client does between receiving the server's weights and sending its own back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from feddf.seeds import derive, seeded, torch_generator
+from feddf.states import copy
+from feddf.types import Examples, Job, Prototype, Update
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+"""(raw batch, generator) -> raw batch."""
+
+
+def local_update(
+    job: Job,
+    *,
+    prototypes: Mapping[str, Prototype],
+    train: Examples,
+    epochs: int,
+    batch: int,
+    rate: float,
+    augment: Augment | None = None,
+) -> Update:
+    """Train on the client's own examples with SGD at a constant rate (no momentum, no decay): Algorithm 2.
+
+    x ← x − η ∇ℓ(x; b) for every mini-batch b of P_k, for E epochs. The optimizer is new in every round.
+    A client without examples sends back what it received, with n_k = 0.
+    """
+    indices = job.client.indices
+    assert indices is not None, f"client {job.client.id} has no indices: its data are not here"
+    model = prototypes[job.client.prototype].load(job.state).train()  # line 2
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    shuffle = torch_generator(derive(job.seed, "shuffle"))
+    distort = torch_generator(derive(job.seed, "augment"))
+    losses: list[Tensor] = []
+    with seeded(derive(job.seed, "dropout")):
+        for _ in range(epochs):  # line 3
+            losses = []
+            for chosen in mini_batches(indices, batch, shuffle):  # line 4
+                raw = train.inputs.raw[chosen]
+                inputs = train.inputs.encode(augment(raw, distort) if augment else raw)
+                loss = F.cross_entropy(model(inputs), train.labels[chosen])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()  # line 5
+                losses.append(loss.detach())
+    metrics = {"train_loss": float(torch.stack(losses).mean())} if losses else {}
+    return Update(  # line 6
+        job.client.id, job.client.prototype, job.round, copy(model.state_dict()), len(indices), metrics
+    )
+
+
+def mini_batches(indices: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield the indices in random order, ``size`` at a time.
+
+    A last batch of one example joins the batch before it: BatchNorm has no variance of a single value.
+    """
+    order = indices[torch.randperm(len(indices), generator=generator)]
+    batches = list(order.split(size)) if len(order) else []
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    yield from batches

@@ -1,0 +1,26 @@
+"""Architectures by name. A model is any ``nn.Module`` from encoded inputs to logits.
+
+Every entry is called as ``MODELS[name](shape, n_classes, **options)``, where ``shape`` is that of one
+encoded input. To add one, write it and add a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import nn
+
+from feddf.models.cnn import CNN
+from feddf.models.mlp import MLP
+from feddf.models.resnet import ResNet
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": MLP,
+    "cnn": CNN,
+    "resnet8": partial(ResNet, depth=8),
+    "resnet20": partial(ResNet, depth=20),
+    "resnet32": partial(ResNet, depth=32),
+}
+
+__all__ = ["CNN", "MLP", "MODELS", "ResNet"]

@@ -1,0 +1,69 @@
+"""ResNets for 32×32 images (He et al. 2016, section 4.2): depth 6n + 2, widths 16, 32, 64.
+
+Shortcuts that change the shape are 1×1 convolutions, as in the authors' released code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from feddf.models.norm import Norm, normaliser
+
+
+class _Block(nn.Module):
+    def __init__(self, channels: int, out: int, stride: int, layer: Callable[[int], nn.Module], bias: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, out, 3, stride, padding=1, bias=bias)
+        self.norm1 = layer(out)
+        self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=bias)
+        self.norm2 = layer(out)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != out:
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=bias), layer(out))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = F.relu(self.norm1(self.conv1(inputs)))
+        return F.relu(self.norm2(self.conv2(hidden)) + self.shortcut(inputs))
+
+
+class ResNet(nn.Module):
+    """A ResNet of ``depth`` layers with BatchNorm, GroupNorm or no normalisation."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        n_classes: int,
+        *,
+        depth: int = 8,
+        width: int = 16,
+        norm: Norm = "batch",
+        groups: int = 2,
+    ) -> None:
+        super().__init__()
+        if depth < 8 or (depth - 2) % 6:
+            raise ValueError(f"a ResNet's depth is 6n + 2 (8, 14, 20, 26, 32, ...), got {depth}")
+        layer, bias = normaliser(norm, groups), norm == "none"
+        widths = (width, 2 * width, 4 * width)
+        self.conv = nn.Conv2d(shape[0], width, 3, padding=1, bias=bias)
+        self.norm = layer(width)
+        blocks: list[nn.Module] = []
+        channels = width
+        for stage, out in enumerate(widths):
+            for block in range((depth - 2) // 6):
+                stride = 2 if stage > 0 and block == 0 else 1
+                blocks.append(_Block(channels, out, stride, layer, bias))
+                channels = out
+        self.blocks = nn.Sequential(*blocks)
+        self.classifier = nn.Linear(channels, n_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the logits."""
+        hidden = self.blocks(F.relu(self.norm(self.conv(inputs))))
+        logits: Tensor = self.classifier(hidden.mean(dim=(2, 3)))
+        return logits

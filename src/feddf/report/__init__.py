@@ -1,0 +1,7 @@
+"""Tables and pictures from run folders. Reads files only, and never needs torch."""
+
+from __future__ import annotations
+
+from feddf.report.read import ReportError, Run, find_runs, read_run
+
+__all__ = ["ReportError", "Run", "find_runs", "read_run"]

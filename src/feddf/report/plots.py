@@ -1,0 +1,84 @@
+"""Pictures of runs, drawn without a screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from feddf.report.read import Run
+from feddf.report.tables import percent
+
+COLOURS = matplotlib.colormaps["tab10"].colors  # type: ignore[attr-defined]
+STYLES = ["--", "-", ":", "-."]
+
+
+def learning_curves(runs: Sequence[Run], path: Path) -> None:
+    """Draw test accuracy by round: a colour a prototype, a line style a method; the mean over seeds."""
+    methods = list(dict.fromkeys(run.method for run in runs))
+    names = runs[0].prototypes
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for style, method in zip(STYLES * len(methods), methods, strict=False):
+        mine = [run for run in runs if run.method == method and run.records]
+        for colour, name in zip(COLOURS, names, strict=False):
+            _line(axes, [run.curve(name) for run in mine], style, colour, f"{method}, {name}")
+        _line(axes, [run.ensemble() for run in mine], style, (0.6, 0.6, 0.6), f"{method}, ensemble")
+    axes.set(xlabel="communication round", ylabel="test accuracy in %", ylim=(0, 100))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", ncols=len(methods), loc="upper center", bbox_to_anchor=(0.5, -0.12))
+    axes.set_title(_title(runs))
+    figure.savefig(path, dpi=120)
+
+
+def _line(axes: object, curves: Sequence[Sequence[float]], style: str, colour: object, label: str) -> None:
+    if not curves:
+        return
+    length = min(len(curve) for curve in curves)
+    mean = [100 * fmean(curve[i] for curve in curves) for i in range(length)]
+    axes.plot(range(1, length + 1), mean, style, color=colour, label=label, marker="o", markersize=3)  # type: ignore[attr-defined]
+
+
+def _title(runs: Sequence[Run]) -> str:
+    config = runs[0].config
+    seeds = sorted({run.seed for run in runs})
+    skew = f"α = {config['alpha']:g}" if config["partition"] == "dirichlet" else config["partition"]
+    mean = f", mean of {len(seeds)} seeds" if len(seeds) > 1 else f", seed {seeds[0]}"
+    return f"{config['data']}, {config['clients']} clients, C = {config['fraction']:g}, {skew}{mean}"
+
+
+def decision_regions(
+    panels: Sequence[tuple[str, float, NDArray[np.float32]]],
+    shards: Sequence[tuple[str, NDArray[np.float32], NDArray[np.int64]]],
+    pool: NDArray[np.float32],
+    path: Path,
+    extent: float = 3.0,
+) -> None:
+    """Draw the paper's Figure 1: data in the top row, class probabilities as colours in the bottom row.
+
+    A panel is (title, accuracy, H×W×3 probabilities); a shard is (title, N×2 points, N labels).
+    """
+    figure = Figure(figsize=(2.7 * len(panels), 6), layout="constrained")
+    grid = figure.subplots(2, len(panels))
+    for axes in grid.flat:
+        axes.set(xlim=(-extent, extent), ylim=(-extent, extent), aspect="equal", xticks=[], yticks=[])
+    for axes, (title, points, labels) in zip(grid[0], shards, strict=False):
+        colours = np.eye(3)[labels] * 0.85
+        axes.scatter(points[:, 0], points[:, 1], c=colours, s=6)
+        axes.set_title(title)
+    axes = grid[0][len(shards)]
+    axes.scatter(pool[:, 0], pool[:, 1], c="grey", s=8)
+    axes.set_title(f"unlabeled pool ({len(pool)})")
+    for axes in grid[0][len(shards) + 1 :]:
+        axes.axis("off")
+    for axes, (title, accuracy, image) in zip(grid[1], panels, strict=True):
+        axes.imshow(image, origin="lower", extent=(-extent, extent, -extent, extent), interpolation="bilinear")
+        axes.set_title(f"{title}\n{percent(accuracy)} % on all data")
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,92 @@
+"""Read run folders. Plain files in, plain values out; torch is not needed."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+
+class ReportError(Exception):
+    """A folder cannot be reported on; the message says why."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as its folder tells it."""
+
+    path: Path
+    config: dict[str, Any]
+    records: Sequence[dict[str, Any]]
+
+    @property
+    def method(self) -> str:
+        """The fusion that was used."""
+        return str(self.config["method"])
+
+    @property
+    def seed(self) -> int:
+        """The experiment's seed."""
+        return int(self.config["seed"])
+
+    @property
+    def rounds(self) -> list[int]:
+        """The numbers of the rounds played so far."""
+        return [record["round"] for record in self.records]
+
+    @property
+    def prototypes(self) -> list[str]:
+        """The names of the architectures."""
+        return sorted(self.records[-1]["models"]) if self.records else []
+
+    def curve(self, prototype: str | None = None, which: str = "fused") -> list[float]:
+        """Return test accuracies by round: of one prototype, or the mean over all."""
+        names = [prototype] if prototype else self.prototypes
+        return [fmean(record["models"][name][which] for name in names) for record in self.records]
+
+    def ensemble(self) -> list[float]:
+        """Return the ensemble's test accuracy by round (not a number where it had none)."""
+        return [float("nan") if record["ensemble"] is None else record["ensemble"] for record in self.records]
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds spent in each stage, over all rounds."""
+        total: dict[str, float] = {}
+        for record in self.records:
+            for stage, value in record["seconds"].items():
+                total[stage] = total.get(stage, 0.0) + value
+        return total
+
+
+def read_run(path: Path) -> Run:
+    """Return the run in a folder."""
+    try:
+        config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ReportError(f"{path} is not a run folder: it has no config.toml") from None
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ReportError(f"cannot read {path / 'config.toml'}: {error}") from None
+    return Run(path, config, _records(path / "metrics.jsonl"))
+
+
+def find_runs(path: Path) -> list[Run]:
+    """Return the run in a folder, or all runs directly below it."""
+    if (path / "config.toml").is_file() or not path.is_dir():
+        return [read_run(path)]
+    found = [read_run(entry) for entry in sorted(path.iterdir()) if (entry / "config.toml").is_file()]
+    if not found:
+        raise ReportError(f"{path} holds no run")
+    return found
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break  # a line that a crash cut off
+    return records

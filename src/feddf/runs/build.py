@@ -1,0 +1,229 @@
+"""The only place where names become objects: from a checked experiment to data, models, clients and methods."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from feddf import evaluate
+from feddf.data import DATASETS, Dataset, dirichlet, iid, split
+from feddf.data.augment import flip_crop
+from feddf.data.unlabeled import adapt, choose, uniform
+from feddf.engines import Processes, in_process
+from feddf.fusion import FUSIONS, Kit, Schedule
+from feddf.local import local_update
+from feddf.models import MODELS
+from feddf.rounds import Federation
+from feddf.runs.config import ConfigError, Experiment, PrototypeSpec
+from feddf.seeds import derive, seeded
+from feddf.states import copy
+from feddf.types import (
+    Client,
+    Engine,
+    Examples,
+    Fusion,
+    Inputs,
+    LocalTrain,
+    Prototype,
+    Score,
+    ServerState,
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """The data of an experiment, in their places: clients' shards, and the server's validation, test and pool."""
+
+    data: Dataset
+    train: Examples
+    validation: Examples
+    shards: list[Tensor]
+    pool: Inputs | None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """An experiment made of objects, ready to be played."""
+
+    experiment: Experiment
+    task: Task
+    prototypes: Mapping[str, Prototype]
+    federation: Federation
+    server: ServerState
+    train: LocalTrain
+    fuse: Callable[[Engine], Fusion]
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The same workers, with and without the clients' deadline."""
+
+    clients: Engine
+    server: Engine
+
+
+def build(experiment: Experiment) -> Parts:
+    """Return the experiment's parts, or raise :class:`ConfigError` where names and data do not fit together."""
+    task = build_task(experiment)
+    prototypes = {spec.label: _prototype(spec, task.data) for spec in experiment.prototypes}
+    server = ServerState(0, {name: _initial(prototype, experiment.seed) for name, prototype in prototypes.items()})
+    federation = _federation(experiment, task.shards)
+    train = _train(experiment, task, prototypes)
+    fuse = partial(_fusion, experiment, task, prototypes)
+    return Parts(experiment, task, prototypes, federation, server, train, fuse)
+
+
+def build_task(experiment: Experiment) -> Task:
+    """Load the data, hold the validation part out, partition the rest, and prepare the pool."""
+    data = _load("data", experiment.data, experiment)
+    if data.train.n_classes > len(data.train):
+        raise ConfigError.at(
+            "data", experiment.data, f"{data.train.n_classes} classes are more than its {len(data.train)} examples"
+        )
+    rest, held_out = split(len(data.train), experiment.validation, derive(experiment.seed, "validation"))
+    if experiment.validation > 0 and len(held_out) == 0:
+        raise ConfigError.at(
+            "validation", experiment.validation, f"leaves no validation example out of {len(data.train)}"
+        )
+    train = data.train.take(rest)
+    return Task(data, train, data.train.take(held_out), _partition(experiment, train), _pool(experiment, data))
+
+
+@contextmanager
+def open_engine(experiment: Experiment) -> Iterator[Engines]:
+    """Start the workers that the experiment asks for, and end them with the block."""
+    if experiment.engine == "in-process":
+        yield Engines(in_process, in_process)
+        return
+    with Processes(experiment.workers or os.cpu_count() or 1) as pool:
+        yield Engines(pool.within(experiment.deadline) if experiment.deadline else pool, pool)
+
+
+def _load(key: str, name: str, experiment: Experiment) -> Dataset:
+    loader = _named(key, name, DATASETS)
+    folder = Path(experiment.data_dir).expanduser() if experiment.data_dir else None
+    data = loader(folder) if name in DATASETS else loader()
+    if not isinstance(data, Dataset):
+        raise ConfigError.at(key, name, f"must give a feddf.Dataset, and gave a {type(data).__name__}")
+    return data
+
+
+def _partition(experiment: Experiment, train: Examples) -> list[Tensor]:
+    needed = experiment.clients * experiment.min_shard
+    if needed > len(train):
+        raise ConfigError.at(
+            "clients",
+            experiment.clients,
+            f"with at least {experiment.min_shard} examples each they need {needed}, and there are {len(train)}",
+        )
+    seed = derive(experiment.seed, "partition")
+    if experiment.partition == "iid":
+        return iid(train.labels, experiment.clients, seed=seed)
+    return dirichlet(
+        train.labels,
+        experiment.clients,
+        alpha=experiment.alpha,
+        seed=seed,
+        n_classes=train.n_classes,
+        min_size=experiment.min_shard,
+    )
+
+
+def _pool(experiment: Experiment, data: Dataset) -> Inputs | None:
+    if experiment.pool is None:
+        return None
+    seed = derive(experiment.seed, "pool")
+    try:
+        if experiment.pool == "plane":
+            return adapt(uniform((2,), experiment.pool_size or 60, -3.0, 3.0, seed), data.train.inputs)
+        source = _load("pool", experiment.pool, experiment)
+        return adapt(choose(source.train.inputs.raw, experiment.pool_size, seed), data.train.inputs)
+    except ValueError as error:
+        raise ConfigError.at("pool", experiment.pool, str(error)) from None
+
+
+def _prototype(spec: PrototypeSpec, data: Dataset) -> Prototype:
+    model = _named("prototypes.model", spec.model, MODELS)
+    make = partial(model, data.shape, data.train.n_classes, **spec.options)
+    try:
+        with seeded(0), torch.no_grad():
+            shape = tuple(make().eval()(data.train.inputs.batch(torch.zeros(2, dtype=torch.int64))).shape)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        given = {"model": spec.model, **spec.options}
+        raise ConfigError.at("prototypes", given, f"does not work on inputs of shape {data.shape}: {reason}") from error
+    if shape != (2, data.train.n_classes):
+        raise ConfigError.at(
+            "prototypes", spec.model, f"gives outputs of shape {shape[1:]}, not {data.train.n_classes} logits"
+        )
+    return Prototype(spec.label, make)
+
+
+def _initial(prototype: Prototype, seed: int) -> dict[str, Tensor]:
+    with seeded(derive(seed, "init", prototype.name)):
+        model: nn.Module = prototype.build()
+    return copy(model.state_dict())
+
+
+def _federation(experiment: Experiment, shards: list[Tensor]) -> Federation:
+    """Deal the prototypes evenly over the clients, in turn."""
+    labels = [spec.label for spec in experiment.prototypes]
+    digits = len(str(len(shards) - 1))
+    clients = [
+        Client(f"client-{number:0{digits}d}", labels[number % len(labels)], indices)
+        for number, indices in enumerate(shards)
+    ]
+    return Federation(clients, experiment.fraction, experiment.seed, experiment.quorum, experiment.attempts)
+
+
+def _train(experiment: Experiment, task: Task, prototypes: Mapping[str, Prototype]) -> LocalTrain:
+    wanted = experiment.augment == "flip-crop" or (experiment.augment == "auto" and task.data.flips)
+    if wanted and task.train.inputs.raw.ndim != 4:
+        raise ConfigError.at("augment", experiment.augment, f"the inputs of '{experiment.data}' are not images")
+    return partial(
+        local_update,
+        prototypes=prototypes,
+        train=task.train,
+        epochs=experiment.local_epochs,
+        batch=experiment.local_batch,
+        rate=experiment.local_rate,
+        augment=flip_crop if wanted else None,
+    )
+
+
+def _fusion(experiment: Experiment, task: Task, prototypes: Mapping[str, Prototype], engine: Engine) -> Fusion:
+    schedule = Schedule(
+        steps=experiment.distill_steps,
+        batch=experiment.distill_batch,
+        rate=experiment.distill_rate,
+        check_every=experiment.distill_check,
+        patience=experiment.distill_patience,
+    )
+    score: Score | None = partial(evaluate.accuracy, examples=task.validation)
+    if experiment.stop == "steps":
+        score = None
+    return FUSIONS[experiment.method](Kit(prototypes, task.pool, engine, score, schedule, experiment.mode))
+
+
+def _named(key: str, name: str, known: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return the entry of that name, or the object that ``module:attribute`` names."""
+    if name in known:
+        found: Callable[..., Any] = known[name]
+        return found
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError.at(key, name, f"known are {', '.join(known)}, or your own as module:attribute")
+    try:
+        value: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError.at(key, name, f"cannot be imported: {error}") from error
+    return value

@@ -1,0 +1,227 @@
+"""An experiment's configuration: flat keys in TOML, checked here, at the edge, before anything is trained.
+
+Below :mod:`feddf.runs.build` nothing knows of it: everything takes plain, typed arguments.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from feddf.rounds import sample_size
+
+FREE_ON_RESUME = ("data_dir", "engine", "workers", "deadline", "keep_checkpoints")
+"""Keys that may change when a run is resumed: none of them changes a model's bytes."""
+
+
+class ConfigError(Exception):
+    """A user's mistake in a configuration: one line that names the key, what was given and what is allowed."""
+
+    @classmethod
+    def at(cls, key: str, given: object, allowed: str) -> Self:
+        """Return the error for one key."""
+        return cls(f"{key} = {_shown(given)}: {allowed}")
+
+
+class PrototypeSpec(BaseModel):
+    """One architecture: a name from ``feddf.models.MODELS`` or ``module:callable``, and its options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    model: str
+    name: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]*$", max_length=64)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_string(cls, given: Any) -> Any:
+        return {"model": given} if isinstance(given, str) else given
+
+    @property
+    def label(self) -> str:
+        """The prototype's name: its own, or else the model's."""
+        return self.name or self.model.rpartition(":")[2]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments for the model."""
+        return dict(self.model_extra or {})
+
+
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class Experiment(BaseModel):
+    """Everything that determines a run. The defaults are the paper's where it states them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)
+    about: str = ""
+    seed: int = Field(default=0, ge=0)
+    rounds: Positive = 100
+
+    data: str
+    data_dir: str | None = None
+    validation: float = Field(default=0.1, ge=0, lt=1)
+    partition: Literal["dirichlet", "iid"] = "dirichlet"
+    alpha: float = Field(default=1.0, gt=0)
+    clients: Positive = 20
+    min_shard: int = Field(default=10, ge=2)
+
+    prototypes: tuple[PrototypeSpec, ...] = Field(min_length=1)
+
+    fraction: Share = 0.4
+    quorum: Share = 0.5
+    attempts: Positive = 3
+    deadline: float | None = Field(default=None, gt=0)
+
+    local_epochs: Positive = 40
+    local_batch: int = Field(default=64, ge=2)
+    local_rate: float = Field(default=0.1, gt=0)
+    augment: Literal["auto", "none", "flip-crop"] = "auto"
+
+    method: Literal["fedavg", "feddf"] = "feddf"
+    pool: str | None = None
+    pool_size: int | None = Field(default=None, ge=2)
+    mode: Literal["cached", "online"] = "cached"
+    stop: Literal["validation", "steps"] = "validation"
+    distill_steps: Positive = 10_000
+    distill_batch: int = Field(default=128, ge=2)
+    distill_rate: float = Field(default=1e-3, gt=0)
+    distill_check: Positive = 100
+    distill_patience: Positive = 1_000
+
+    engine: Literal["processes", "in-process"] = "processes"
+    workers: Positive | None = None
+    keep_checkpoints: int = Field(default=2, ge=2)
+
+    @field_validator("prototypes", mode="before")
+    @classmethod
+    def _from_list(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            given = [part.strip() for part in given.split(",")]
+        return tuple(given) if isinstance(given, list) else given
+
+    @field_validator(
+        "alpha", "fraction", "quorum", "local_rate", "distill_rate", "validation", "deadline", mode="before"
+    )
+    @classmethod
+    def _whole_number(cls, given: Any) -> Any:
+        return float(given) if isinstance(given, int) and not isinstance(given, bool) else given
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        labels = [spec.label for spec in self.prototypes]
+        if len(set(labels)) < len(labels):
+            raise ConfigError.at("prototypes", labels, "two have the same name; give each a name of its own")
+        if len(labels) > self.clients:
+            raise ConfigError.at("prototypes", labels, f"there are more prototypes than clients ({self.clients})")
+        if sample_size(self.clients, self.fraction) < 1:
+            raise ConfigError.at(
+                "fraction",
+                self.fraction,
+                f"no client would be sampled from {self.clients}; it must be above {0.5 / self.clients:g}",
+            )
+        if self.method == "feddf" and self.pool is None:
+            raise ConfigError.at(
+                "pool", "nothing", "method 'feddf' needs an unlabeled pool, for instance pool = 'cifar100'"
+            )
+        if self.pool is not None and self.pool == self.data:
+            raise ConfigError.at("pool", self.pool, "the pool must not be the clients' own data; name another source")
+        if self.method == "feddf" and self.stop == "validation" and self.validation == 0:
+            raise ConfigError.at(
+                "validation", 0, "early stopping reads validation data; hold some out (0.1) or set stop = 'steps'"
+            )
+        if self.engine == "in-process" and self.deadline is not None:
+            raise ConfigError.at("deadline", self.deadline, "only engine = 'processes' can end a late client")
+        return self
+
+
+def load(name_or_file: str, overrides: Sequence[str] = ()) -> Experiment:
+    """Return the experiment of a preset or a TOML file, with ``key=value`` overrides."""
+    return parse({**read(name_or_file), **dict(override(text) for text in overrides)})
+
+
+def parse(values: Mapping[str, Any]) -> Experiment:
+    """Return a checked experiment, or raise :class:`ConfigError` with one line about the first mistake."""
+    try:
+        return Experiment.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(_one_line(error)) from None
+
+
+def read(name_or_file: str) -> dict[str, Any]:
+    """Return the raw values of a preset or a TOML file."""
+    path = Path(name_or_file)
+    if path.suffix == ".toml" or path.is_file():
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"cannot read the configuration {path}: {error}") from None
+    known = presets()
+    if name_or_file not in known:
+        raise ConfigError(f"no preset or file is called '{name_or_file}'{_closest(name_or_file, known)}")
+    return tomllib.loads(known[name_or_file])
+
+
+def presets() -> dict[str, str]:
+    """Return the text of every preset by name."""
+    folder = files("feddf") / "presets"
+    found = sorted((entry.name, entry) for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return {name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for name, entry in found}
+
+
+def differences(old: Experiment, new: Experiment) -> list[str]:
+    """Return a line for every key that would change a run's result and that differs."""
+    before, after = old.model_dump(), new.model_dump()
+    return [
+        f"{key}: {_shown(before[key])} -> {_shown(after[key])}"
+        for key in before
+        if key not in FREE_ON_RESUME and before[key] != after[key]
+    ]
+
+
+def override(text: str) -> tuple[str, Any]:
+    """Return the key and the value of ``key=value``; the value is read as TOML, or else taken as a string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"'{text}' is not an override; write key=value, for instance alpha=0.1")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()  # a bare word is a string
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown key '{key}'{_closest(key, list(Experiment.model_fields))}"
+    if first["type"] == "missing":
+        return f"the key '{key}' is missing: {_allowed(key) or 'a value is needed'}"
+    given = first["input"]
+    return f"{key} = {_shown(given)}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _allowed(key: str) -> str:
+    return {
+        "data": "name a data set, for instance data = 'cifar10'",
+        "prototypes": "name at least one architecture, for instance prototypes = ['resnet8']",
+    }.get(key, "")
+
+
+def _closest(word: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean '{near[0]}'?" if near else f"; known are: {', '.join(known)}"
+
+
+def _shown(value: object) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."

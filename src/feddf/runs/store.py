@@ -1,0 +1,206 @@
+"""A run's folder: what was asked for, what happened, and the state to go on from. Nothing in it is ever half-written.
+
+::
+
+    config.toml                    the complete configuration, and the versions that it ran with
+    metrics.jsonl                  one JSON object a round
+    checkpoints/round-0003.safetensors, .sha256
+    models/NAME.safetensors        the fused weights of each prototype, once the run has ended
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import tomli_w
+import torch
+from torch import Tensor
+
+from feddf.runs.config import ConfigError, Experiment, parse
+from feddf.types import ServerState, State
+
+Record = dict[str, Any]
+
+
+class StoreError(Exception):
+    """A run folder cannot be used as asked; the message says why and what would be right."""
+
+
+def versions() -> dict[str, str]:
+    """Return what a model's bytes may depend on besides the configuration."""
+    packages = {name: version(name) for name in ("feddf", "torch", "numpy")}
+    return {"python": platform.python_version(), **packages, "cpu": torch.backends.cpu.get_cpu_capability()}
+
+
+class RunFolder:
+    """A run folder on disk. Make one with :meth:`create`, or open an existing one by its path."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+
+    @classmethod
+    def create(cls, path: Path, experiment: Experiment) -> RunFolder:
+        """Make the folder and write its configuration; an existing run is never written over."""
+        if (path / "config.toml").exists():
+            raise StoreError(f"{path} already holds a run; continue it with: feddf resume {path}")
+        folder = cls(path)
+        try:
+            folder.checkpoints.mkdir(parents=True, exist_ok=True)
+            values = {key: value for key, value in experiment.model_dump().items() if value is not None}
+            text = tomli_w.dumps({**values, "versions": versions()})
+            write_atomically(path / "config.toml", text.encode())
+        except OSError as error:
+            raise StoreError(f"cannot write to the run folder {path}: {error.strerror or error}") from error
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Return an existing run folder."""
+        if not (path / "config.toml").is_file():
+            raise StoreError(f"{path} is not a run folder: it has no config.toml")
+        return cls(path)
+
+    def experiment(self) -> Experiment:
+        """Return the configuration that the run was started with."""
+        values = self._config()
+        values.pop("versions", None)
+        try:
+            return parse(values)
+        except ConfigError as error:
+            raise StoreError(f"{self.path / 'config.toml'}: {error}") from error
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions that the run was started with."""
+        found: dict[str, str] = self._config().get("versions", {})
+        return found
+
+    def _config(self) -> dict[str, Any]:
+        try:
+            return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise StoreError(f"cannot read {self.path / 'config.toml'}: {error}") from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for one server: a second one is refused. The lock ends with the process."""
+        with (self.path / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise StoreError(f"another process is running in {self.path}") from error
+            yield
+
+    def append(self, record: Record) -> None:
+        """Add a round's record to the log, on disk when this returns."""
+        with self.metrics.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(record) + "\n")
+            log.flush()
+            os.fsync(log.fileno())
+
+    def records(self) -> list[Record]:
+        """Return the rounds logged so far; a line cut off by a crash ends the list."""
+        found: list[Record] = []
+        lines = self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.exists() else []
+        for line in lines:
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return found
+
+    def forget_after(self, last: int) -> None:
+        """Drop log lines of rounds later than ``last``: their checkpoint was never finished."""
+        kept = [record for record in self.records() if record["round"] <= last]
+        if self.metrics.exists():
+            write_atomically(self.metrics, "".join(json.dumps(record) + "\n" for record in kept).encode())
+
+    def save(self, server: ServerState, keep: int) -> None:
+        """Write a checkpoint, then remove all but the newest ``keep``."""
+        path = self.checkpoints / f"round-{server.round:04d}.safetensors"
+        content = pack(server)
+        checksum = f"{hashlib.sha256(content).hexdigest()}  {path.name}\n"
+        write_atomically(path.with_suffix(".sha256"), checksum.encode())  # first: a checkpoint without it is none
+        write_atomically(path, content)
+        for old in self._checkpoint_files()[keep:]:
+            old.unlink()
+            old.with_suffix(".sha256").unlink(missing_ok=True)
+
+    def latest(self) -> tuple[ServerState | None, list[str]]:
+        """Return the newest checkpoint that is whole (``None`` if there is none), and why newer ones were not used."""
+        complaints: list[str] = []
+        for path in self._checkpoint_files():
+            try:
+                return unpack(_checked(path)), complaints
+            except (OSError, ValueError, safetensors.SafetensorError) as error:
+                complaints.append(f"{path.name} is damaged ({error}); going back to an earlier round")
+        return None, complaints
+
+    def _checkpoint_files(self) -> list[Path]:
+        return sorted(self.checkpoints.glob("round-*.safetensors"), reverse=True)
+
+    def finish(self, models: Mapping[str, State]) -> None:
+        """Write the fused weights of each prototype as a plain state dict."""
+        (self.path / "models").mkdir(exist_ok=True)
+        for name, state in models.items():
+            write_atomically(self.path / "models" / f"{name}.safetensors", safetensors.torch.save(dict(state)))
+
+
+def pack(server: ServerState) -> bytes:
+    """Return a server state as safetensors bytes; equal states give equal bytes."""
+    tensors: dict[str, Tensor] = {}
+    for part, states in (("models", server.models), ("memory", server.memory)):
+        for name, state in states.items():
+            tensors |= {json.dumps([part, name, key]): tensor.contiguous() for key, tensor in state.items()}
+    # one metadata entry only: safetensors does not keep the order of several
+    return safetensors.torch.save(tensors, {"feddf": json.dumps({"round": server.round})})
+
+
+def unpack(content: bytes) -> ServerState:
+    """Return the server state in safetensors bytes."""
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    number = json.loads(header["__metadata__"]["feddf"])["round"]
+    states: dict[str, dict[str, dict[str, Tensor]]] = {"models": {}, "memory": {}}
+    for path, tensor in safetensors.torch.load(content).items():
+        part, name, key = json.loads(path)
+        states[part].setdefault(name, {})[key] = tensor
+    return ServerState(number, states["models"], states["memory"])
+
+
+def _checked(path: Path) -> bytes:
+    content = path.read_bytes()
+    expected = path.with_suffix(".sha256").read_text().split()
+    if not expected or hashlib.sha256(content).hexdigest() != expected[0]:
+        raise ValueError("its checksum does not match")
+    return content
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that after a crash it is either the old one or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

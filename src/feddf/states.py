@@ -1,0 +1,71 @@
+"""Arithmetic on state dicts. Parameters and buffers are told apart by what they hold: floats or counters."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from feddf.types import State
+
+
+def weighted_mean(states: Sequence[State], weights: Sequence[float]) -> State:
+    """Return Σ wᵢ stateᵢ / Σ wᵢ for floating tensors, and the largest value for integer ones.
+
+    Floating tensors include BatchNorm's running mean and variance: an average that kept one client's
+    statistics would be no fair baseline. Integer buffers (BatchNorm's ``num_batches_tracked``) are
+    counters, which have no meaningful mean. The sum runs in float64, in the order given, and is rounded
+    once: the same states in the same order give the same bytes, and equal float32 states come back unchanged.
+
+    >>> a, b = {"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])}
+    >>> weighted_mean([a, b], [2, 1])
+    {'w': tensor([2.])}
+    """
+    total = float(sum(weights))
+    if not states or total <= 0:
+        raise ValueError(f"a weighted mean needs states with a positive total weight, got {list(weights)}")
+    return {key: _mean([state[key] for state in states], weights, total) for key in states[0]}
+
+
+def _mean(tensors: Sequence[Tensor], weights: Sequence[float], total: float) -> Tensor:
+    first = tensors[0]
+    if not first.is_floating_point():
+        return torch.stack(list(tensors)).amax(dim=0)
+    running = torch.zeros(first.shape, dtype=torch.float64)
+    for tensor, weight in zip(tensors, weights, strict=True):
+        running.add_(tensor.to(torch.float64), alpha=float(weight))
+    return running.div_(total).to(first.dtype)
+
+
+def difference(a: State, b: State) -> State:
+    """Return a − b over the floating tensors."""
+    return {key: a[key] - b[key] for key in a if a[key].is_floating_point()}
+
+
+def norm(state: State) -> float:
+    """Return the Euclidean norm over all floating tensors."""
+    squares = (float(t.to(torch.float64).square().sum()) for t in state.values() if t.is_floating_point())
+    return float(sum(squares) ** 0.5)
+
+
+def copy(state: State) -> dict[str, Tensor]:
+    """Return a state with storage of its own."""
+    return {key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
+
+
+def n_bytes(states: Iterable[State]) -> int:
+    """Return the size of all tensors together."""
+    return sum(tensor.numel() * tensor.element_size() for state in states for tensor in state.values())
+
+
+def digest(models: Mapping[str, State]) -> str:
+    """Return a SHA-256 over names, dtypes, shapes and bytes: equal digests mean equal models."""
+    sha = hashlib.sha256()
+    for name in sorted(models):
+        for key in sorted(models[name]):
+            tensor = models[name][key].detach().contiguous()
+            sha.update(repr((name, key, str(tensor.dtype), tuple(tensor.shape))).encode())
+            sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()

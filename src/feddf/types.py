@@ -1,0 +1,188 @@
+"""The few types that every room shares. Values, not services: all of them are frozen and hold no logic.
+
+A round is a value passing through plain functions::
+
+    ServerState ──sample──> [Job] ──engine(train)──> [Update | Failure] ──admit──> [Update] ──fuse──> Fused
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+State = Mapping[str, Tensor]
+"""A ``state_dict``, treated as a value: nobody writes into one that it was given."""
+
+Score = Callable[[nn.Module], float]
+"""Higher is better; usually the accuracy on the server's validation data."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs without labels: raw storage, and how a raw batch becomes what the models expect.
+
+    ``raw`` stays as small as it was stored (bytes for images); ``encode`` runs on a batch at a time.
+    """
+
+    raw: Tensor
+    encode: Callable[[Tensor], Tensor]
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def batch(self, indices: Tensor) -> Tensor:
+        """Return the encoded inputs at ``indices``."""
+        return self.encode(self.raw[indices])
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs with one class label each."""
+
+    inputs: Inputs
+    labels: Tensor
+    n_classes: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: Tensor) -> Examples:
+        """Return the examples at ``indices``, as a data set of their own."""
+        return Examples(Inputs(self.inputs.raw[indices], self.inputs.encode), self.labels[indices], self.n_classes)
+
+
+@dataclass(frozen=True)
+class Prototype:
+    """One architecture of the federation (an element of 𝒫 in Algorithm 3) and how to build it."""
+
+    name: str
+    build: Callable[[], nn.Module]
+
+    def load(self, state: State) -> nn.Module:
+        """Build the architecture, put ``state`` into it and return it in eval mode."""
+        with torch.random.fork_rng(devices=[]):  # building draws initial weights that are thrown away
+            model = self.build()
+        model.load_state_dict(dict(state), strict=True)
+        return model.to(memory_format=torch.channels_last).eval()  # convolutions are a third faster so
+
+
+@dataclass(frozen=True)
+class Client:
+    """A member of the federation. ``indices`` are its training examples, ``None`` where only it knows them."""
+
+    id: str
+    prototype: str
+    indices: Tensor | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a client may know when it trains: the weights that it was sent, and its seed."""
+
+    client: Client
+    round: int
+    state: State
+    seed: int
+
+    @property
+    def id(self) -> str:
+        """The client's id."""
+        return self.client.id
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client sends back: its weights and n_k, the number of examples that they were trained on."""
+
+    client_id: str
+    prototype: str
+    round: int
+    state: State
+    n_examples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client (or another piece of work) that raised, died, was late or was refused, and why."""
+
+    client_id: str
+    reason: str
+
+
+class Refusal(Exception):
+    """Raised by a fusion that finds updates unfit for use: the round goes on without them, or is tried again."""
+
+    def __init__(self, failures: Sequence[Failure]) -> None:
+        super().__init__("; ".join(f"{failure.client_id}: {failure.reason}" for failure in failures))
+        self.failures = tuple(failures)
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All that a checkpoint holds: the weights of each prototype, and what a fusion remembers between rounds."""
+
+    round: int
+    models: Mapping[str, State]
+    memory: Mapping[str, State] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What a fusion returns: the next server state, the weights that it started from (line 11), and notes."""
+
+    server: ServerState
+    start: Mapping[str, State]
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One communication round that has come to its end."""
+
+    fused: Fused
+    updates: Sequence[Update]
+    failures: Sequence[Failure]
+    attempts: int
+    seconds: Mapping[str, float]
+
+    @property
+    def server(self) -> ServerState:
+        """The server's state after the round."""
+        return self.fused.server
+
+
+class Named(Protocol):
+    """Work with a name, so that a failure can say whose it was."""
+
+    @property
+    def id(self) -> str:
+        """The name under which a failure is recorded."""
+        ...
+
+
+J = TypeVar("J", bound=Named)
+R = TypeVar("R")
+
+
+class Engine(Protocol):
+    """A parallel map that never raises for a job: it yields a result or a failure for each, in any order."""
+
+    def __call__(self, function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+        """Run ``function`` on every job."""
+        ...
+
+
+LocalTrain = Callable[[Job], Update]
+Rule = Callable[[State, Sequence[Update]], State]
+"""(previous weights, updates of one prototype) -> weights to start from."""
+
+Target = Callable[[Iterable[Tensor]], Tensor]
+"""Teachers' logits, one tensor a teacher, as a stream -> class probabilities."""
+
+Fusion = Callable[[ServerState, Sequence[Update], int], Fused]
+"""(server, updates sorted by client id, seed) -> what came of them."""
