@@ -11,10 +11,11 @@ from torch import Tensor
 
 from feddf.types import Failure, Job, State, Update
 
-LARGEST = 1e5
+LARGEST = 1e4
 """No trained weight or running statistic comes near this; a scaled attack or a diverged client does."""
 
 MOST_EXAMPLES = 10**9
+MOST_STEPS = 10**12
 _METRIC_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 
@@ -27,20 +28,31 @@ def admit(update: object, jobs: Mapping[str, Job]) -> Failure | None:
     """
     if not isinstance(update, Update):
         return Failure("unknown", f"not an update but a {type(update).__name__}")
-    reason = _sender(update, jobs) or _form(update.state, jobs[update.client_id].state)
-    reason = reason or _values(update.state) or _count(update, jobs[update.client_id]) or _metrics(update)
-    return Failure(str(update.client_id), reason) if reason else None
+    if not isinstance(update.client_id, str) or update.client_id not in jobs:
+        return Failure("unknown", f"client {_shown(update.client_id)} was not sampled this round")
+    job = jobs[update.client_id]
+    try:
+        reason = _sender(update, job) or _form(update.state, job.state) or _values(update.state)
+        reason = reason or _count(update, job) or _metrics(update)
+    except Exception as error:  # whatever a hostile object does when it is looked at, the round goes on
+        reason = f"it could not be checked: {type(error).__name__}"
+    return Failure(update.client_id, reason) if reason else None
 
 
-def _sender(update: Update, jobs: Mapping[str, Job]) -> str | None:
-    job = jobs.get(update.client_id) if isinstance(update.client_id, str) else None
-    if job is None:
-        return f"client {update.client_id!r:.80} was not sampled this round"
-    if update.round != job.round:
-        return f"stale: it belongs to round {update.round!r:.20}, and this is round {job.round}"
-    if update.prototype != job.client.prototype:
-        return f"prototype {update.prototype!r:.80} is not the client's, which is {job.client.prototype!r}"
+def _sender(update: Update, job: Job) -> str | None:
+    if type(update.round) is not int or update.round != job.round:
+        return f"stale: it belongs to round {_shown(update.round)}, and this is round {job.round}"
+    if type(update.prototype) is not str or update.prototype != job.client.prototype:
+        return f"prototype {_shown(update.prototype)} is not the client's, which is {job.client.prototype!r}"
     return None
+
+
+def _shown(value: object) -> str:
+    """Return a short picture of a value that may be anything."""
+    try:
+        return repr(value)[:60]
+    except Exception:
+        return f"a {type(value).__name__}"
 
 
 def _form(state: State, manifest: State) -> str | None:
@@ -51,8 +63,10 @@ def _form(state: State, manifest: State) -> str | None:
         return f"keys differ from the prototype's: missing {missing[:3]}, unexpected {extra[:3]}"[:300]
     for key, expected in manifest.items():
         tensor = state[key]
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
-            return f"{key} is not a dense tensor"
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
+            return f"{key} is not a dense tensor in memory"
+        if tensor.requires_grad:
+            return f"{key} carries a gradient"
         if tensor.shape != expected.shape:
             return f"{key} has shape {tuple(tensor.shape)}, and its prototype {tuple(expected.shape)}"
         if tensor.dtype != expected.dtype:
@@ -62,9 +76,13 @@ def _form(state: State, manifest: State) -> str | None:
 
 def _values(state: State) -> str | None:
     for key, tensor in state.items():
-        if tensor.numel() == 0 or not tensor.is_floating_point():
+        if tensor.numel() == 0:
             continue
         low, high = (float(value) for value in tensor.aminmax())
+        if not tensor.is_floating_point():
+            if low < 0 or high > MOST_STEPS:
+                return f"{key} counts {high if high > MOST_STEPS else low:.3g}, not 0 to {MOST_STEPS:.0e}"
+            continue
         if not (math.isfinite(low) and math.isfinite(high)):
             return f"{key} has values that are not finite"
         if max(-low, high) > LARGEST:
@@ -77,7 +95,7 @@ def _values(state: State) -> str | None:
 def _count(update: Update, job: Job) -> str | None:
     count = update.n_examples
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_EXAMPLES:
-        return f"n_k = {count!r:.40} is not a number of examples (0 to {MOST_EXAMPLES:.0e})"
+        return f"n_k = {_shown(count)} is not a number of examples (0 to {MOST_EXAMPLES:.0e})"
     known = job.client.indices
     if known is not None and count != len(known):
         return f"n_k = {count}, and the client holds {len(known)} examples"
@@ -91,7 +109,7 @@ def _metrics(update: Update) -> str | None:
         return "its metrics are not a mapping of at most 100 names"
     for name, value in update.metrics.items():
         if not isinstance(name, str) or not _METRIC_NAME.fullmatch(name):
-            return f"metric name {name!r:.80} is not made of letters, digits, '_', '.' and '-'"
+            return f"metric name {_shown(name)} is not made of letters, digits, '_', '.' and '-'"
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            return f"metric {name} is {value!r:.40}, not a finite number"
+            return f"metric {name} is {_shown(value)}, not a finite number"
     return None

@@ -128,5 +128,7 @@ def _fuse(
         except Refusal as refusal:
             refused += refusal.failures
             names = {failure.client_id for failure in refusal.failures}
+            if not names & {update.client_id for update in updates}:
+                raise  # it would be refused for ever
             updates = [update for update in updates if update.client_id not in names]
     return None, updates, refused

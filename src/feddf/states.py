@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from feddf.types import State
+from feddf.seeds import derive, seeded
+from feddf.types import Prototype, State
+
+
+def initial(prototype: Prototype, seed: int) -> State:
+    """Return the prototype's initial weights x_0 (line 2 of Algorithm 3), which the seed decides."""
+    with seeded(derive(seed, "init", prototype.name)):
+        model = prototype.build()
+    return copy(model.state_dict())
 
 
 def weighted_mean(states: Sequence[State], weights: Sequence[float]) -> State:
@@ -39,25 +47,9 @@ def _mean(tensors: Sequence[Tensor], weights: Sequence[float], total: float) -> 
     return running.div_(total).to(first.dtype)
 
 
-def difference(a: State, b: State) -> State:
-    """Return a − b over the floating tensors."""
-    return {key: a[key] - b[key] for key in a if a[key].is_floating_point()}
-
-
-def norm(state: State) -> float:
-    """Return the Euclidean norm over all floating tensors."""
-    squares = (float(t.to(torch.float64).square().sum()) for t in state.values() if t.is_floating_point())
-    return float(sum(squares) ** 0.5)
-
-
 def copy(state: State) -> dict[str, Tensor]:
     """Return a state with storage of its own."""
     return {key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
-
-
-def n_bytes(states: Iterable[State]) -> int:
-    """Return the size of all tensors together."""
-    return sum(tensor.numel() * tensor.element_size() for state in states for tensor in state.values())
 
 
 def digest(models: Mapping[str, State]) -> str:

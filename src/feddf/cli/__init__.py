@@ -16,7 +16,7 @@ from feddf.cli.live import View, follow
 from feddf.data import MissingDataError
 from feddf.experiments import compare as comparison
 from feddf.experiments import toy
-from feddf.report import ReportError, find_runs, plots, tables
+from feddf.report import ReportError, alike, find_runs, plots, tables
 from feddf.rounds import QuorumError
 from feddf.runs import ConfigError, Experiment, Parts, RunFolder, StoreError, build, config, load, play, presets
 from feddf.runs.store import versions
@@ -46,10 +46,7 @@ def run(name_or_file: NameOrFile, overrides: Overrides = None, out: Out = None) 
     path = out or _free(Path("runs") / f"{experiment.name}-{experiment.method}-seed{experiment.seed}")
     _refuse_other_config(path, experiment)
     parts = build(experiment)  # before the folder is made: a mistake leaves nothing behind
-    _play(parts, RunFolder.create(path, experiment))
-    _summary([path])
-    if experiment.data == "toy":
-        _draw_toy(parts, path)
+    _finish(parts, RunFolder.create(path, experiment))
 
 
 @app.command()
@@ -66,13 +63,9 @@ def resume(
     if changed := config.differences(asked, experiment):
         raise StoreError(f"{run} was started with another configuration: {'; '.join(changed)}")
     _check_versions(folder, strict)
-    server, complaints = folder.latest()
-    for complaint in complaints:
-        err_console.print(f"[yellow]warning:[/] {complaint}", soft_wrap=True)
-    done = server.round if server else 0
-    out_console.print(f"{run}: {done} of {experiment.rounds} rounds are done")
-    _play(build(experiment), folder)
-    _summary([run])
+    parts = build(experiment)
+    _say_progress(folder, experiment)
+    _finish(parts, folder)
 
 
 @app.command()
@@ -99,6 +92,9 @@ def compare(
     experiments = comparison.grid(experiment, methods, seeds)
     build(experiments[0])  # before any folder is made: a mistake leaves nothing behind
     for each, folder in comparison.folders(experiments, target):
+        if folder.records():
+            _check_versions(folder, strict=False)
+            _say_progress(folder, each)
         _play(build(each), folder)
         paths.append(folder.path)
     runs = [one for path in paths for one in find_runs(path)]
@@ -126,6 +122,21 @@ def list_presets() -> None:
     out_console.print(table)
 
 
+def _finish(parts: Parts, folder: RunFolder) -> None:
+    _play(parts, folder)
+    _summary([folder.path])
+    if parts.experiment.data == "toy":
+        _draw_toy(parts, folder.path)
+
+
+def _say_progress(folder: RunFolder, experiment: Experiment) -> None:
+    server, complaints = folder.latest()
+    for complaint in complaints:
+        err_console.print(f"[yellow]warning:[/] {complaint}", soft_wrap=True)
+    done = server.round if server else 0
+    out_console.print(f"{folder.path}: {done} of {experiment.rounds} rounds are done", soft_wrap=True)
+
+
 def _play(parts: Parts, folder: RunFolder) -> None:
     experiment = parts.experiment
     done = len(folder.records())
@@ -145,9 +156,12 @@ def _summary(paths: list[Path], picture: Path | None = None) -> None:
     played = [run for run in runs if run.records]
     if played:
         out_console.print(tables.seconds_table(played))
-        picture = picture or paths[0] / "curves.png"
-        plots.learning_curves(played, picture)
-        out_console.print(f"learning curves: {picture}", soft_wrap=True)
+    for number, group in enumerate(alike(played), 1):
+        path = group[0].path / "curves.png"
+        if picture:
+            path = picture if number == 1 else picture.with_stem(f"{picture.stem}-{number}")
+        plots.learning_curves(group, path)
+        out_console.print(f"learning curves: {path}", soft_wrap=True)
 
 
 def _draw_toy(parts: Parts, path: Path) -> None:
@@ -207,6 +221,7 @@ EXIT_CODES: dict[type[BaseException], int] = {
 def main() -> None:
     """Run the command line; a user's mistake is one line, never a traceback."""
     signal.signal(signal.SIGTERM, _terminated)
+    sys.path.append(str(Path.cwd()))  # a configuration may name the user's own modules
     sys.exit(guarded(lambda: app(standalone_mode=False)))
 
 

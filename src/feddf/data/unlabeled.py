@@ -18,6 +18,8 @@ def adapt(source: Tensor, like: Inputs) -> Inputs:
     that the models will see. (The released code normalises the pool with its own statistics.)
     """
     wanted = tuple(like.raw.shape[1:])
+    if source.dtype != like.raw.dtype:
+        raise ValueError(f"inputs of type {source.dtype} cannot stand in for inputs of type {like.raw.dtype}")
     if tuple(source.shape[1:]) == wanted:
         return Inputs(source, like.encode)
     if source.ndim != 4 or like.raw.ndim != 4:
@@ -31,7 +33,9 @@ def adapt(source: Tensor, like: Inputs) -> Inputs:
     if pixels.shape[1] != channels:
         raise ValueError(f"images of {source.shape[1]} channels cannot stand in for images of {channels}")
     resized = F.interpolate(pixels, size=wanted[1:], mode="bilinear", align_corners=False, antialias=True)
-    return Inputs(resized.round().clamp(0, 255).to(torch.uint8), like.encode)
+    if like.raw.dtype == torch.uint8:
+        resized = resized.round().clamp(0, 255)
+    return Inputs(resized.to(like.raw.dtype), like.encode)
 
 
 def choose(source: Tensor, size: int | None, seed: int) -> Tensor:

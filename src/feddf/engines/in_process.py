@@ -22,11 +22,11 @@ def attempt(function: Callable[[J], R], job: J) -> R | Failure:
     """Return the function's result, or the one-line reason why there is none."""
     try:
         return function(job)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a client that calls exit() does not end the server
         return Failure(job.id, reason(error))
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """Return the error's kind and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

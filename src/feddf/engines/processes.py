@@ -7,6 +7,7 @@ results travel as bytes. A worker that dies or is late is replaced, and its job 
 from __future__ import annotations
 
 import io
+import math
 import os
 import pickle
 import signal
@@ -14,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
@@ -61,8 +63,10 @@ class Processes:
                         busy[worker] = waiting.popleft()
                         worker.start(number, function, busy[worker])
                 for worker in _first(busy, deadline):
-                    job = busy.pop(worker)
-                    outcome: R | Failure = worker.outcome(job, deadline)
+                    outcome = worker.outcome(busy[worker], deadline)
+                    if outcome is _READY:
+                        continue
+                    del busy[worker]
                     if not worker.alive:
                         self._team[self._team.index(worker)] = _Worker()
                     yield outcome
@@ -95,13 +99,25 @@ class Processes:
 
 
 def _first(busy: dict[_Worker, Any], deadline: float | None) -> list[_Worker]:
-    """Wait until a worker has answered, died or run out of time; return all of which that is true."""
+    """Wait until a worker has said something, died or run out of time; return all of which that is true."""
     patience = None
     if deadline is not None:
         patience = max(0.0, min(worker.started for worker in busy) + deadline - time.monotonic())
+        patience = None if patience == math.inf else patience
     ready = set(connection.wait([worker.pipe for worker in busy], patience))  # a dead worker's pipe is ready too
-    late = [worker for worker in busy if deadline is not None and time.monotonic() - worker.started >= deadline]
-    return [worker for worker in busy if worker.pipe in ready or worker in late]
+    now = time.monotonic()
+    return [
+        worker for worker in busy if worker.pipe in ready or (deadline is not None and now - worker.started >= deadline)
+    ]
+
+
+_READY = object()
+"""What :meth:`_Worker.outcome` returns when its worker has only said that it is there."""
+
+
+@dataclass(frozen=True)
+class _Said:
+    outcome: Any
 
 
 class _Worker:
@@ -114,11 +130,12 @@ class _Worker:
         self._process.start()
         theirs.close()
         self._knows: set[int] = set()
-        self.started = 0.0
+        self._ready = False
+        self.started = math.inf  # the time at which the present job began; a worker's own start does not count
         self.alive = True
 
     def start(self, number: int, function: Callable[..., Any], job: Any) -> None:
-        self.started = time.monotonic()
+        self.started = time.monotonic() if self._ready else math.inf
         try:
             body = b"" if number in self._knows else _shared(function)
             self._knows.add(number)
@@ -128,13 +145,19 @@ class _Worker:
 
     def outcome(self, job: Any, deadline: float | None) -> Any:
         try:
-            if self.pipe.poll():
-                return pickle.loads(self.pipe.recv_bytes())
-        except (EOFError, ConnectionResetError):
+            said = pickle.loads(self.pipe.recv_bytes()) if self.pipe.poll() else None
+        except (EOFError, OSError):  # also in the middle of a message
             self.kill()
             return Failure(job.id, f"its worker process died (exit code {self._process.exitcode})")
-        self.kill()
-        return Failure(job.id, f"late: no answer within {deadline:g} s")
+        except Exception as error:
+            return Failure(job.id, f"its result cannot be read: {reason(error)}")
+        if said is None:
+            self.kill()
+            return Failure(job.id, f"late: no answer within {deadline:g} s")
+        if isinstance(said, _Said):
+            return said.outcome
+        self._ready, self.started = True, time.monotonic()
+        return _READY
 
     def kill(self) -> None:
         self.alive = False
@@ -158,6 +181,7 @@ def _serve(pipe: connection.Connection) -> None:
     torch.set_num_threads(1)
     threading.Thread(target=_follow_parent, daemon=True).start()
     functions: dict[int, Any] = {}
+    pipe.send_bytes(pickle.dumps("ready"))
     while True:
         try:
             number, body, packed_job = pickle.loads(pipe.recv_bytes())
@@ -184,9 +208,9 @@ def _raise(message: str, job: object) -> None:
 
 def _packed(outcome: Any, name: str) -> bytes:
     try:
-        return pickle.dumps(outcome, pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(_Said(outcome), pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # a result that cannot travel is the job's failure, not the worker's
-        return pickle.dumps(Failure(name, reason(error)))
+        return pickle.dumps(_Said(Failure(name, reason(error))))
 
 
 def _follow_parent() -> None:

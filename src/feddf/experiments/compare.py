@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from feddf.runs.config import Experiment, parse
+from feddf.runs.config import Experiment, differences, parse
 from feddf.runs.store import RunFolder, StoreError
 
 
@@ -24,6 +24,6 @@ def folders(experiments: Sequence[Experiment], out: Path) -> Iterator[tuple[Expe
             yield experiment, RunFolder.create(path, experiment)
             continue
         folder = RunFolder.open(path)
-        if folder.experiment() != experiment:
-            raise StoreError(f"{path} holds a run with another configuration; choose another --out")
+        if changed := differences(folder.experiment(), experiment):
+            raise StoreError(f"{path} holds a run with another configuration: {'; '.join(changed)}")
         yield experiment, folder

@@ -11,7 +11,7 @@ from feddf.types import Fused, Fusion, Rule, ServerState, State, Update
 def average(previous: State, updates: Sequence[Update]) -> State:
     """Return Σ n_k x̂_k / Σ n_k over the updates of one prototype (line 11 of Algorithm 3).
 
-    BatchNorm's running statistics are averaged like weights (``docs/decisions/batchnorm-buffers.md``).
+    BatchNorm's running statistics are averaged like weights (``docs/decisions/batchnorm.md``).
     Without any trained update the prototype keeps its previous weights.
     """
     trained = [update for update in updates if update.n_examples > 0]

@@ -24,7 +24,7 @@ def avg_logits(teachers: Iterable[Tensor]) -> Tensor:
     """
     total, count = torch.zeros((), dtype=torch.float64), 0
     for logits in teachers:
-        total, count = total + logits, count + 1
+        total, count = total + logits.to(torch.float64), count + 1
     if not count:
         raise ValueError("an ensemble needs at least one teacher")
     return (total / count).softmax(dim=-1).to(torch.float32)

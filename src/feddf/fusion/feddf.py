@@ -50,7 +50,9 @@ def feddf(
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         clock = perf_counter()
         starts = start_from(start, server, updates)  # lines 10 and 11
-        probabilities = target(ask(engine, answers, updates)) if mode == "cached" else None  # line 13
+        probabilities: Tensor | None = target(ask(engine, answers, updates))  # line 13; refuses unfit teachers
+        if mode == "online":
+            probabilities = None
         asked = perf_counter()
         lessons = [
             Lesson(prototype, state, derive(seed, prototype), probabilities, () if mode == "cached" else updates)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from feddf.report.read import ReportError, Run, find_runs, read_run
+from feddf.report.read import ReportError, Run, alike, find_runs, read_run
 
-__all__ = ["ReportError", "Run", "find_runs", "read_run"]
+__all__ = ["ReportError", "Run", "alike", "find_runs", "read_run"]

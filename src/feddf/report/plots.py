@@ -57,7 +57,7 @@ def _title(runs: Sequence[Run]) -> str:
 def decision_regions(
     panels: Sequence[tuple[str, float, NDArray[np.float32]]],
     shards: Sequence[tuple[str, NDArray[np.float32], NDArray[np.int64]]],
-    pool: NDArray[np.float32],
+    pool: NDArray[np.float32] | None,
     path: Path,
     extent: float = 3.0,
 ) -> None:
@@ -65,20 +65,23 @@ def decision_regions(
 
     A panel is (title, accuracy, H×W×3 probabilities); a shard is (title, N×2 points, N labels).
     """
-    figure = Figure(figsize=(2.7 * len(panels), 6), layout="constrained")
-    grid = figure.subplots(2, len(panels))
+    columns = max(len(panels), len(shards) + 1)
+    figure = Figure(figsize=(2.7 * columns, 6), layout="constrained")
+    grid = figure.subplots(2, columns)
     for axes in grid.flat:
         axes.set(xlim=(-extent, extent), ylim=(-extent, extent), aspect="equal", xticks=[], yticks=[])
     for axes, (title, points, labels) in zip(grid[0], shards, strict=False):
         colours = np.eye(3)[labels] * 0.85
         axes.scatter(points[:, 0], points[:, 1], c=colours, s=6)
         axes.set_title(title)
-    axes = grid[0][len(shards)]
-    axes.scatter(pool[:, 0], pool[:, 1], c="grey", s=8)
-    axes.set_title(f"unlabeled pool ({len(pool)})")
-    for axes in grid[0][len(shards) + 1 :]:
+    used = len(shards)
+    if pool is not None:
+        grid[0][used].scatter(pool[:, 0], pool[:, 1], c="grey", s=8)
+        grid[0][used].set_title(f"unlabeled pool ({len(pool)})")
+        used += 1
+    for axes in [*grid[0][used:], *grid[1][len(panels) :]]:
         axes.axis("off")
-    for axes, (title, accuracy, image) in zip(grid[1], panels, strict=True):
+    for axes, (title, accuracy, image) in zip(grid[1], panels, strict=False):
         axes.imshow(image, origin="lower", extent=(-extent, extent, -extent, extent), interpolation="bilinear")
         axes.set_title(f"{title}\n{percent(accuracy)} % on all data")
     figure.savefig(path, dpi=120)

@@ -82,6 +82,16 @@ def find_runs(path: Path) -> list[Run]:
     return found
 
 
+def alike(runs: Sequence[Run]) -> list[list[Run]]:
+    """Group runs of the same experiment: those that differ in method, seed and length at the most."""
+    own = {"name", "about", "method", "seed", "rounds", "versions", "engine", "workers", "data_dir", "keep_checkpoints"}
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        shared = {key: value for key, value in run.config.items() if key not in own}
+        groups.setdefault(json.dumps(shared, sort_keys=True), []).append(run)
+    return list(groups.values())
+
+
 def _records(path: Path) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from feddf import evaluate
 from feddf.data import DATASETS, Dataset, dirichlet, iid, split
@@ -22,10 +22,11 @@ from feddf.engines import Processes, in_process
 from feddf.fusion import FUSIONS, Kit, Schedule
 from feddf.local import local_update
 from feddf.models import MODELS
+from feddf.outcomes import retrying
 from feddf.rounds import Federation
 from feddf.runs.config import ConfigError, Experiment, PrototypeSpec
-from feddf.seeds import derive, seeded
-from feddf.states import copy
+from feddf.seeds import derive
+from feddf.states import initial
 from feddf.types import (
     Client,
     Engine,
@@ -65,7 +66,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Engines:
-    """The same workers, with and without the clients' deadline."""
+    """The same workers: for clients, with their deadline; for the server's own work, which is tried twice."""
 
     clients: Engine
     server: Engine
@@ -75,7 +76,7 @@ def build(experiment: Experiment) -> Parts:
     """Return the experiment's parts, or raise :class:`ConfigError` where names and data do not fit together."""
     task = build_task(experiment)
     prototypes = {spec.label: _prototype(spec, task.data) for spec in experiment.prototypes}
-    server = ServerState(0, {name: _initial(prototype, experiment.seed) for name, prototype in prototypes.items()})
+    server = ServerState(0, {name: initial(prototype, experiment.seed) for name, prototype in prototypes.items()})
     federation = _federation(experiment, task.shards)
     train = _train(experiment, task, prototypes)
     fuse = partial(_fusion, experiment, task, prototypes)
@@ -105,15 +106,23 @@ def open_engine(experiment: Experiment) -> Iterator[Engines]:
         yield Engines(in_process, in_process)
         return
     with Processes(experiment.workers or os.cpu_count() or 1) as pool:
-        yield Engines(pool.within(experiment.deadline) if experiment.deadline else pool, pool)
+        yield Engines(pool.within(experiment.deadline) if experiment.deadline else pool, retrying(pool))
 
 
 def _load(key: str, name: str, experiment: Experiment) -> Dataset:
     loader = _named(key, name, DATASETS)
     folder = Path(experiment.data_dir).expanduser() if experiment.data_dir else None
-    data = loader(folder) if name in DATASETS else loader()
+    try:
+        data = loader(folder) if name in DATASETS else loader()
+    except ValueError as error:
+        raise ConfigError.at(key, name, str(error)) from error
     if not isinstance(data, Dataset):
         raise ConfigError.at(key, name, f"must give a feddf.Dataset, and gave a {type(data).__name__}")
+    for examples in (data.train, data.test):
+        low, high = (int(label) for label in examples.labels.aminmax())
+        if low < 0 or high >= data.train.n_classes:
+            allowed = f"has labels from {low} to {high}, and must have 0 to {data.train.n_classes - 1}"
+            raise ConfigError.at(key, name, allowed)
     return data
 
 
@@ -153,10 +162,11 @@ def _pool(experiment: Experiment, data: Dataset) -> Inputs | None:
 
 def _prototype(spec: PrototypeSpec, data: Dataset) -> Prototype:
     model = _named("prototypes.model", spec.model, MODELS)
-    make = partial(model, data.shape, data.train.n_classes, **spec.options)
+    prototype = Prototype(spec.label, partial(model, data.shape, data.train.n_classes, **spec.options))
     try:
-        with seeded(0), torch.no_grad():
-            shape = tuple(make().eval()(data.train.inputs.batch(torch.zeros(2, dtype=torch.int64))).shape)
+        with torch.no_grad():
+            trial = prototype.load(initial(prototype, 0))
+            shape = tuple(trial(data.train.inputs.batch(torch.zeros(2, dtype=torch.int64))).shape)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         given = {"model": spec.model, **spec.options}
@@ -165,13 +175,7 @@ def _prototype(spec: PrototypeSpec, data: Dataset) -> Prototype:
         raise ConfigError.at(
             "prototypes", spec.model, f"gives outputs of shape {shape[1:]}, not {data.train.n_classes} logits"
         )
-    return Prototype(spec.label, make)
-
-
-def _initial(prototype: Prototype, seed: int) -> dict[str, Tensor]:
-    with seeded(derive(seed, "init", prototype.name)):
-        model: nn.Module = prototype.build()
-    return copy(model.state_dict())
+    return prototype
 
 
 def _federation(experiment: Experiment, shards: list[Tensor]) -> Federation:

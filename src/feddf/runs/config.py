@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from feddf.rounds import sample_size
 
-FREE_ON_RESUME = ("data_dir", "engine", "workers", "deadline", "keep_checkpoints")
+FREE_ON_RESUME = ("data_dir", "engine", "workers", "keep_checkpoints")
 """Keys that may change when a run is resumed: none of them changes a model's bytes."""
 
 

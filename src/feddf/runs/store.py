@@ -149,7 +149,8 @@ class RunFolder:
         return None, complaints
 
     def _checkpoint_files(self) -> list[Path]:
-        return sorted(self.checkpoints.glob("round-*.safetensors"), reverse=True)
+        found = self.checkpoints.glob("round-*.safetensors")
+        return sorted(found, key=lambda path: int(path.stem.removeprefix("round-")), reverse=True)
 
     def finish(self, models: Mapping[str, State]) -> None:
         """Write the fused weights of each prototype as a plain state dict."""

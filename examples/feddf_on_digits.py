@@ -1,0 +1,51 @@
+"""FedDF from its pieces: ten clients with skewed digits, one architecture, an unlabeled pool of other digits.
+
+pip install 'feddf[demo]' && python examples/feddf_on_digits.py
+"""
+
+from functools import partial
+from itertools import islice
+
+from feddf import (
+    DATASETS,
+    Client,
+    Federation,
+    Prototype,
+    Schedule,
+    ServerState,
+    accuracy,
+    adapt,
+    dirichlet,
+    feddf,
+    in_process,
+    initial,
+    local_update,
+    split,
+)
+from feddf.models import CNN
+from feddf.rounds import rounds
+
+# Data: the clients' private digits, the server's validation part, and a pool that nobody labelled.
+digits = DATASETS["mnist-5k"](None)
+pool = adapt(DATASETS["digits"](None).train.inputs.raw, like=digits.train.inputs)
+rest, held_out = split(len(digits.train), 0.1, seed=0)
+train, validation = digits.train.take(rest), digits.train.take(held_out)
+
+# Clients: each has its own mix of classes.
+prototypes = {"cnn": Prototype("cnn", partial(CNN, digits.shape, 10, width=8))}
+shards = dirichlet(train.labels, 10, alpha=0.1, seed=0, n_classes=10)
+clients = [Client(f"client-{k}", "cnn", shard) for k, shard in enumerate(shards)]
+
+# The round: local training (Algorithm 2), then fusion (Algorithm 1).
+local = partial(local_update, prototypes=prototypes, train=train, epochs=5, batch=64, rate=0.05)
+score = partial(accuracy, examples=validation)
+fuse = feddf(prototypes, pool, engine=in_process, score=score, schedule=Schedule(steps=200))
+
+server = ServerState(0, {name: initial(prototype, seed=0) for name, prototype in prototypes.items()})
+federation = Federation(clients, fraction=0.6, seed=0)
+for closed in islice(rounds(server, federation, engine=in_process, train=local, fuse=fuse), 3):
+    before, after = (
+        accuracy(prototypes["cnn"].load(models["cnn"]), digits.test)
+        for models in (closed.fused.start, closed.server.models)
+    )
+    print(f"round {closed.server.round}: averaged {before:.3f}, fused {after:.3f}")

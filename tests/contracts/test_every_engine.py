@@ -1,0 +1,170 @@
+"""What every engine promises: an outcome for every job, the same bytes everywhere, and no failure that spreads."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from conftest import Tiny
+from feddf.engines import Processes, in_process
+from feddf.fusion import FUSIONS
+from feddf.rounds import play
+from feddf.states import digest
+from feddf.types import Engine, Failure
+
+pytestmark = pytest.mark.xdist_group("engines")
+
+ENGINES: dict[str, Callable[[], AbstractContextManager[Engine]]] = {
+    "in_process": lambda: nullcontext(in_process),
+    "processes-1": lambda: Processes(1),
+    "processes-3": lambda: Processes(3),
+}
+
+
+@dataclass(frozen=True)
+class Number:
+    value: int
+
+    @property
+    def id(self) -> str:
+        return f"n{self.value}"
+
+
+@pytest.fixture(params=sorted(ENGINES), scope="module")
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with ENGINES[request.param]() as opened:
+        yield opened
+
+
+def square_or_raise(job: Number) -> int:
+    if job.value % 3 == 0:
+        raise ValueError(f"{job.value} is a multiple of three\nsecond line")
+    return job.value**2
+
+
+def threads_and_data(job: Number, data: Tensor) -> tuple[int, int]:
+    return torch.get_num_threads(), int(data.sum()) + job.value
+
+
+def lock(job: Number) -> object:
+    return threading.Lock() if job.value else "fine"
+
+
+def test_every_job_has_one_outcome(engine: Engine) -> None:
+    outcomes = list(engine(square_or_raise, [Number(i) for i in range(10)]))
+    results = sorted(outcome for outcome in outcomes if isinstance(outcome, int))
+    failures = {outcome.client_id: outcome.reason for outcome in outcomes if isinstance(outcome, Failure)}
+    assert results == [1, 4, 16, 25, 49, 64]
+    assert failures == {f"n{i}": f"ValueError: {i} is a multiple of three" for i in (0, 3, 6, 9)}
+
+
+def test_no_jobs_no_outcomes(engine: Engine) -> None:
+    assert list(engine(square_or_raise, [])) == []
+
+
+def test_one_thread_and_the_data_that_the_function_holds(engine: Engine) -> None:
+    before = torch.get_num_threads()
+    function = partial(threads_and_data, data=torch.arange(1000))
+    for _ in range(2):
+        assert sorted(engine(function, [Number(i) for i in range(4)])) == [(1, 499500 + i) for i in range(4)]
+    assert torch.get_num_threads() == before
+
+
+def test_an_engine_can_be_left_in_the_middle_and_used_again(engine: Engine) -> None:
+    for _ in range(2):
+        for outcome in engine(square_or_raise, [Number(i) for i in (1, 2, 4, 5, 7)]):
+            assert outcome in (1, 4, 16, 25, 49)
+            break
+    assert sorted(engine(square_or_raise, [Number(1), Number(2)])) == [1, 4]
+
+
+@pytest.mark.parametrize("method", sorted(FUSIONS))
+def test_a_round_has_the_same_bytes_on_every_engine(engine: Engine, tiny: Tiny, method: str) -> None:
+    fuse = FUSIONS[method](replace(tiny.kit, engine=engine))
+    closed = play(tiny.server, tiny.federation, engine=engine, train=tiny.local, fuse=fuse)
+    plain = play(tiny.server, tiny.federation, engine=in_process, train=tiny.local, fuse=FUSIONS[method](tiny.kit))
+    assert not closed.failures
+    assert digest(closed.server.models) == digest(plain.server.models)
+
+
+def die_or_answer(job: Number) -> int:
+    if job.value == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return os.getpid()
+
+
+def hang_or_answer(job: Number) -> int:
+    if job.value == 1:
+        threading.Event().wait()
+    return job.value
+
+
+def test_a_worker_that_dies_is_one_failure_and_is_replaced() -> None:
+    with Processes(2) as engine:
+        outcomes = list(engine(die_or_answer, [Number(i) for i in range(6)]))
+        assert [o.client_id for o in outcomes if isinstance(o, Failure)] == ["n2"]
+        assert [o.reason for o in outcomes if isinstance(o, Failure)] == ["its worker process died (exit code -9)"]
+        pids = {o for o in outcomes if isinstance(o, int)}
+        assert os.getpid() not in pids
+        again = list(engine(die_or_answer, [Number(i) for i in (3, 4, 5)]))
+        assert all(isinstance(o, int) for o in again)
+        assert set(again) & pids  # workers are kept from call to call
+
+
+def test_a_late_job_is_one_failure_and_the_others_are_not_held_up() -> None:
+    with Processes(2) as engine:
+        list(engine(hang_or_answer, [Number(0), Number(2)]))  # start-up is not the clients' time
+        outcomes = list(engine.within(2.0)(hang_or_answer, [Number(i) for i in range(5)]))
+    assert sorted(o for o in outcomes if isinstance(o, int)) == [0, 2, 3, 4]
+    assert [o for o in outcomes if isinstance(o, Failure)] == [Failure("n1", "late: no answer within 2 s")]
+    assert isinstance(outcomes[-1], Failure)
+
+
+def test_a_result_that_cannot_travel_is_the_jobs_failure() -> None:
+    with Processes(1) as engine:
+        bad, good = list(engine(lock, [Number(1), Number(0)]))
+    assert isinstance(bad, Failure)
+    assert "pickle" in bad.reason
+    assert good == "fine"
+
+
+def test_workers_end_with_the_server(tmp_path: Path) -> None:
+    """A server that is killed leaves no worker behind, even one in the middle of a job."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from test_every_engine import Number, report_and_hang\n"
+        "from feddf.engines import Processes\n"
+        "if __name__ == '__main__':\n"
+        "    list(Processes(2)(report_and_hang, [Number(0), Number(1)]))\n"
+    )
+    script = tmp_path / "server.py"
+    script.write_text(code)
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": f"{here}:{here.parent}"}
+    server = subprocess.Popen([sys.executable, str(script), str(here)], stdout=subprocess.PIPE, env=environment)
+    assert server.stdout is not None
+    workers = [int(server.stdout.readline()) for _ in range(2)]
+    watches = [os.pidfd_open(pid) for pid in workers]
+    server.kill()
+    server.wait()
+    for watch in watches:  # a pidfd is readable once its process has ended
+        assert select.select([watch], [], [], 30)[0], "a worker outlived its server"
+        os.close(watch)
+
+
+def report_and_hang(job: Number) -> None:
+    os.write(1, f"{os.getpid()}\n".encode())
+    threading.Event().wait()

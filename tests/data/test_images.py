@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from feddf.data.augment import flip_crop
+from feddf.data.encode import Pixels, plain
+from feddf.data.unlabeled import adapt, choose, uniform
+from feddf.types import Inputs
+
+
+def test_every_augmented_image_is_a_possibly_mirrored_crop() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(1, 256, (64, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    seen = set()
+    for original, image in zip(images.numpy(), flip_crop(images, generator).numpy(), strict=True):
+        padded = np.pad(original, ((0, 0), (4, 4), (4, 4)))
+        found = [
+            (top, left, flip)
+            for top in range(9)
+            for left in range(9)
+            for flip in (1, -1)
+            if np.array_equal(padded[:, top : top + 8, left : left + 8][:, :, ::flip], image)
+        ]
+        assert len(found) == 1
+        seen.add(found[0])
+    assert len(seen) > 40  # all over the place, both ways round
+    assert {flip for _, _, flip in seen} == {1, -1}
+
+
+def test_augmentation_is_seeded_and_leaves_its_input_alone() -> None:
+    images = torch.arange(2 * 64, dtype=torch.uint8).reshape(2, 1, 8, 8)
+    before = images.clone()
+    one, two = (flip_crop(images, torch.Generator().manual_seed(7)) for _ in range(2))
+    assert torch.equal(one, two)
+    assert torch.equal(images, before)
+    assert one.dtype == torch.uint8
+
+
+def test_pixels_are_normalised_by_channel() -> None:
+    raw = torch.tensor([[0, 255], [51, 102]], dtype=torch.uint8).reshape(1, 2, 1, 2)
+    encoded = Pixels((0.5, 0.2), (0.25, 0.1))(raw)
+    torch.testing.assert_close(encoded.flatten(), torch.tensor([-2.0, 2.0, 0.0, 2.0]), atol=1e-6, rtol=0)
+
+
+def test_a_pool_takes_the_shape_and_the_encoding_of_the_models() -> None:
+    like = Inputs(torch.zeros(1, 3, 16, 16, dtype=torch.uint8), Pixels((0.5,) * 3, (0.5,) * 3))
+    grey = torch.full((5, 1, 8, 8), 100, dtype=torch.uint8)
+    pool = adapt(grey, like)
+    assert pool.raw.shape == (5, 3, 16, 16)
+    assert bool((pool.raw == 100).all())
+    assert pool.encode is like.encode
+    colour = torch.tensor([30, 60, 90], dtype=torch.uint8).reshape(1, 3, 1, 1).expand(2, 3, 4, 4)
+    mono = adapt(colour, Inputs(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), plain))
+    assert bool((mono.raw == 60).all())
+
+
+def test_float_images_stay_floats() -> None:
+    like = Inputs(torch.zeros(1, 1, 8, 8), plain)
+    pool = adapt(torch.full((2, 1, 4, 4), 0.25), like)
+    assert bool((pool.raw == 0.25).all())
+    with pytest.raises(ValueError, match=r"uint8 cannot stand in for inputs of type torch\.float32"):
+        adapt(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), like)
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (4, 2, 8, 8)])
+def test_a_pool_of_the_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
+    like = Inputs(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), plain)
+    with pytest.raises(ValueError, match="cannot stand in for"):
+        adapt(torch.zeros(shape, dtype=torch.uint8), like)
+
+
+def test_choose_takes_each_input_once() -> None:
+    source = torch.arange(100)
+    chosen = choose(source, 30, seed=1)
+    assert len(set(chosen.tolist())) == 30
+    assert torch.equal(choose(source, None, seed=1), source)
+    with pytest.raises(ValueError, match="101 inputs were asked for, and the source has 100"):
+        choose(source, 101, seed=1)
+
+
+def test_uniform_points_lie_in_the_square() -> None:
+    points = uniform((2,), 1000, -3, 3, seed=0)
+    assert points.shape == (1000, 2)
+    assert -3 <= points.min() < -2.9
+    assert 2.9 < points.max() <= 3

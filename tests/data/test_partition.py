@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from feddf.data.partition import dirichlet, iid, split
+
+alphas = st.floats(1e-4, 1e4)
+
+
+def shares(labels: Tensor, shards: list[Tensor], n_classes: int) -> np.ndarray:
+    counts = np.stack([np.bincount(labels[shard], minlength=n_classes) for shard in shards])
+    return counts / counts.sum(axis=1, keepdims=True)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=40, max_size=200), st.integers(1, 12), alphas, st.integers(0, 99))
+def test_every_example_is_in_exactly_one_shard(labels: list[int], clients: int, alpha: float, seed: int) -> None:
+    shards = dirichlet(torch.tensor(labels), clients, alpha=alpha, seed=seed, n_classes=9, min_size=3)
+    assert torch.equal(torch.cat(shards).sort().values, torch.arange(len(labels)))
+    assert len(shards) == clients
+    assert min(len(shard) for shard in shards) >= 3
+
+
+@given(st.integers(1, 200), st.integers(1, 20), st.integers(0, 99))
+def test_iid_shards_are_exact_and_even(n: int, clients: int, seed: int) -> None:
+    shards = iid(torch.zeros(n), clients, seed=seed)
+    assert torch.equal(torch.cat(shards).sort().values, torch.arange(n))
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+def test_the_seed_decides() -> None:
+    labels = torch.arange(500) % 10
+    one, same, other = (dirichlet(labels, 5, alpha=0.5, seed=seed, n_classes=10) for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_alpha_goes_from_one_class_a_client_to_the_same_mix_for_all() -> None:
+    labels = torch.arange(20_000) % 10
+    top = {
+        alpha: shares(labels, dirichlet(labels, 20, alpha=alpha, seed=0, n_classes=10), 10).max(axis=1).mean()
+        for alpha in (0.01, 0.1, 1.0, 100.0)
+    }
+    assert top[0.01] > 0.9
+    assert top[0.01] > top[0.1] > top[1.0] > top[100.0]
+    assert top[100.0] < 0.15
+
+
+def test_large_alpha_follows_the_prior_of_unbalanced_classes() -> None:
+    labels = torch.cat([torch.zeros(9_000), torch.ones(1_000)]).long()
+    mixes = shares(labels, dirichlet(labels, 4, alpha=1e4, seed=3, n_classes=2), 2)
+    np.testing.assert_allclose(mixes[:, 0], 0.9, atol=0.02)
+
+
+def test_impossible_requests_say_why() -> None:
+    with pytest.raises(ValueError, match="alpha must be positive, got 0"):
+        dirichlet(torch.zeros(10).long(), 2, alpha=0, seed=0, n_classes=1)
+    with pytest.raises(ValueError, match="6 clients of at least 2 examples need more than 10"):
+        dirichlet(torch.zeros(10).long(), 6, alpha=1, seed=0, n_classes=1)
+
+
+@given(st.integers(1, 300), st.floats(0, 0.99), st.integers(0, 9))
+def test_split_is_exact(n: int, share: float, seed: int) -> None:
+    rest, held_out = split(n, share, seed)
+    assert torch.equal(torch.cat([rest, held_out]).sort().values, torch.arange(n))
+    assert len(held_out) == round(share * n)

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.special import log_softmax, rel_entr, softmax
+from torch import Tensor, nn
+
+from conftest import Tiny
+from feddf.data.encode import plain
+from feddf.engines import in_process
+from feddf.fusion.distill import Schedule, distill, kl_divergence
+from feddf.fusion.ensemble import answer, ask, avg_logits
+from feddf.fusion.feddf import Lesson, _consult
+from feddf.states import digest
+from feddf.types import Inputs, Job
+
+matrices = arrays(np.float32, (4, 3), elements=st.floats(-20, 20, width=32))
+POOL = Inputs(torch.randn(64, 2, generator=torch.Generator().manual_seed(0)), plain)
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Linear(2, 3)
+
+
+def teacher(chosen: Tensor, inputs: Tensor) -> Tensor:
+    return (inputs @ torch.tensor([[3.0, -1, 0], [0, 2, -2]])).softmax(dim=1)
+
+
+@given(matrices, matrices)
+def test_the_loss_is_the_divergence_from_the_teachers_to_the_student(p: np.ndarray, q: np.ndarray) -> None:
+    target = softmax(p.astype(np.float64), axis=1)
+    expected = rel_entr(target, np.exp(log_softmax(q.astype(np.float64), axis=1))).sum(axis=1).mean()
+    actual = kl_divergence(torch.from_numpy(target.astype(np.float32)), torch.from_numpy(q))
+    assert float(actual) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_student_that_can_agree_with_its_teacher_comes_to_agree() -> None:
+    student = linear()
+    distill(student, teacher, POOL, schedule=Schedule(steps=3000, batch=64, rate=0.05), score=None, seed=0)
+    everything = torch.arange(64)
+    with torch.no_grad():
+        difference = student(POOL.raw).softmax(dim=1) - teacher(everything, POOL.raw)
+    assert float(difference.abs().max()) < 1e-3
+
+
+def scripted(scores: list[float]) -> Callable[[nn.Module], float]:
+    remaining = iter(scores)
+    return lambda model: next(remaining)
+
+
+def test_stops_after_patience_and_returns_the_best_snapshot() -> None:
+    schedule = Schedule(steps=1000, batch=8, check_every=10, patience=30)
+    snapshots: list[str] = []
+
+    def score(model: nn.Module) -> float:
+        snapshots.append(digest({"m": model.state_dict()}))
+        return [0.1, 0.2, 0.5, 0.4, 0.5, 0.3, 0.9][len(snapshots) - 1]
+
+    result = distill(linear(), teacher, POOL, schedule=schedule, score=score, seed=0)
+    assert (result.steps, result.best_step, result.first_score, result.best_score) == (50, 20, 0.1, 0.5)
+    assert len(snapshots) == 6
+    assert digest({"m": result.state}) == snapshots[2]
+
+
+def test_is_never_worse_than_its_start() -> None:
+    student = linear()
+    before = digest({"m": student.state_dict()})
+    schedule = Schedule(steps=40, batch=8, check_every=10, patience=1000)
+    result = distill(student, teacher, POOL, schedule=schedule, score=scripted([0.9, 0.1, 0.2, 0.3, 0.9]), seed=0)
+    assert (result.best_step, result.steps) == (0, 40)
+    assert digest({"m": result.state}) == before
+
+
+def test_the_last_step_is_judged_too() -> None:
+    schedule = Schedule(steps=25, batch=8, check_every=10, patience=1000)
+    result = distill(linear(), teacher, POOL, schedule=schedule, score=scripted([0.1, 0.2, 0.3, 0.4]), seed=0)
+    assert (result.best_step, result.best_score) == (25, 0.4)
+
+
+def test_without_a_score_all_steps_are_taken_and_the_last_weights_returned() -> None:
+    student = linear()
+    result = distill(student, teacher, POOL, schedule=Schedule(steps=37, batch=8), score=None, seed=0)
+    assert (result.steps, result.best_step, result.best_score) == (37, 37, None)
+    assert digest({"m": result.state}) == digest({"m": student.state_dict()})
+
+
+def test_is_adam_with_cosine_annealing() -> None:
+    """Against a loop written out here: Adam's formula and η_j = η/2 (1 + cos(π j / N))."""
+    student, steps, rate = linear(), 12, 0.1
+    weights = [p.detach().clone().double().requires_grad_() for p in student.parameters()]
+    m, v = [torch.zeros_like(w) for w in weights], [torch.zeros_like(w) for w in weights]
+    for j in range(steps):
+        logits = POOL.raw.double() @ weights[0].T + weights[1]
+        target = teacher(torch.arange(64), POOL.raw).double()
+        loss = (target * (target.log() - logits.log_softmax(dim=1))).sum(dim=1).mean()
+        eta = rate / 2 * (1 + np.cos(np.pi * j / steps))
+        for i, gradient in enumerate(torch.autograd.grad(loss, weights)):
+            m[i], v[i] = 0.9 * m[i] + 0.1 * gradient, 0.999 * v[i] + 0.001 * gradient**2
+            step = m[i] / (1 - 0.9 ** (j + 1)) / ((v[i] / (1 - 0.999 ** (j + 1))).sqrt() + 1e-8)
+            weights[i] = (weights[i] - eta * step).detach().requires_grad_()
+    distill(student, teacher, POOL, schedule=Schedule(steps=steps, batch=64, rate=rate), score=None, seed=0)
+    for parameter, weight in zip(student.parameters(), weights, strict=True):
+        torch.testing.assert_close(parameter.double(), weight, atol=1e-4, rtol=1e-4)
+
+
+def test_the_pool_is_gone_through_evenly() -> None:
+    seen: list[int] = []
+
+    def watching(chosen: Tensor, inputs: Tensor) -> Tensor:
+        seen.extend(chosen.tolist())
+        return teacher(chosen, inputs)
+
+    distill(linear(), watching, POOL, schedule=Schedule(steps=12, batch=16), score=None, seed=0)
+    assert np.bincount(seen).tolist() == [3] * 64
+
+
+def test_a_pool_smaller_than_a_batch_is_used_whole() -> None:
+    sizes: list[int] = []
+
+    def watching(chosen: Tensor, inputs: Tensor) -> Tensor:
+        sizes.append(len(set(chosen.tolist())))
+        return teacher(chosen, inputs)
+
+    distill(linear(), watching, POOL, schedule=Schedule(steps=3, batch=128), score=None, seed=0)
+    assert sizes == [64, 64, 64]
+
+
+def test_cached_and_online_teachers_give_the_same_gradients(tiny: Tiny) -> None:
+    """For every batch of the pool, and so for every step: the largest difference in any gradient is below 1e-6."""
+    updates = [tiny.local(Job(c, 1, tiny.server.models[c.prototype], 7)) for c in tiny.federation.clients]
+    cached = avg_logits(ask(in_process, partial(answer, prototypes=tiny.prototypes, inputs=tiny.pool), updates))
+    online = _consult(Lesson("mlp", {}, 0, None, updates), tiny.prototypes, avg_logits)
+    for name in tiny.prototypes:
+        student = tiny.prototypes[name].load(tiny.server.models[name]).train()
+        for chosen in torch.randperm(48, generator=torch.Generator().manual_seed(0)).split(16):
+            inputs = tiny.pool.batch(chosen)
+            gradients = []
+            for target in (cached[chosen], online(chosen, inputs)):
+                student.zero_grad()
+                kl_divergence(target, student(inputs)).backward()
+                gradients.append([p.grad.clone() for p in student.parameters()])
+            assert max(float((a - b).abs().max()) for a, b in zip(*gradients, strict=True)) < 1e-6

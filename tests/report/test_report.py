@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from feddf.report import ReportError, find_runs, read_run
+from feddf.report.plots import learning_curves
+from feddf.report.tables import comparison_table, percent, runs_table, seconds_table, spread
+
+
+def write(path: Path, method: str, seed: int, accuracies: list[float], cut: bool = False) -> Path:
+    path.mkdir(parents=True)
+    (path / "config.toml").write_text(
+        f'method = "{method}"\nseed = {seed}\nrounds = 3\ndata = "toy"\nclients = 4\nfraction = 0.5\n'
+        'partition = "dirichlet"\nalpha = 0.1\n'
+    )
+    lines = [
+        json.dumps(
+            {
+                "round": number,
+                "ensemble": None if number == 1 else accuracy + 0.1,
+                "models": {"a": {"averaged": 0.1, "fused": accuracy}, "b": {"averaged": 0.2, "fused": accuracy / 2}},
+                "seconds": {"train": 2.0, "fuse": 1.0},
+            }
+        )
+        for number, accuracy in enumerate(accuracies, 1)
+    ]
+    (path / "metrics.jsonl").write_text("\n".join(lines) + ('\n{"round": 9, "ens' if cut else "\n"))
+    return path
+
+
+def text_of(table: object) -> str:
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console.print(table)
+    return console.export_text()
+
+
+def test_reading_needs_no_torch() -> None:
+    code = (
+        "import sys; import feddf.report.plots, feddf.report.tables; "
+        "sys.exit('torch was imported' if 'torch' in sys.modules else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_is_read_as_far_as_it_got(tmp_path: Path) -> None:
+    run = read_run(write(tmp_path / "run", "feddf", 3, [0.2, 0.4], cut=True))
+    assert (run.method, run.seed, run.rounds, run.prototypes) == ("feddf", 3, [1, 2], ["a", "b"])
+    assert run.curve("a") == [0.2, 0.4]
+    assert run.curve() == pytest.approx([0.15, 0.3])
+    assert run.curve("b", "averaged") == [0.2, 0.2]
+    assert math.isnan(run.ensemble()[0])
+    assert run.seconds() == {"train": 4.0, "fuse": 2.0}
+
+
+def test_side_by_side_with_mean_and_standard_deviation(tmp_path: Path) -> None:
+    values = {("fedavg", 0): 0.2, ("fedavg", 1): 0.4, ("feddf", 0): 0.5, ("feddf", 1): 0.9}
+    for (method, seed), value in values.items():
+        write(tmp_path / f"{method}-{seed}", method, seed, [0.1, value])
+    text = text_of(comparison_table(find_runs(tmp_path), ["fedavg", "feddf"]))
+    assert "after round 2, in % (seeds 0, 1)" in text
+    row = next(line for line in text.splitlines() if " a " in line)
+    assert "30.0 ± 14.1" in row
+    assert "70.0 ± 28.3" in row
+    assert "+40.0 ± 14.1" in row
+
+
+def test_tables_of_unfinished_runs(tmp_path: Path) -> None:
+    write(tmp_path / "half", "feddf", 0, [0.5, 0.4])
+    write(tmp_path / "none", "feddf", 1, [])
+    runs = find_runs(tmp_path)
+    text = text_of(runs_table(runs))
+    assert "2/3" in text
+    assert "0/3" in text
+    assert "50.0" in text  # the best
+    assert "2.0" in text_of(seconds_table(runs[:1]))
+    with pytest.raises(ReportError, match="no round that all these runs have played"):
+        comparison_table(runs, ["feddf"])
+
+
+def test_curves_are_drawn(tmp_path: Path) -> None:
+    runs = [read_run(write(tmp_path / m, m, 0, [0.1, 0.5, 0.6])) for m in ("fedavg", "feddf")]
+    learning_curves(runs, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_without_runs_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="holds no run"):
+        find_runs(tmp_path)
+
+
+def test_numbers_are_percentages() -> None:
+    assert (percent(0.1234), percent(math.nan)) == ("12.3", "–")
+    assert (spread([0.5]), spread([0.5], signed=True), spread([0.1, 0.3])) == ("50.0", "+50.0", "20.0 ± 14.1")

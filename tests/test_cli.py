@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFIG = """
+data = "toy"
+name = "small"
+pool = "plane"
+clients = 4
+fraction = 1.0
+rounds = 2
+local_epochs = 1
+distill_steps = 20
+engine = "in-process"
+prototypes = ["mlp"]
+"""
+
+
+def feddf(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "feddf", *words]
+    environment = {key: value for key, value in os.environ.items() if key != "FEDDF_DATA"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "small.toml").write_text(CONFIG)
+    done = feddf("run", "small.toml", "data=toy", "--out", "out", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_help_names_every_command(tmp_path: Path) -> None:
+    text = feddf("--help", cwd=tmp_path).stdout
+    for command in ("run", "resume", "compare", "report", "presets"):
+        assert command in text
+        assert feddf(command, "--help", cwd=tmp_path).returncode == 0
+
+
+def test_presets_are_listed(tmp_path: Path) -> None:
+    assert "demo" in feddf("presets", cwd=tmp_path).stdout
+
+
+def test_a_run_leaves_a_complete_folder(place: Path) -> None:
+    names = {path.name for path in (place / "out").iterdir()}
+    assert {"config.toml", "metrics.jsonl", "checkpoints", "models", "curves.png", "regions.png"} <= names
+    assert (place / "out" / "models" / "mlp.safetensors").stat().st_size > 1000
+    records = [json.loads(line) for line in (place / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["round"] for record in records] == [1, 2]
+    for record in records:
+        assert record["clients"] == ["client-0", "client-1", "client-2", "client-3"]
+        assert record["dropped"] == []
+        assert 0 <= record["ensemble"] <= 1
+        assert record["models"]["mlp"].keys() == {"averaged", "fused"}
+        assert {"train", "fuse", "ask", "distill", "evaluate"} <= record["seconds"].keys()
+        assert record["distillation"]["mlp"]["steps"] == 20
+
+
+MISTAKES = {
+    ("run", "small.toml", "alpha=-1"): (2, "error: alpha = -1.0: input should be greater than 0"),
+    ("run", "small.toml", "pool=mnist-5k"): (
+        2,
+        "error: pool = 'mnist-5k': inputs of shape (1, 28, 28) cannot stand in",
+    ),
+    ("run", "small.toml", "data=cifar10"): (2, "error: data 'cifar10' is not complete in data: no file"),
+    ("run", "nowhere.toml"): (2, "error: cannot read the configuration nowhere.toml"),
+    ("run", "demmo"): (2, "error: no preset or file is called 'demmo'; did you mean 'demo'?"),
+    ("run", "small.toml", "--out", "out"): (1, "error: out already holds a run; continue it with: feddf resume out"),
+    ("run", "small.toml", "alpha=3", "--out", "out"): (
+        1,
+        "error: out holds a run with another configuration: alpha: 1.0 -> 3.0",
+    ),
+    ("resume", "out", "seed=9"): (1, "error: out was started with another configuration: seed: 0 -> 9"),
+    ("resume", "nowhere"): (1, "error: nowhere is not a run folder"),
+    ("report", "nowhere"): (2, "error: nowhere is not a run folder"),
+    ("compare", "small.toml", "seeds=a"): (2, "error: seeds = 'a': must be whole numbers"),
+    ("compare", "small.toml", "methods=best"): (2, "error: method = 'best': input should be 'fedavg' or 'feddf'"),
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_users_mistake_is_one_line_and_a_code(place: Path, words: tuple[str, ...]) -> None:
+    before = sorted(place.rglob("*"))
+    code, said = MISTAKES[words]
+    done = feddf(*words, cwd=place)
+    assert done.returncode == code
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1
+    assert sorted(place.rglob("*")) == before  # a mistake leaves nothing behind
+
+
+def test_words_that_are_no_command_are_explained(place: Path) -> None:
+    done = feddf("rum", cwd=place)
+    assert done.returncode == 2
+    assert "No such command" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_resuming_a_finished_run_changes_nothing(place: Path) -> None:
+    before = (place / "out" / "models" / "mlp.safetensors").read_bytes()
+    done = feddf("resume", "out", "workers=1", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2 rounds are done" in done.stdout
+    assert (place / "out" / "models" / "mlp.safetensors").read_bytes() == before
+
+
+def test_other_versions_are_a_warning_and_refused_when_strict(place: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", str(place / "out"), str(copy)], check=True)
+    config = copy / "config.toml"
+    lines = ['torch = "1.0"' if line.startswith("torch") else line for line in config.read_text().splitlines()]
+    config.write_text("\n".join(lines))
+    warned = feddf("resume", str(copy), cwd=tmp_path)
+    assert warned.returncode == 0
+    assert "warning: bytes may differ: torch 1.0 ->" in warned.stderr
+    refused = feddf("resume", str(copy), "--strict", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "refused by --strict" in refused.stderr
+
+
+def test_compare_sets_methods_side_by_side_and_goes_on_where_it_stopped(place: Path) -> None:
+    words = ("compare", "small.toml", "seeds=0,1", "rounds=1", "--out", "both")
+    done = feddf(*words, cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "Test accuracy after round 1, in % (seeds 0, 1)" in done.stdout
+    assert sorted(path.name for path in (place / "both").iterdir()) == [
+        "curves.png", "fedavg-seed0", "fedavg-seed1", "feddf-seed0", "feddf-seed1",
+    ]  # fmt: skip
+    again = feddf(*words, cwd=place)
+    assert again.returncode == 0
+    assert "round 1/1, 4 clients" not in again.stdout  # nothing was played twice
+    other = feddf(*words, "alpha=9", cwd=place)
+    assert other.returncode == 1
+    assert "holds a run with another configuration" in other.stderr
+
+
+def test_report_draws_a_picture_for_each_experiment(place: Path) -> None:
+    other = feddf(
+        "run", "small.toml", "prototypes=[{model='mlp',name='other'}]", "pool_size=9", "--out", "other", cwd=place
+    )
+    assert other.returncode == 0, other.stderr
+    done = feddf("report", "out", "other", "--out", "picture.png", cwd=place)
+    assert done.returncode == 0, done.stderr
+    for name in ("picture.png", "picture-2.png"):
+        assert (place / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_own_modules_in_the_working_folder(place: Path) -> None:
+    (place / "mine.py").write_text("from feddf.data.datasets import toy\ndef points(): return toy(None)\n")
+    done = feddf("run", "small.toml", "data=mine:points", "rounds=1", "engine=processes", "--out", "own", cwd=place)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_toy_is_drawn_whatever_its_clients_and_method(place: Path) -> None:
+    words = ("clients=12", "fraction=0.25", "method=fedavg", "rounds=1", "--out", "crowd")
+    done = feddf("run", "small.toml", *words, cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert (place / "crowd" / "regions.png").exists()
+
+
+def test_when_all_clients_fail_the_code_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(CONFIG.replace('"in-process"', '"processes"'))
+    done = feddf("run", "small.toml", "deadline=0.0001", "workers=1", "--out", "late", cwd=tmp_path)
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: round 1 had too few usable updates in each of 3 attempts (client-0: late")

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from conftest import Tiny
+from feddf.data.encode import plain
+from feddf.local import local_update, mini_batches
+from feddf.states import digest, initial
+from feddf.types import Client, Examples, Inputs, Job, Prototype
+
+
+def job_of(tiny: Tiny, number: int = 0) -> Job:
+    client = tiny.federation.clients[number]
+    return Job(client, 1, tiny.server.models[client.prototype], seed=11)
+
+
+def test_is_gradient_descent_on_the_mean_cross_entropy() -> None:
+    """One epoch of one batch on a linear model, against the closed form in NumPy."""
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(12, 4)).astype(np.float32), random.integers(0, 3, 12)
+    prototype = Prototype("linear", partial(nn.Linear, 4, 3))
+    train = Examples(Inputs(torch.from_numpy(x), plain), torch.from_numpy(y), 3)
+    state = initial(prototype, 0)
+    job = Job(Client("a", "linear", torch.arange(12)), 1, state, 5)
+    update = local_update(job, prototypes={"linear": prototype}, train=train, epochs=3, batch=12, rate=0.5)
+    weight, bias = (state[key].double().numpy() for key in ("weight", "bias"))
+    for _ in range(3):
+        scores = np.exp(x @ weight.T + bias)
+        error = scores / scores.sum(axis=1, keepdims=True) - np.eye(3)[y]
+        weight, bias = weight - 0.5 * error.T @ x / 12, bias - 0.5 * error.mean(axis=0)
+    np.testing.assert_allclose(update.state["weight"], weight, atol=1e-5)
+    np.testing.assert_allclose(update.state["bias"], bias, atol=1e-5)
+
+
+def test_does_not_change_what_it_was_sent_and_repeats_itself(tiny: Tiny) -> None:
+    job = job_of(tiny)
+    before = digest({"m": job.state})
+    torch.manual_seed(1)
+    one = tiny.local(job)
+    torch.manual_seed(2)  # the global generator plays no part
+    two = tiny.local(job)
+    assert digest({"m": job.state}) == before
+    assert digest({"m": one.state}) == digest({"m": two.state}) != before
+    assert digest({"m": tiny.local(replace(job, seed=12)).state}) != digest({"m": one.state})
+
+
+def test_says_who_it_is_and_how_much_it_saw(tiny: Tiny) -> None:
+    update = tiny.local(job_of(tiny, 1))
+    assert (update.client_id, update.prototype, update.round, update.n_examples) == ("c1", "mlp", 1, 20)
+    assert update.metrics["train_loss"] > 0
+
+
+def test_uses_only_its_own_examples(tiny: Tiny) -> None:
+    """Spoiling everybody else's data changes nothing."""
+    job = job_of(tiny)
+    raw = tiny.train.inputs.raw.clone()
+    others = torch.ones(len(raw), dtype=torch.bool)
+    others[job.client.indices] = False
+    raw[others] = 255
+    spoilt = replace(tiny.train, inputs=replace(tiny.train.inputs, raw=raw))
+    update = local_update(job, prototypes=tiny.prototypes, train=spoilt, epochs=1, batch=8, rate=0.05)
+    assert digest({"m": update.state}) == digest({"m": tiny.local(job).state})
+
+
+def test_a_client_without_examples_sends_back_what_it_got(tiny: Tiny) -> None:
+    job = replace(job_of(tiny), client=Client("c0", "cnn", torch.tensor([], dtype=torch.int64)))
+    update = tiny.local(job)
+    assert update.n_examples == 0
+    assert digest({"m": update.state}) == digest({"m": job.state})
+
+
+def test_augmentation_is_seeded(tiny: Tiny) -> None:
+    def shift(raw: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return raw.roll(int(torch.randint(0, 8, (1,), generator=generator)), dims=-1)
+
+    arguments = {"prototypes": tiny.prototypes, "train": tiny.train, "epochs": 1, "batch": 8, "rate": 0.05}
+    one, two = (digest({"m": local_update(job_of(tiny), **arguments, augment=shift).state}) for _ in range(2))
+    assert one == two != digest({"m": tiny.local(job_of(tiny)).state})
+
+
+@given(st.integers(0, 50), st.integers(2, 9))
+def test_batches_cover_each_example_once_and_never_leave_one_alone(n: int, size: int) -> None:
+    batches = list(mini_batches(torch.arange(n), size, torch.Generator().manual_seed(0)))
+    assert sorted(torch.cat(batches).tolist() if batches else []) == list(range(n))
+    assert n <= 1 or all(2 <= len(batch) <= size + 1 for batch in batches)

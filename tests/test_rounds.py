@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import Tiny, make_tiny
+from feddf.engines import in_process
+from feddf.fusion import FUSIONS, fedavg
+from feddf.rounds import Federation, QuorumError, collect, play, rounds, sample, sample_size
+from feddf.states import digest
+from feddf.types import Client, Failure, Fused, Job, Refusal, Update
+
+
+def members(n: int) -> list[Client]:
+    return [Client(f"{i:03d}", "p") for i in range(n)]
+
+
+@given(st.integers(1, 60), st.floats(0.02, 1), st.integers(1, 50), st.integers(0, 9))
+def test_a_sample_is_a_fraction_of_different_clients(n: int, fraction: float, number: int, seed: int) -> None:
+    chosen = sample(Federation(members(n), fraction, seed), number)
+    assert len(chosen) == len({client.id for client in chosen}) == sample_size(n, fraction) == round(fraction * n)
+    assert chosen == sample(Federation(members(n)[::-1], fraction, seed), number)
+
+
+def test_all_clients_get_their_turn() -> None:
+    federation = Federation(members(10), 0.4, 0)
+    turns = Counter(client.id for number in range(1, 501) for client in sample(federation, number))
+    assert len(turns) == 10
+    assert all(150 < count < 250 for count in turns.values())
+
+
+def test_another_attempt_takes_other_clients() -> None:
+    federation = Federation(members(10), 0.4, 0)
+    first, second = (({client.id for client in sample(federation, 1, attempt)}) for attempt in (0, 1))
+    assert not first & second
+
+
+def backwards(function: Callable, jobs: Sequence) -> Iterator:
+    return iter(list(in_process(function, jobs))[::-1])
+
+
+@pytest.mark.parametrize("method", sorted(FUSIONS))
+def test_the_order_of_arrival_does_not_matter(tiny: Tiny, method: str) -> None:
+    digests = {
+        digest(
+            play(
+                tiny.server,
+                tiny.federation,
+                engine=engine,
+                train=tiny.local,
+                fuse=FUSIONS[method](replace(tiny.kit, engine=engine)),
+            ).server.models
+        )
+        for engine in (in_process, backwards)
+    }
+    assert len(digests) == 1
+
+
+def unreliable(tiny: Tiny, bad: dict[str, Callable[[Job], Update]]) -> Callable[[Job], Update]:
+    return lambda job: bad.get(job.id, tiny.local)(job)
+
+
+def explode(job: Job) -> Update:
+    raise MemoryError("out of memory\nand more")
+
+
+def test_a_client_that_raises_is_recorded_and_the_round_goes_on(tiny: Tiny) -> None:
+    first = sample(tiny.federation, 1)[0].id
+    closed = play(
+        tiny.server, tiny.federation, engine=in_process, train=unreliable(tiny, {first: explode}), fuse=fedavg()
+    )
+    assert closed.failures == [Failure(first, "MemoryError: out of memory")]
+    assert len(closed.updates) == 3
+    assert closed.attempts == 1
+
+
+def test_a_refused_update_counts_as_a_failure_and_leaves_no_trace(tiny: Tiny) -> None:
+    first = sample(tiny.federation, 1)[0].id
+
+    def poison(job: Job) -> Update:
+        update = tiny.local(job)
+        key = next(iter(update.state))
+        return replace(update, state={**update.state, key: update.state[key] * torch.nan})
+
+    poisoned = play(
+        tiny.server, tiny.federation, engine=in_process, train=unreliable(tiny, {first: poison}), fuse=fedavg()
+    )
+    absent = play(
+        tiny.server, tiny.federation, engine=in_process, train=unreliable(tiny, {first: explode}), fuse=fedavg()
+    )
+    assert "not finite" in poisoned.failures[0].reason
+    assert digest(poisoned.server.models) == digest(absent.server.models)
+
+
+def test_below_the_quorum_the_round_is_tried_again_with_other_clients(tiny: Tiny) -> None:
+    federation = replace(tiny.federation, fraction=0.5, quorum=0.9)
+    first, second = sample(federation, 1, 0), sample(federation, 1, 1)
+    train = unreliable(tiny, {first[0].id: explode})
+    closed = play(tiny.server, federation, engine=in_process, train=train, fuse=fedavg())
+    assert closed.attempts == 2
+    assert [update.client_id for update in closed.updates] == [client.id for client in second]
+    assert closed.failures == [Failure(first[0].id, "MemoryError: out of memory")]
+    assert closed.server.round == 1
+
+
+def test_when_nobody_answers_the_run_ends_with_the_reasons(tiny: Tiny) -> None:
+    with pytest.raises(QuorumError, match=r"round 1 .* each of 3 attempts .*MemoryError"):
+        next(rounds(tiny.server, tiny.federation, engine=in_process, train=explode, fuse=fedavg()))
+
+
+def test_replies_count_once_and_only_from_those_who_were_asked(tiny: Tiny) -> None:
+    jobs = [Job(c, 1, tiny.server.models[c.prototype], 0) for c in tiny.federation.clients[:3]]
+    stranger = tiny.local(replace(jobs[0], client=tiny.federation.clients[4]))
+
+    def noisy(function: Callable, asked: Sequence) -> Iterator:
+        first = function(asked[0])
+        yield from (first, replace(first, n_examples=10**6), first, stranger, function(asked[1]))
+
+    updates, failures = collect(noisy, tiny.local, jobs)
+    assert [update.client_id for update in updates] == ["c0", "c1"]
+    assert updates[0].n_examples == 20
+    assert {failure.client_id: failure.reason for failure in failures} == {
+        "c2": "no answer",
+        "c4": "client 'c4' was not sampled this round",
+    }
+
+
+def test_a_fusion_may_refuse_updates_and_gets_the_rest_again(tiny: Tiny) -> None:
+    calls: list[list[str]] = []
+    plain = fedavg()
+
+    def picky(server, updates, seed) -> Fused:
+        calls.append([update.client_id for update in updates])
+        if len(calls) == 1:
+            raise Refusal([Failure(updates[0].client_id, "its logits are not finite")])
+        return plain(server, updates, seed)
+
+    closed = play(tiny.server, tiny.federation, engine=in_process, train=tiny.local, fuse=picky)
+    assert calls[1] == calls[0][1:]
+    assert closed.failures == [Failure(calls[0][0], "its logits are not finite")]
+    assert [update.client_id for update in closed.updates] == calls[1]
+
+
+def test_rounds_go_on_from_any_server_state() -> None:
+    tiny = make_tiny()
+    arguments = {"engine": in_process, "train": tiny.local, "fuse": FUSIONS["feddf"](tiny.kit)}
+    straight = [closed.server for closed in islice(rounds(tiny.server, tiny.federation, **arguments), 3)]
+    again = next(rounds(straight[1], tiny.federation, **arguments)).server
+    assert [server.round for server in straight] == [1, 2, 3]
+    assert digest(again.models) == digest(straight[2].models)

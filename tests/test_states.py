@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddf.states import copy, digest, weighted_mean
+
+numbers = st.floats(-100, 100, width=32)
+rows = st.lists(st.lists(numbers, min_size=3, max_size=3), min_size=1, max_size=6)
+
+
+@given(rows, st.data())
+def test_mean_agrees_with_numpy(values: list[list[float]], data: st.DataObject) -> None:
+    weights = data.draw(st.lists(st.integers(1, 1000), min_size=len(values), max_size=len(values)))
+    mean = weighted_mean([{"w": torch.tensor(row)} for row in values], weights)["w"]
+    expected = np.average(np.array(values, dtype=np.float64), axis=0, weights=weights)
+    np.testing.assert_allclose(mean.numpy(), expected, rtol=1e-6, atol=1e-6)
+
+
+@given(st.lists(numbers, min_size=1, max_size=5), st.lists(st.integers(1, 10**6), min_size=1, max_size=9))
+def test_equal_states_come_back_unchanged(values: list[float], weights: list[int]) -> None:
+    state = {"w": torch.tensor(values), "running_var": torch.tensor(values).abs(), "count": torch.tensor(7)}
+    mean = weighted_mean([state] * len(weights), weights)
+    assert all(torch.equal(mean[key], state[key]) for key in state)
+
+
+def test_buffers_are_averaged_and_counters_take_the_largest() -> None:
+    a = {"running_mean": torch.tensor([0.0]), "num_batches_tracked": torch.tensor(3)}
+    b = {"running_mean": torch.tensor([4.0]), "num_batches_tracked": torch.tensor(9)}
+    mean = weighted_mean([a, b], [3, 1])
+    assert mean["running_mean"].item() == 1.0
+    assert mean["num_batches_tracked"].item() == 9
+    assert mean["num_batches_tracked"].dtype == torch.int64
+
+
+def test_weight_zero_leaves_a_state_out() -> None:
+    a, b = {"w": torch.tensor([1.0])}, {"w": torch.tensor([5.0])}
+    assert weighted_mean([a, b], [2, 0])["w"].item() == 1.0
+
+
+@pytest.mark.parametrize("weights", [[0, 0], [0.0, 0.0]])
+def test_no_weight_at_all_is_an_error(weights: list[float]) -> None:
+    with pytest.raises(ValueError, match="positive total weight"):
+        weighted_mean([{"w": torch.ones(1)}] * 2, weights)
+
+
+def test_digest_sees_every_bit_name_dtype_and_shape() -> None:
+    state = {"w": torch.ones(2, 2)}
+    flipped = {"w": state["w"].clone()}
+    flipped["w"][0, 0] = float(np.nextafter(np.float32(1), np.float32(2)))
+    others = [flipped, {"v": state["w"]}, {"w": state["w"].double()}, {"w": state["w"].reshape(4)}]
+    assert len({digest({"m": other}) for other in [state, *others]}) == 5
+    assert digest({"m": state}) == digest({"m": {"w": torch.ones(2, 2)}})
+
+
+def test_copy_has_its_own_plain_storage() -> None:
+    original = {"w": torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)}
+    copied = copy(original)
+    original["w"].zero_()
+    assert copied["w"].is_contiguous()
+    assert copied["w"].sum() == 96
