@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +22,8 @@ from feddf.types import Client, Examples, Inputs, LocalTrain, Prototype, ServerS
 
 SHAPE, CLASSES = (1, 8, 8), 3
 
+os.environ["OMP_NUM_THREADS"] = "1"  # for subprocesses: several at once must not fight for the cores
+torch.set_num_threads(1)
 settings.register_profile("feddf", deadline=None)  # torch warms up in the first example
 settings.load_profile("feddf")
 

@@ -128,7 +128,7 @@ def test_replies_count_once_and_only_from_those_who_were_asked(tiny: Tiny) -> No
     assert updates[0].n_examples == 20
     assert {failure.client_id: failure.reason for failure in failures} == {
         "c2": "no answer",
-        "c4": "client 'c4' was not sampled this round",
+        "unknown": "client 'c4' was not sampled this round",
     }
 
 

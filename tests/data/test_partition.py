@@ -46,7 +46,7 @@ def test_alpha_goes_from_one_class_a_client_to_the_same_mix_for_all() -> None:
         alpha: shares(labels, dirichlet(labels, 20, alpha=alpha, seed=0, n_classes=10), 10).max(axis=1).mean()
         for alpha in (0.01, 0.1, 1.0, 100.0)
     }
-    assert top[0.01] > 0.9
+    assert top[0.01] > 0.8
     assert top[0.01] > top[0.1] > top[1.0] > top[100.0]
     assert top[100.0] < 0.15
 

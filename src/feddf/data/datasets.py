@@ -81,7 +81,7 @@ def digits(data_dir: Path | None) -> Dataset:
     found = load_digits()
     raw = torch.from_numpy((found.images * (255 / 16)).astype(np.uint8)).unsqueeze(1)
     raw = torch.nn.functional.pad(raw, (2, 2, 2, 2))
-    return _embedded("digits", raw, torch.from_numpy(found.target.astype(np.int64)), Pixels((0.305,), (0.376,)))
+    return _embedded("digits", raw, torch.from_numpy(found.target.astype(np.int64)), Pixels((0.135,), (0.293,)))
 
 
 def toy(data_dir: Path | None) -> Dataset:
