@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -156,7 +157,8 @@ def test_asked_to_stop_it_stops_soon_and_says_how_to_go_on(
     config: Path, reference: tuple[str, list[dict]], tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     run = tmp_path / "run"
-    server = feddf("run", str(config), "--out", str(run), start_new_session=True)
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job would ignore it
+    server = feddf("run", str(config), "--out", str(run), start_new_session=True, preexec_fn=listen)
     assert server.stdout is not None
     while "fused" not in server.stdout.readline():
         assert server.poll() is None

@@ -19,6 +19,7 @@ from feddf.experiments import toy
 from feddf.report import ReportError, alike, find_runs, plots, tables
 from feddf.rounds import QuorumError
 from feddf.runs import ConfigError, Experiment, Parts, RunFolder, StoreError, build, config, load, play, presets
+from feddf.runs.profile import Profile
 from feddf.runs.store import versions
 
 app = typer.Typer(
@@ -40,13 +41,22 @@ Out = Annotated[Path | None, typer.Option(help="The folder to write to (default:
 
 
 @app.command()
-def run(name_or_file: NameOrFile, overrides: Overrides = None, out: Out = None) -> None:
+def run(
+    name_or_file: NameOrFile,
+    overrides: Overrides = None,
+    out: Out = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Write a timeline that Perfetto opens.")] = False,
+) -> None:
     """Run an experiment, for instance: feddf run demo alpha=1 seed=3"""
     experiment = load(name_or_file, overrides or [])
     path = out or _free(Path("runs") / f"{experiment.name}-{experiment.method}-seed{experiment.seed}")
     _refuse_other_config(path, experiment)
     parts = build(experiment)  # before the folder is made: a mistake leaves nothing behind
-    _finish(parts, RunFolder.create(path, experiment))
+    timeline = Profile() if profile else None
+    _finish(parts, RunFolder.create(path, experiment), timeline)
+    if timeline:
+        timeline.write(path / "trace.json")
+        out_console.print(f"timeline (open it in Perfetto): {path / 'trace.json'}", soft_wrap=True)
 
 
 @app.command()
@@ -122,8 +132,8 @@ def list_presets() -> None:
     out_console.print(table)
 
 
-def _finish(parts: Parts, folder: RunFolder) -> None:
-    _play(parts, folder)
+def _finish(parts: Parts, folder: RunFolder, timeline: Profile | None = None) -> None:
+    _play(parts, folder, timeline)
     _summary([folder.path])
     if parts.experiment.data == "toy":
         _draw_toy(parts, folder.path)
@@ -137,12 +147,12 @@ def _say_progress(folder: RunFolder, experiment: Experiment) -> None:
     out_console.print(f"{folder.path}: {done} of {experiment.rounds} rounds are done", soft_wrap=True)
 
 
-def _play(parts: Parts, folder: RunFolder) -> None:
+def _play(parts: Parts, folder: RunFolder, timeline: Profile | None = None) -> None:
     experiment = parts.experiment
     done = len(folder.records())
     view = View(f"{experiment.name}, {experiment.method}, seed {experiment.seed}", experiment.rounds, done)
     try:
-        follow(play(parts, folder, view.watch), view, out_console)
+        follow(play(parts, folder, view.watch, timeline), view, out_console)
     except KeyboardInterrupt:
         err_console.print(
             f"stopped; finished rounds are safe. Continue with: feddf resume {folder.path}", soft_wrap=True

@@ -15,6 +15,8 @@ from feddf.fusion.ensemble import Answer, Question, answer, avg_logits
 from feddf.outcomes import in_order
 from feddf.rounds import rounds
 from feddf.runs.build import Parts, open_engine
+from feddf.runs.profile import Profile
+from feddf.runs.spool import forget, remembering
 from feddf.runs.store import Record, RunFolder
 from feddf.types import Engine, Examples, Failure, J, R, Round
 
@@ -26,7 +28,7 @@ def unwatched(stage: str, done: int, total: int) -> None:
     """Watch nothing."""
 
 
-def play(parts: Parts, folder: RunFolder, watch: Watch = unwatched) -> Iterator[Record]:
+def play(parts: Parts, folder: RunFolder, watch: Watch = unwatched, profile: Profile | None = None) -> Iterator[Record]:
     """Play the rounds that the folder does not hold yet; yield each round's record once it is safe on disk.
 
     The log line is written before the checkpoint. A crash between the two leaves a line without a
@@ -37,17 +39,22 @@ def play(parts: Parts, folder: RunFolder, watch: Watch = unwatched) -> Iterator[
         saved, _ = folder.latest()
         server = saved or parts.server
         folder.forget_after(server.round)
-        work = {stage: watched(engines.server, watch, stage) for stage in ("fuse", "evaluate")}
-        fuse = parts.fuse(work["fuse"])
+        spool = folder.path / "spool"
+
+        def timed(stage: str, engine: Engine) -> Engine:
+            return profile.engine(engine, stage) if profile else engine
+
+        train = watched(remembering(timed("train", engines.clients), spool), watch, "train")
+        fuse = parts.fuse(watched(timed("fuse", engines.server), watch, "fuse"))
+        evaluation = watched(timed("evaluate", engines.server), watch, "evaluate")
         examine = partial(answer, prototypes=parts.prototypes, inputs=parts.task.data.test.inputs)
-        games = rounds(
-            server, parts.federation, engine=watched(engines.clients, watch, "train"), train=parts.train, fuse=fuse
-        )
+        games = rounds(server, parts.federation, engine=train, train=parts.train, fuse=fuse)
         for closed in islice(games, experiment.rounds - server.round):
-            record = judge(closed, work["evaluate"], examine, parts.task.data.test)
+            record = judge(closed, evaluation, examine, parts.task.data.test)
             clock = perf_counter()
             folder.append(record)
             folder.save(closed.server, experiment.keep_checkpoints)
+            forget(spool)
             server = closed.server
             watch("save", 1, 1)
             record["seconds"]["save"] = perf_counter() - clock

@@ -1,0 +1,70 @@
+"""A timeline of a run: which worker did which job when, as a trace that Perfetto (or chrome://tracing) opens."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from feddf.types import Engine, Failure, J, R
+
+
+@dataclass(frozen=True)
+class _Timed:
+    result: Any
+    job: str
+    process: int
+    began: float
+    ended: float
+
+
+def _timed(function: Callable[[Any], Any], job: Any) -> _Timed:
+    began = time.time()
+    result = function(job)
+    return _Timed(result, job.id, os.getpid(), began, time.time())
+
+
+class Profile:
+    """Collects the spans of all jobs that pass through its engines."""
+
+    def __init__(self) -> None:
+        self.spans: list[dict[str, Any]] = []
+        self._functions: dict[int, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+
+    def engine(self, engine: Engine, stage: str) -> Engine:
+        """Return the engine, with every job's time taken where it runs."""
+
+        def run(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+            for outcome in engine(self._wrapped(function), jobs):
+                if isinstance(outcome, Failure):
+                    yield outcome
+                    continue
+                self.add(stage, outcome.job, outcome.process, outcome.began, outcome.ended)
+                yield outcome.result
+
+        return run
+
+    def add(self, stage: str, name: str, process: int, began: float, ended: float) -> None:
+        """Add a span; times are seconds since 1970."""
+        span = {"name": f"{stage}: {name}", "cat": stage, "ph": "X", "pid": process, "tid": 0}
+        self.spans.append({**span, "ts": began * 1e6, "dur": (ended - began) * 1e6})
+
+    def write(self, path: Path) -> None:
+        """Write the trace."""
+        names = {os.getpid(): "server"}
+        rows = [
+            {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": names.get(pid, f"worker {pid}")}}
+            for pid in sorted({span["pid"] for span in self.spans})
+        ]
+        path.write_text(json.dumps({"traceEvents": rows + self.spans, "displayTimeUnit": "ms"}))
+
+    def _wrapped(self, function: Callable[[Any], Any]) -> Callable[[Any], _Timed]:
+        """Return the same wrapper for the same function: workers keep a function that they have seen."""
+        if id(function) not in self._functions:
+            self._functions[id(function)] = (function, partial(_timed, function))
+        return self._functions[id(function)][1]

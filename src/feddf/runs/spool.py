@@ -1,0 +1,101 @@
+"""Finished clients' updates, kept on disk until their round is safe.
+
+Interrupting a round loses no client that has finished, and a cohort of thousands does not sit in memory: an
+update's tensors are read from its memory-mapped file when they are needed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import safetensors
+import safetensors.torch
+
+from feddf.states import digest
+from feddf.types import Engine, Failure, J, Job, R, Update
+
+
+def remembering(engine: Engine, folder: Path) -> Engine:
+    """Return the engine for clients' jobs, with what was finished before taken from ``folder``."""
+
+    def run(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+        folder.mkdir(exist_ok=True)
+        missing: list[J] = []
+        for job in jobs:
+            found = recall(folder, cast(Job, job))
+            if found is None:
+                missing.append(job)
+            else:
+                yield cast(R, found)
+        by_id = {job.id: cast(Job, job) for job in missing}
+        for outcome in engine(function, missing):
+            kept = keep(folder, by_id[outcome.client_id], outcome) if isinstance(outcome, Update) else outcome
+            yield cast("R | Failure", kept)
+
+    return run
+
+
+def keep(folder: Path, job: Job, update: Update) -> Update:
+    """Write an update to disk and return it with its tensors mapped from there.
+
+    It has not passed the gate yet: one that cannot be written is returned as it is, for the gate to refuse.
+    """
+    try:
+        return _kept(_path(folder, job), job, update)
+    except OSError:
+        raise  # the disk is full or gone, which is nobody's fault but must be said
+    except Exception:
+        return update
+
+
+def _kept(path: Path, job: Job, update: Update) -> Update:
+    about = {
+        "client_id": update.client_id,
+        "prototype": update.prototype,
+        "round": update.round,
+        "n_examples": update.n_examples,
+        "metrics": dict(update.metrics),
+        "job": _name(job),
+        "digest": digest({"update": update.state}),
+    }
+    temporary = path.with_suffix(".tmp")
+    safetensors.torch.save_file(dict(update.state), temporary, {"feddf": json.dumps(about)})
+    temporary.replace(path)
+    return _mapped(path, about)
+
+
+def recall(folder: Path, job: Job) -> Update | None:
+    """Return the update that answers exactly this job, if a whole one is on disk."""
+    path = _path(folder, job)
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()["feddf"])
+        update = _mapped(path, about)
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
+        return None
+    whole = about["job"] == _name(job) and digest({"update": update.state}) == about["digest"]
+    return update if whole else None
+
+
+def forget(folder: Path) -> None:
+    """Remove the updates of a round that is safe."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _mapped(path: Path, about: dict[str, Any]) -> Update:
+    state = safetensors.torch.load_file(path)
+    return Update(about["client_id"], about["prototype"], about["round"], state, about["n_examples"], about["metrics"])
+
+
+def _name(job: Job) -> str:
+    """Return what the answer depends on: the seed stands for client and round, the digest for what was sent."""
+    return f"{job.seed} {digest({'sent': job.state})}"
+
+
+def _path(folder: Path, job: Job) -> Path:
+    safe = "".join(character if character.isalnum() or character in "-_" else "_" for character in job.id)
+    return folder / f"round-{job.round:04d}-{safe[:80]}-{job.seed:016x}.safetensors"
