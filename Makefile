@@ -3,12 +3,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 SEEDS ?= 0
 
-.PHONY: demo test lint clean
+.PHONY: help demo test lint bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo           FedAvg and FedDF on embedded digits, side by side (about a minute; SEEDS=0,1,2 for three)"
 	@echo "make test           ruff, mypy, import-linter and pytest"
+	@echo "make bench          the speed tables (15 minutes on a quiet machine; ONLY=local for one part)"
 	@echo "make clean          remove .venv and caches"
 
 .venv/demo: pyproject.toml constraints.txt
@@ -23,6 +24,9 @@ help:
 
 demo: .venv/demo
 	$(BIN)/feddf compare demo seeds=$(SEEDS)
+
+bench: .venv/demo
+	$(BIN)/python benchmarks/bench.py $(ONLY)
 
 lint: .venv/dev
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from feddf.accelerate import Accelerate, eager
 from feddf.seeds import derive, seeded, torch_generator
 from feddf.states import copy
 from feddf.types import Examples, Job, Prototype, Update
@@ -25,6 +26,7 @@ def local_update(
     batch: int,
     rate: float,
     augment: Augment | None = None,
+    accelerate: Accelerate = eager,
 ) -> Update:
     """Train on the client's own examples with SGD at a constant rate (no momentum, no decay): Algorithm 2.
 
@@ -34,6 +36,7 @@ def local_update(
     indices = job.client.indices
     assert indices is not None, f"client {job.client.id} has no indices: its data are not here"
     model = prototypes[job.client.prototype].load(job.state).train()  # line 2
+    forward = accelerate(model, batch)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     shuffle = torch_generator(derive(job.seed, "shuffle"))
     distort = torch_generator(derive(job.seed, "augment"))
@@ -44,7 +47,7 @@ def local_update(
             for chosen in mini_batches(indices, batch, shuffle):  # line 4
                 raw = train.inputs.raw[chosen]
                 inputs = train.inputs.encode(augment(raw, distort) if augment else raw)
-                loss = F.cross_entropy(model(inputs), train.labels[chosen])
+                loss = F.cross_entropy(forward(inputs), train.labels[chosen])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()  # line 5

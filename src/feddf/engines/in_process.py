@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 
-import torch
-
+from feddf.threads import threads
 from feddf.types import Failure, J, R
 
 
 def in_process(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
     """Run the jobs here, each on one torch thread. A job that raises becomes a failure."""
     for job in jobs:
-        with one_thread():
+        with threads(1):
             outcome = attempt(function, job)
         yield outcome
 
@@ -30,14 +28,3 @@ def reason(error: BaseException) -> str:
     """Return the error's kind and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one torch thread inside the block."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -11,11 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from feddf.evaluate import folded
 from feddf.fusion.average import average, start_from
 from feddf.fusion.distill import Distilled, Schedule, Teach, distill
 from feddf.fusion.ensemble import answer, ask, avg_logits
 from feddf.outcomes import gather
 from feddf.seeds import derive
+from feddf.threads import threads
 from feddf.types import Engine, Fused, Fusion, Inputs, Prototype, Rule, Score, ServerState, State, Target, Update
 
 Mode = Literal["cached", "online"]
@@ -90,7 +92,8 @@ def _study(
     teach = (
         _remember(lesson.probabilities) if lesson.probabilities is not None else _consult(lesson, prototypes, target)
     )
-    return lesson.id, distill(student, teach, pool, schedule=schedule, score=score, seed=lesson.seed)
+    with threads(schedule.threads):
+        return lesson.id, distill(student, teach, pool, schedule=schedule, score=score, seed=lesson.seed)
 
 
 def _remember(probabilities: Tensor) -> Teach:
@@ -98,7 +101,7 @@ def _remember(probabilities: Tensor) -> Teach:
 
 
 def _consult(lesson: Lesson, prototypes: Mapping[str, Prototype], target: Target) -> Teach:
-    teachers = [prototypes[update.prototype].load(update.state) for update in lesson.teachers]
+    teachers = [folded(prototypes[update.prototype].load(update.state)) for update in lesson.teachers]
 
     @torch.no_grad()
     def teach(chosen: Tensor, inputs: Tensor) -> Tensor:

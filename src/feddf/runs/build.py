@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from feddf import evaluate
+from feddf.accelerate import Accelerate, can_compile, compiled, eager
 from feddf.data import DATASETS, Dataset, dirichlet, iid, split
 from feddf.data.augment import flip_crop
 from feddf.data.unlabeled import adapt, choose, uniform
@@ -201,7 +203,17 @@ def _train(experiment: Experiment, task: Task, prototypes: Mapping[str, Prototyp
         batch=experiment.local_batch,
         rate=experiment.local_rate,
         augment=flip_crop if wanted else None,
+        accelerate=_accelerate(experiment),
     )
+
+
+def _accelerate(experiment: Experiment) -> Accelerate:
+    if not experiment.compile:
+        return eager
+    if not can_compile():
+        warnings.warn("this machine cannot compile (is a C++ compiler installed?); going on without", stacklevel=2)
+        return eager
+    return compiled
 
 
 def _fusion(experiment: Experiment, task: Task, prototypes: Mapping[str, Prototype], engine: Engine) -> Fusion:
@@ -211,6 +223,8 @@ def _fusion(experiment: Experiment, task: Task, prototypes: Mapping[str, Prototy
         rate=experiment.distill_rate,
         check_every=experiment.distill_check,
         patience=experiment.distill_patience,
+        threads=experiment.threads_of_a_student,
+        accelerate=_accelerate(experiment),
     )
     score: Score | None = partial(evaluate.accuracy, examples=task.validation)
     if experiment.stop == "steps":

@@ -97,10 +97,17 @@ class Experiment(BaseModel):
     distill_rate: float = Field(default=1e-3, gt=0)
     distill_check: Positive = 100
     distill_patience: Positive = 1_000
+    distill_threads: Positive | None = None
 
+    compile: bool = False
     engine: Literal["processes", "in-process"] = "processes"
     workers: Positive | None = None
     keep_checkpoints: int = Field(default=2, ge=2)
+
+    @property
+    def threads_of_a_student(self) -> int:
+        """Two for a student that learns alone, one for each of several: never a matter of the machine."""
+        return self.distill_threads or (2 if len(self.prototypes) == 1 else 1)
 
     @field_validator("prototypes", mode="before")
     @classmethod
