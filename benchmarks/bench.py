@@ -93,9 +93,9 @@ def jobs_of(clients: int, samples: int) -> list[Job]:
     ]
 
 
-def local(repeats: int = 7) -> dict[str, object]:
+def local(repeats: int = 5) -> dict[str, object]:
     """Images/s in local training."""
-    samples, epochs = 640, 2
+    samples, epochs = 1280, 2
     data = fake(CORES * samples)
     images, model = ENCODE(data.inputs.raw), RESNET["resnet8"].build()
 

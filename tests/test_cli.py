@@ -103,6 +103,7 @@ MISTAKES = {
     ("resume", "nowhere"): (1, "error: nowhere is not a run folder"),
     ("report", "nowhere"): (2, "error: nowhere is not a run folder"),
     ("compare", "small.toml", "seeds=a"): (2, "error: seeds = 'a': must be whole numbers"),
+    ("compare", "small.toml", "target=80"): (2, "error: target = '80': must be an accuracy from 0 to 1"),
     ("compare", "small.toml", "methods=best"): (2, "error: method = 'best': input should be 'fedavg' or 'feddf'"),
 }
 
@@ -153,7 +154,7 @@ def test_compare_sets_methods_side_by_side_and_goes_on_where_it_stopped(place: P
     assert done.returncode == 0, done.stderr
     assert "Test accuracy after round 1, in % (seeds 0, 1)" in done.stdout
     assert sorted(path.name for path in (place / "both").iterdir()) == [
-        "curves.png", "fedavg-seed0", "fedavg-seed1", "feddf-seed0", "feddf-seed1",
+        "comparison.csv", "comparison.md", "curves.png", "fedavg-seed0", "fedavg-seed1", "feddf-seed0", "feddf-seed1",
     ]  # fmt: skip
     again = feddf(*words, cwd=place)
     assert again.returncode == 0

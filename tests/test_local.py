@@ -39,6 +39,33 @@ def test_is_gradient_descent_on_the_mean_cross_entropy() -> None:
     np.testing.assert_allclose(update.state["bias"], bias, atol=1e-5)
 
 
+def test_the_proximal_term_pulls_towards_what_was_sent() -> None:
+    """FedProx on a linear model, against the closed form in NumPy: μ (x − x_{t−1}) joins the gradient."""
+    random = np.random.default_rng(1)
+    x, y = random.normal(size=(8, 3)).astype(np.float32), random.integers(0, 2, 8)
+    prototype = Prototype("linear", partial(nn.Linear, 3, 2, bias=False))
+    train = Examples(Inputs(torch.from_numpy(x), plain), torch.from_numpy(y), 2)
+    state = initial(prototype, 0)
+    job = Job(Client("a", "linear", torch.arange(8)), 1, state, 5)
+    update = local_update(job, prototypes={"linear": prototype}, train=train, epochs=5, batch=8, rate=0.3, proximal=0.7)
+    origin = weight = state["weight"].double().numpy()
+    for _ in range(5):
+        scores = np.exp(x @ weight.T)
+        error = scores / scores.sum(axis=1, keepdims=True) - np.eye(2)[y]
+        weight = weight - 0.3 * (error.T @ x / 8 + 0.7 * (weight - origin))
+    np.testing.assert_allclose(update.state["weight"], weight, atol=1e-5)
+
+
+def test_adam_takes_steps_of_its_rate(tiny: Tiny) -> None:
+    """Adam's first step moves every weight with a gradient by the rate, whatever the gradient's size."""
+    job = replace(job_of(tiny, 1), client=Client("c1", "mlp", torch.arange(8)))
+    update = local_update(
+        job, prototypes=tiny.prototypes, train=tiny.train, epochs=1, batch=8, rate=0.01, optimizer="adam"
+    )
+    moved = (update.state["layers.5.bias"] - job.state["layers.5.bias"]).abs()
+    torch.testing.assert_close(moved, torch.full((3,), 0.01), atol=1e-4, rtol=0)
+
+
 def test_does_not_change_what_it_was_sent_and_repeats_itself(tiny: Tiny) -> None:
     job = job_of(tiny)
     before = digest({"m": job.state})

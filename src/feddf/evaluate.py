@@ -12,7 +12,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from feddf.types import Examples, Inputs
 
-BATCH = 500
+BATCH = 64
 """Images a forward pass: large enough for full speed, small enough to stay in a core's cache."""
 
 

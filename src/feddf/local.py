@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from feddf.accelerate import Accelerate, eager
 from feddf.seeds import derive, seeded, torch_generator
@@ -25,19 +26,24 @@ def local_update(
     epochs: int,
     batch: int,
     rate: float,
+    optimizer: Literal["sgd", "adam"] = "sgd",
+    proximal: float = 0.0,
     augment: Augment | None = None,
     accelerate: Accelerate = eager,
 ) -> Update:
-    """Train on the client's own examples with SGD at a constant rate (no momentum, no decay): Algorithm 2.
+    """Train on the client's own examples at a constant rate (no momentum, no decay): Algorithm 2.
 
-    x ← x − η ∇ℓ(x; b) for every mini-batch b of P_k, for E epochs. The optimizer is new in every round.
-    A client without examples sends back what it received, with n_k = 0.
+    x ← x − η ∇ℓ(x; b) for every mini-batch b of P_k, for E epochs, or Adam's step. ``proximal`` is FedProx's μ: the
+    gradient of μ/2 ‖x − x_{t−1}‖² is added (appendix B; Li et al. 2018). The optimizer is new in every round. A client
+    without examples sends back what it received, with n_k = 0.
     """
     indices = job.client.indices
     assert indices is not None, f"client {job.client.id} has no indices: its data are not here"
     model = prototypes[job.client.prototype].load(job.state).train()  # line 2
     forward = accelerate(model, batch)
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    weights = list(model.parameters())
+    sent = [weight.detach().clone() for weight in weights] if proximal else []
+    stepper = torch.optim.Adam(weights, lr=rate) if optimizer == "adam" else torch.optim.SGD(weights, lr=rate)
     shuffle = torch_generator(derive(job.seed, "shuffle"))
     distort = torch_generator(derive(job.seed, "augment"))
     losses: list[Tensor] = []
@@ -48,14 +54,23 @@ def local_update(
                 raw = train.inputs.raw[chosen]
                 inputs = train.inputs.encode(augment(raw, distort) if augment else raw)
                 loss = F.cross_entropy(forward(inputs), train.labels[chosen])
-                optimizer.zero_grad()
+                stepper.zero_grad()
                 loss.backward()
-                optimizer.step()  # line 5
+                if proximal:
+                    _pull(weights, sent, proximal)
+                stepper.step()  # line 5
                 losses.append(loss.detach())
     metrics = {"train_loss": float(torch.stack(losses).mean())} if losses else {}
     return Update(  # line 6
         job.client.id, job.client.prototype, job.round, copy(model.state_dict()), len(indices), metrics
     )
+
+
+def _pull(weights: list[nn.Parameter], sent: list[Tensor], proximal: float) -> None:
+    """Add μ (x − x_{t−1}) to the gradient."""
+    for weight, origin in zip(weights, sent, strict=True):
+        if weight.grad is not None:
+            weight.grad.add_(weight.detach() - origin, alpha=proximal)
 
 
 def mini_batches(indices: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:

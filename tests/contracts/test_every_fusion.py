@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from conftest import Tiny
-from feddf.fusion import FUSIONS
+from conftest import Tiny, stripes
+from feddf.fusion import FUSIONS, Kit, fedavg
+from feddf.fusion.ensemble import answer
+from feddf.fusion.momentum import momentum
+from feddf.fusion.select import drop_worst
 from feddf.states import copy, digest
 from feddf.types import Fusion, Job, ServerState, Update
 
-AVERAGES = {"fedavg"}
+AVERAGES = {"fedavg", "drop-worst"}
 
 
-@pytest.fixture(params=sorted(FUSIONS))
+def with_momentum(kit: Kit) -> Fusion:
+    return momentum(0.3, FUSIONS["feddf"](kit), kit.prototypes)
+
+
+def without_the_worst(kit: Kit) -> Fusion:
+    validation = stripes(30, 4)
+    examine = partial(answer, prototypes=kit.prototypes, inputs=validation.inputs)
+    return drop_worst(nobody, fedavg(), engine=kit.engine, examine=examine, validation=validation)
+
+
+def nobody(accuracies: Mapping[str, float], n_classes: int, n_examples: int) -> set[str]:
+    return set()
+
+
+METHODS = {**FUSIONS, "feddf with momentum": with_momentum, "drop-worst": without_the_worst}
+
+
+@pytest.fixture(params=sorted(METHODS))
 def method(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
 def fuse(method: str, tiny: Tiny) -> Fusion:
-    return FUSIONS[method](tiny.kit)
+    return METHODS[method](tiny.kit)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from feddf.report import ReportError, find_runs, read_run
 from feddf.report.plots import learning_curves
-from feddf.report.tables import comparison_table, percent, runs_table, seconds_table, spread
+from feddf.report.tables import compare, percent, runs_table, seconds_table, spread
 
 
 def write(path: Path, method: str, seed: int, accuracies: list[float], cut: bool = False) -> Path:
@@ -64,12 +64,31 @@ def test_side_by_side_with_mean_and_standard_deviation(tmp_path: Path) -> None:
     values = {("fedavg", 0): 0.2, ("fedavg", 1): 0.4, ("feddf", 0): 0.5, ("feddf", 1): 0.9}
     for (method, seed), value in values.items():
         write(tmp_path / f"{method}-{seed}", method, seed, [0.1, value])
-    text = text_of(comparison_table(find_runs(tmp_path), ["fedavg", "feddf"]))
+    result = compare(find_runs(tmp_path), ["fedavg", "feddf"])
+    text = text_of(result.table())
+    assert result.markdown().splitlines()[2:5] == [
+        "| model | fedavg | feddf | gain |",
+        "| --- | ---: | ---: | ---: |",
+        "| a | 30.0 ± 14.1 | 70.0 ± 28.3 | +40.0 ± 14.1 |",
+    ]
+    assert result.csv().splitlines()[1] == "a,30.0 ± 14.1,70.0 ± 28.3,+40.0 ± 14.1"
     assert "after round 2, in % (seeds 0, 1)" in text
     row = next(line for line in text.splitlines() if " a " in line)
     assert "30.0 ± 14.1" in row
     assert "70.0 ± 28.3" in row
     assert "+40.0 ± 14.1" in row
+
+
+def test_rounds_to_a_target_are_never_made_up(tmp_path: Path) -> None:
+    write(tmp_path / "a0", "fedavg", 0, [0.1, 0.2, 0.3])
+    write(tmp_path / "a1", "fedavg", 1, [0.1, 0.2, 0.2])
+    write(tmp_path / "b0", "feddf", 0, [0.1, 0.9, 0.3])
+    write(tmp_path / "b1", "feddf", 1, [0.1, 0.2, 0.9])
+    rows = {row[0]: row[1:] for row in compare(find_runs(tmp_path), ["fedavg", "feddf"], target=0.5).rows}
+    assert rows["rounds to 50.0 %: a"] == ["not reached in 3", "2.5 ± 0.7", ""]
+    assert rows["rounds to 50.0 %: b"] == ["not reached in 3", "not reached in 3", ""]
+    one = {row[0]: row[1:] for row in compare(find_runs(tmp_path), ["fedavg", "feddf"], target=0.25).rows}
+    assert one["rounds to 25.0 %: a"][0] == "3 (1 of 2 seeds)"
 
 
 def test_tables_of_unfinished_runs(tmp_path: Path) -> None:
@@ -82,7 +101,7 @@ def test_tables_of_unfinished_runs(tmp_path: Path) -> None:
     assert "50.0" in text  # the best
     assert "2.0" in text_of(seconds_table(runs[:1]))
     with pytest.raises(ReportError, match="no round that all these runs have played"):
-        comparison_table(runs, ["feddf"])
+        compare(runs, ["feddf"])
 
 
 def test_curves_are_drawn(tmp_path: Path) -> None:

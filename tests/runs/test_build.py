@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from feddf.data import Dataset, datasets
-from feddf.runs import ConfigError
+from feddf.runs import ConfigError, RunFolder, play
 from feddf.runs.build import build
 from feddf.runs.config import parse
 from feddf.states import digest
@@ -111,3 +111,16 @@ def test_own_data_and_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     prototypes = [{"model": "mine_for_test:Net", "width": 5}]
     parts = build(parse({**BASE, "data": "mine_for_test:points", "prototypes": prototypes}))
     assert parts.server.models["Net"]["layers.1.weight"].shape == (5, 2)
+
+
+def test_every_method_can_be_named_in_a_configuration(tmp_path: Path) -> None:
+    """FedProx, FedAvgM, Adam and drop-worst, all at once and under FedDF; and what a fusion remembers is kept."""
+    values = {"proximal": 0.1, "server_momentum": 0.3, "local_optimizer": "adam", "local_rate": 0.01}
+    short = {"drop_worst": "released", "rounds": 2, "local_epochs": 1, "distill_steps": 20, "fraction": 1}
+    experiment = parse({**BASE, **values, **short})
+    folder = RunFolder.create(tmp_path / "run", experiment)
+    records = list(play(build(experiment), folder))
+    assert all("dropped_worst" in record for record in records)
+    server, _ = folder.latest()
+    assert server is not None
+    assert "velocity of mlp" in server.memory

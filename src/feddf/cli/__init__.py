@@ -84,7 +84,7 @@ def compare(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[methods=A,B] [seeds=0,1,2] [KEY=VALUE]...",
+            metavar="[methods=A,B] [seeds=0,1,2] [target=0.8] [KEY=VALUE]...",
             help="What to compare (default: methods=fedavg,feddf seeds=0), and values that replace others.",
             show_default=False,
         ),
@@ -95,7 +95,8 @@ def compare(
     values = dict(text.partition("=")[::2] for text in overrides or [])
     methods = values.get("methods", "fedavg,feddf").split(",")
     seeds = _numbers("seeds", values.get("seeds", "0"))
-    plain = [text for text in overrides or [] if text.partition("=")[0] not in ("methods", "seeds")]
+    goal = _share("target", values["target"]) if "target" in values else None
+    plain = [text for text in overrides or [] if text.partition("=")[0] not in ("methods", "seeds", "target")]
     experiment = load(name_or_file, plain)
     target = out or _free(Path("runs") / f"{experiment.name}-compare")
     paths: list[Path] = []
@@ -109,8 +110,12 @@ def compare(
         paths.append(folder.path)
     runs = [one for path in paths for one in find_runs(path)]
     plots.learning_curves(runs, target / "curves.png")
-    out_console.print(tables.comparison_table(runs, methods))
+    result = tables.compare(runs, methods, goal)
+    (target / "comparison.md").write_text(result.markdown(), encoding="utf-8")
+    (target / "comparison.csv").write_text(result.csv(), encoding="utf-8")
+    out_console.print(result.table())
     out_console.print("run folders:", *[str(path) for path in paths], sep="\n  ", soft_wrap=True)
+    out_console.print(f"table: {target / 'comparison.md'}, {target / 'comparison.csv'}", soft_wrap=True)
     out_console.print(f"learning curves: {target / 'curves.png'}", soft_wrap=True)
 
 
@@ -211,6 +216,16 @@ def _numbers(key: str, text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError.at(key, text, "must be whole numbers with commas between them, for instance 0,1,2") from None
+
+
+def _share(key: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise ConfigError.at(key, text, "must be an accuracy from 0 to 1, for instance 0.8")
+    return value
 
 
 def _terminated(number: int, frame: object) -> None:

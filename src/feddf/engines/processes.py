@@ -139,7 +139,7 @@ class _Worker:
         try:
             body = b"" if number in self._knows else _shared(function)
             self._knows.add(number)
-            self.pipe.send_bytes(pickle.dumps((number, body, pickle.dumps(job))))
+            self.pipe.send_bytes(_packed_plainly((number, body, _packed_plainly(job))))
         except (BrokenPipeError, ConnectionResetError):
             pass  # it died before it was asked: outcome() finds out and says so
 
@@ -166,6 +166,24 @@ class _Worker:
             self._process.kill()
         self._process.join()
         self.pipe.close()
+
+
+class _PlainPickler(pickle.Pickler):
+    """Pickles tensors as NumPy arrays, ten times as fast as torch does: a state has dozens of small ones."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        if type(thing) is torch.Tensor and thing.dtype in _NUMPY and thing.is_contiguous() and not thing.requires_grad:
+            return torch.from_numpy, (thing.numpy(),)
+        return NotImplemented
+
+
+_NUMPY = {torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool}
+
+
+def _packed_plainly(thing: Any) -> bytes:
+    buffer = io.BytesIO()
+    _PlainPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(thing)
+    return buffer.getvalue()
 
 
 def _shared(function: Callable[..., Any]) -> bytes:
@@ -208,7 +226,7 @@ def _raise(message: str, job: object) -> None:
 
 def _packed(outcome: Any, name: str) -> bytes:
     try:
-        return pickle.dumps(_Said(outcome), pickle.HIGHEST_PROTOCOL)
+        return _packed_plainly(_Said(outcome))
     except Exception as error:  # a result that cannot travel is the job's failure, not the worker's
         return pickle.dumps(_Said(Failure(name, reason(error))))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
+from dataclasses import dataclass
+from io import StringIO
 from statistics import fmean, stdev
 
 from rich.table import Table
@@ -29,28 +32,69 @@ def runs_table(runs: Sequence[Run]) -> Table:
     return table
 
 
-def comparison_table(runs: Sequence[Run], methods: Sequence[str]) -> Table:
-    """Set methods side by side, prototype by prototype: mean ± standard deviation over the seeds."""
+@dataclass(frozen=True)
+class Comparison:
+    """Methods side by side: a title, the names of the columns, and the rows, all as text."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def table(self) -> Table:
+        """Return it for the terminal."""
+        table = Table(title=self.title, title_justify="left", min_width=len(self.title))
+        for column in self.columns:
+            table.add_column(column, justify="left" if column == self.columns[0] else "right")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+    def markdown(self) -> str:
+        """Return it as a Markdown table."""
+        lines = [self.columns, ["---", *["---:"] * (len(self.columns) - 1)], *self.rows]
+        return f"{self.title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+    def csv(self) -> str:
+        """Return it as comma-separated values."""
+        text = StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
+        return text.getvalue()
+
+
+def compare(runs: Sequence[Run], methods: Sequence[str], target: float | None = None) -> Comparison:
+    """Set methods side by side, prototype by prototype: mean ± standard deviation over the seeds.
+
+    With a ``target``, rows with the number of rounds to reach that test accuracy follow (the measure of Table 1).
+    """
     last = last_common_round(runs)
     seeds = sorted({run.seed for run in runs})
     plural = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    table = Table(title=f"Test accuracy after round {last}, in % ({plural})")
-    table.add_column("model")
-    for method in methods:
-        table.add_column(method, justify="right")
-    if len(methods) == 2:
-        table.add_column("gain", justify="right")
-    names = runs[0].prototypes
-    for name in [*names, "mean of all", "ensemble"]:
-        cells = [[_value(run, name, last) for run in runs if run.method == method] for method in methods]
-        row = [spread(cell) for cell in cells]
-        if len(methods) == 2:
-            gain = [b - a for a, b in zip(*cells, strict=True)]
-            row.append(spread(gain, signed=True) if name != "ensemble" else "")
-        if name == "mean of all":
-            table.add_section()
-        table.add_row(name, *row)
-    return table
+    of = {method: [run for run in runs if run.method == method] for method in methods}
+    two = len(methods) == 2
+    rows: list[list[str]] = []
+    for name in [*runs[0].prototypes, "mean of all", "ensemble"]:
+        cells = [[_value(run, name, last) for run in of[method]] for method in methods]
+        gain = [b - a for a, b in zip(*cells, strict=True)] if two and name != "ensemble" else []
+        rows.append(
+            [name, *(spread(cell) for cell in cells), *([spread(gain, signed=True) if gain else ""] if two else [])]
+        )
+    if target is not None:
+        for name in [*runs[0].prototypes, "mean of all"]:
+            cells_ = [_rounds_to(of[method], name, target) for method in methods]
+            rows.append([f"rounds to {percent(target)} %: {name}", *cells_, *([""] if two else [])])
+    columns = ["model", *methods, *(["gain"] if two else [])]
+    return Comparison(f"Test accuracy after round {last}, in % ({plural})", columns, rows)
+
+
+def _rounds_to(runs: Sequence[Run], name: str, target: float) -> str:
+    """Return the mean ± deviation of the first rounds at the target; "not reached" counts are said, never made up."""
+    curves = [run.curve(None if name == "mean of all" else name) for run in runs]
+    firsts = [next((i for i, value in enumerate(curve, 1) if value >= target), None) for curve in curves]
+    reached = [first for first in firsts if first is not None]
+    if not reached:
+        return f"not reached in {max(map(len, curves))}"
+    text = f"{fmean(reached):.1f} ± {stdev(reached):.1f}" if len(reached) > 1 else str(reached[0])
+    return text if len(reached) == len(firsts) else f"{text} ({len(reached)} of {len(firsts)} seeds)"
 
 
 def last_common_round(runs: Sequence[Run]) -> int:

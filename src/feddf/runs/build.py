@@ -22,6 +22,9 @@ from feddf.data.augment import flip_crop
 from feddf.data.unlabeled import adapt, choose, uniform
 from feddf.engines import Processes, in_process
 from feddf.fusion import FUSIONS, Kit, Schedule
+from feddf.fusion.ensemble import answer
+from feddf.fusion.momentum import momentum
+from feddf.fusion.select import JUDGES, drop_worst
 from feddf.local import local_update
 from feddf.models import MODELS
 from feddf.outcomes import retrying
@@ -202,6 +205,8 @@ def _train(experiment: Experiment, task: Task, prototypes: Mapping[str, Prototyp
         epochs=experiment.local_epochs,
         batch=experiment.local_batch,
         rate=experiment.local_rate,
+        optimizer=experiment.local_optimizer,
+        proximal=experiment.proximal,
         augment=flip_crop if wanted else None,
         accelerate=_accelerate(experiment),
     )
@@ -229,7 +234,14 @@ def _fusion(experiment: Experiment, task: Task, prototypes: Mapping[str, Prototy
     score: Score | None = partial(evaluate.accuracy, examples=task.validation)
     if experiment.stop == "steps":
         score = None
-    return FUSIONS[experiment.method](Kit(prototypes, task.pool, engine, score, schedule, experiment.mode))
+    fuse = FUSIONS[experiment.method](Kit(prototypes, task.pool, engine, score, schedule, experiment.mode))
+    if experiment.server_momentum:
+        fuse = momentum(experiment.server_momentum, fuse, prototypes)
+    if experiment.drop_worst != "none":
+        judge, validation = JUDGES[experiment.drop_worst], task.validation
+        examine = partial(answer, prototypes=prototypes, inputs=validation.inputs)
+        fuse = drop_worst(judge, fuse, engine=engine, examine=examine, validation=validation)
+    return fuse
 
 
 def _named(key: str, name: str, known: Mapping[str, Any]) -> Callable[..., Any]:

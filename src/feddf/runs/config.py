@@ -85,9 +85,13 @@ class Experiment(BaseModel):
     local_epochs: Positive = 40
     local_batch: int = Field(default=64, ge=2)
     local_rate: float = Field(default=0.1, gt=0)
+    local_optimizer: Literal["sgd", "adam"] = "sgd"
+    proximal: float = Field(default=0.0, ge=0)
     augment: Literal["auto", "none", "flip-crop"] = "auto"
 
     method: Literal["fedavg", "feddf"] = "feddf"
+    server_momentum: float = Field(default=0.0, ge=0, lt=1)
+    drop_worst: Literal["none", "paper", "released"] = "none"
     pool: str | None = None
     pool_size: int | None = Field(default=None, ge=2)
     mode: Literal["cached", "online"] = "cached"
@@ -117,7 +121,16 @@ class Experiment(BaseModel):
         return tuple(given) if isinstance(given, list) else given
 
     @field_validator(
-        "alpha", "fraction", "quorum", "local_rate", "distill_rate", "validation", "deadline", mode="before"
+        "alpha",
+        "fraction",
+        "quorum",
+        "local_rate",
+        "distill_rate",
+        "validation",
+        "deadline",
+        "proximal",
+        "server_momentum",
+        mode="before",
     )
     @classmethod
     def _whole_number(cls, given: Any) -> Any:
@@ -146,6 +159,8 @@ class Experiment(BaseModel):
             raise ConfigError.at(
                 "validation", 0, "early stopping reads validation data; hold some out (0.1) or set stop = 'steps'"
             )
+        if self.drop_worst != "none" and self.validation == 0:
+            raise ConfigError.at("drop_worst", self.drop_worst, "it reads validation data; set validation above 0")
         if self.engine == "in-process" and self.deadline is not None:
             raise ConfigError.at("deadline", self.deadline, "only engine = 'processes' can end a late client")
         return self

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from conftest import Tiny
+from feddf.engines import in_process
+from feddf.fusion import fedavg
+from feddf.fusion.momentum import momentum
+from feddf.rounds import play
+from feddf.runs.store import pack, unpack
+from feddf.states import digest
+from feddf.types import Fused, ServerState
+
+
+def test_follows_the_papers_update_over_several_rounds(tiny: Tiny) -> None:
+    """Against v := β v + Δx; x := x − v in NumPy, with the averages of an inner fusion that is a script."""
+    random = np.random.default_rng(0)
+    key, shape = "layers.1.bias", (16,)
+    averages = [random.normal(size=shape).astype(np.float32) for _ in range(4)]
+
+    def inner(server, updates, seed) -> Fused:
+        state = {**server.models["mlp"], key: torch.from_numpy(averages[server.round])}
+        return Fused(ServerState(server.round + 1, {"mlp": state}), {"mlp": state})
+
+    fuse = momentum(0.4, inner, {"mlp": tiny.prototypes["mlp"]})
+    server = ServerState(0, {"mlp": tiny.server.models["mlp"]})
+    x, v = server.models["mlp"][key].numpy().astype(np.float64), np.zeros(shape)
+    for average in averages:
+        server = fuse(server, [], 0).server
+        v = 0.4 * v + (x - average)
+        x = x - v
+        np.testing.assert_allclose(server.models["mlp"][key], x, atol=1e-5)
+
+
+def test_without_momentum_it_is_the_inner_fusion(tiny: Tiny) -> None:
+    arguments = {"engine": in_process, "train": tiny.local}
+    plain = play(tiny.server, tiny.federation, fuse=fedavg(), **arguments).server
+    none = play(tiny.server, tiny.federation, fuse=momentum(0.0, fedavg(), tiny.prototypes), **arguments).server
+    for name in tiny.prototypes:
+        for key in plain.models[name]:
+            torch.testing.assert_close(none.models[name][key], plain.models[name][key], atol=1e-6, rtol=1e-6)
+
+
+def test_buffers_have_no_momentum(tiny: Tiny) -> None:
+    fuse = momentum(0.9, fedavg(), tiny.prototypes)
+    server = tiny.server
+    for _ in range(3):
+        closed = play(server, tiny.federation, engine=in_process, train=tiny.local, fuse=fuse)
+        server = closed.server
+        for key, tensor in closed.fused.start["cnn"].items():
+            if "running" in key or "num_batches" in key:
+                assert torch.equal(server.models["cnn"][key], tensor)
+
+
+def test_its_memory_survives_a_checkpoint(tiny: Tiny) -> None:
+    fuse = momentum(0.5, fedavg(), tiny.prototypes)
+    arguments = {"engine": in_process, "train": tiny.local, "fuse": fuse}
+    first = play(tiny.server, tiny.federation, **arguments).server
+    second, resumed = (play(server, tiny.federation, **arguments).server for server in (first, unpack(pack(first))))
+    assert digest(second.models) == digest(resumed.models)
+    assert digest(second.memory) == digest(resumed.memory)

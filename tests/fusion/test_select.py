@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from conftest import Tiny, stripes
+from feddf.engines import in_process
+from feddf.fusion import fedavg
+from feddf.fusion.ensemble import answer
+from feddf.fusion.select import drop_worst, random_guessers, released_rule
+from feddf.states import digest
+from feddf.types import Fusion, Job, Update
+
+
+def test_the_papers_rule_drops_those_that_guess() -> None:
+    found = {"guess": 0.1, "lucky": 0.115, "learned": 0.2}
+    assert random_guessers(found, n_classes=10, n_examples=1000) == {"guess", "lucky"}
+    assert random_guessers(found, n_classes=10, n_examples=100_000) == {"guess"}
+
+
+def test_the_released_rule_falls_back_on_the_spread() -> None:
+    assert released_rule({"a": 0.11, "b": 0.13, "c": 0.6}, 10, 1000) == {"a"}
+    assert released_rule({**{str(i): 0.6 for i in range(9)}, "low": 0.3}, 10, 1000) == {"low"}
+    assert released_rule({"a": 0.5, "b": 0.5}, 10, 1000) == set()
+
+
+def updates_of(tiny: Tiny, broken: set[str]) -> list[Update]:
+    """Some clients always say the same class."""
+    found = []
+    for client in tiny.federation.clients:
+        update = tiny.local(Job(client, 1, tiny.server.models[client.prototype], 7))
+        if client.id in broken:
+            constant = {key: torch.zeros_like(tensor) for key, tensor in update.state.items()}
+            update = Update(client.id, client.prototype, 1, constant, update.n_examples)
+        found.append(update)
+    return found
+
+
+@pytest.fixture
+def fuse(tiny: Tiny) -> Fusion:
+    validation = stripes(300, 8)
+    examine = partial(answer, prototypes=tiny.prototypes, inputs=validation.inputs)
+    return drop_worst(random_guessers, fedavg(), engine=in_process, examine=examine, validation=validation)
+
+
+def test_those_that_learned_nothing_take_no_part(tiny: Tiny, fuse: Fusion) -> None:
+    updates = updates_of(tiny, broken={"c1", "c2"})
+    fused = fuse(tiny.server, updates, 1)
+    dropped = set(fused.notes["dropped_worst"]["clients"])
+    assert {"c1", "c2"} <= dropped
+    assert fused.notes["dropped_worst"]["kept_as_the_best"] is None
+    rest = fedavg()(tiny.server, [update for update in updates if update.client_id not in dropped], 1)
+    assert digest(fused.server.models) == digest(rest.server.models)
+
+
+def test_when_all_would_go_the_best_stays_and_the_record_says_so(tiny: Tiny, fuse: Fusion) -> None:
+    updates = updates_of(tiny, broken={client.id for client in tiny.federation.clients})
+    note = fuse(tiny.server, updates, 1).notes["dropped_worst"]
+    assert note["kept_as_the_best"] == "c0"
+    assert len(note["clients"]) == 5
