@@ -73,17 +73,32 @@ class Untraceable(nn.Module):
         return self.norm(inputs) if inputs.sum() > 0 else inputs
 
 
+class Unusual(nn.Module):
+    """Batch statistics always, a keyword argument, and a convolution with a parametrised weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(1, 4, 3))
+        self.one, self.two = nn.BatchNorm2d(4, track_running_stats=False), nn.BatchNorm2d(4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.two(input=self.one(self.conv(inputs))).mean(dim=(2, 3))
+
+
 def shaken(model: nn.Module) -> nn.Module:
     """Give every BatchNorm statistics and weights that matter."""
     generator = torch.Generator().manual_seed(0)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             for tensor in (module.weight.data, module.bias.data, module.running_mean, module.running_var):
-                tensor.uniform_(0.5, 2, generator=generator)
+                if tensor is not None:
+                    tensor.uniform_(0.5, 2, generator=generator)
     return model.eval()
 
 
-@pytest.mark.parametrize("build", [lambda: ResNet((1, 8, 8), 3, depth=8), lambda: CNN((1, 8, 8), 3, width=4), Shared])
+@pytest.mark.parametrize(
+    "build", [lambda: ResNet((1, 8, 8), 3, depth=8), lambda: CNN((1, 8, 8), 3, width=4), Shared, Unusual]
+)
 def test_folding_batch_norm_changes_nothing_but_the_work(build: Callable[[], nn.Module]) -> None:
     model = shaken(build())
     before = digest({"m": model.state_dict()})

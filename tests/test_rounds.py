@@ -122,6 +122,7 @@ def test_replies_count_once_and_only_from_those_who_were_asked(tiny: Tiny) -> No
     def noisy(function: Callable, asked: Sequence) -> Iterator:
         first = function(asked[0])
         yield from (first, replace(first, n_examples=10**6), first, stranger, function(asked[1]))
+        yield from (Failure(None, "x"), Failure(["c0"], "y"))
 
     updates, failures = collect(noisy, tiny.local, jobs)
     assert [update.client_id for update in updates] == ["c0", "c1"]

@@ -28,7 +28,7 @@ def eager(model: nn.Module, batch: int) -> Forward:
 
 def compiled(model: nn.Module, batch: int) -> Forward:
     """Run full batches through compiled code and the last, smaller one as usual: each size would be compiled anew."""
-    torch._dynamo.config.recompile_limit = 64  # several architectures share one forward function
+    torch._dynamo.config.cache_size_limit = 64  # several architectures share one forward function
     fast = torch.compile(model, dynamic=False)
 
     def forward(inputs: Tensor) -> Tensor:

@@ -38,18 +38,21 @@ def folded(model: nn.Module) -> nn.Module:
     if not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
         return model
     try:
-        traced = fx.symbolic_trace(model)
+        return _fold(fx.symbolic_trace(model))
     except Exception:  # tracing runs the user's own forward, which may do anything
         return model
+
+
+def _fold(traced: fx.GraphModule) -> fx.GraphModule:
     modules = dict(traced.named_modules())
     calls = Counter(node.target for node in traced.graph.nodes)
     for node in list(traced.graph.nodes):
         norm = modules.get(str(node.target)) if node.op == "call_module" else None
-        if not isinstance(norm, nn.BatchNorm2d):
+        if not isinstance(norm, nn.BatchNorm2d) or not norm.track_running_stats or not node.args:
             continue
         before = node.args[0]
         convolution = modules.get(str(before.target)) if before.op == "call_module" else None
-        if isinstance(convolution, nn.Conv2d) and len(before.users) == calls[before.target] == 1:
+        if type(convolution) is nn.Conv2d and len(before.users) == calls[before.target] == 1:
             traced.set_submodule(before.target, fuse_conv_bn_eval(convolution, norm))
             node.replace_all_uses_with(before)
             traced.graph.erase_node(node)

@@ -5,7 +5,7 @@ Evaluating, logging, checkpointing and stopping belong to whoever iterates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from time import perf_counter
@@ -101,7 +101,7 @@ def collect(engine: Engine, train: LocalTrain, jobs: Sequence[Job]) -> tuple[lis
     failures: dict[str, Failure] = {}
     outcomes: Iterable[Update | Failure] = engine(train, jobs)
     for outcome in outcomes:
-        failure = outcome if isinstance(outcome, Failure) else admit(outcome, asked)
+        failure = _known(outcome, asked) if isinstance(outcome, Failure) else admit(outcome, asked)
         if failure is not None:
             failures.setdefault(failure.client_id, failure)
         elif isinstance(outcome, Update):
@@ -109,6 +109,11 @@ def collect(engine: Engine, train: LocalTrain, jobs: Sequence[Job]) -> tuple[lis
     silent = {name: Failure(name, "no answer") for name in asked.keys() - admitted.keys() - failures.keys()}
     failed = {name: failure for name, failure in {**failures, **silent}.items() if name not in admitted}
     return [admitted[name] for name in sorted(admitted)], [failed[name] for name in sorted(failed)]
+
+
+def _known(failure: Failure, asked: Mapping[str, Job]) -> Failure:
+    known = isinstance(failure.client_id, str) and failure.client_id in asked
+    return failure if known else Failure("unknown", f"somebody who was not asked: {failure.reason}"[:300])
 
 
 def _job(server: ServerState, federation: Federation, client: Client) -> Job:

@@ -52,6 +52,11 @@ def copy(state: State) -> dict[str, Tensor]:
     return {key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
 
 
+def is_finite(state: State) -> bool:
+    """Say whether every floating value is a number."""
+    return all(bool(tensor.isfinite().all()) for tensor in state.values() if tensor.is_floating_point())
+
+
 def digest(models: Mapping[str, State]) -> str:
     """Return a SHA-256 over names, dtypes, shapes and bytes: equal digests mean equal models."""
     sha = hashlib.sha256()

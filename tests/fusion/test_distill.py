@@ -111,6 +111,19 @@ def test_is_adam_with_cosine_annealing() -> None:
         torch.testing.assert_close(parameter.double(), weight, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("judged", [True, False])
+def test_a_student_that_diverges_is_never_returned(judged: bool) -> None:
+    def mad(chosen: Tensor, inputs: Tensor) -> Tensor:
+        return torch.full((len(chosen), 3), torch.nan)
+
+    student = linear()
+    before = digest({"m": student.state_dict()})
+    score = (lambda model: float(torch.isnan(model.weight).any())) if judged else None  # it likes what is broken
+    schedule = Schedule(steps=40, batch=8, check_every=10)
+    result = distill(student, mad, POOL, schedule=schedule, score=score, seed=0)
+    assert digest({"m": result.state}) == before
+
+
 def test_the_pool_is_gone_through_evenly() -> None:
     seen: list[int] = []
 

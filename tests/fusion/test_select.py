@@ -11,7 +11,7 @@ from feddf.fusion import fedavg
 from feddf.fusion.ensemble import answer
 from feddf.fusion.select import drop_worst, random_guessers, released_rule
 from feddf.states import digest
-from feddf.types import Fusion, Job, Update
+from feddf.types import Fusion, Job, Refusal, Update
 
 
 def test_the_papers_rule_drops_those_that_guess() -> None:
@@ -53,6 +53,13 @@ def test_those_that_learned_nothing_take_no_part(tiny: Tiny, fuse: Fusion) -> No
     assert fused.notes["dropped_worst"]["kept_as_the_best"] is None
     rest = fedavg()(tiny.server, [update for update in updates if update.client_id not in dropped], 1)
     assert digest(fused.server.models) == digest(rest.server.models)
+
+
+def test_a_client_whose_model_cannot_be_asked_is_refused(tiny: Tiny, fuse: Fusion) -> None:
+    updates = updates_of(tiny, broken=set())
+    updates[2] = Update("c2", "cnn", 1, {"nothing": torch.ones(1)}, 20)
+    with pytest.raises(Refusal, match="c2: its model could not be asked"):
+        fuse(tiny.server, updates, 1)
 
 
 def test_when_all_would_go_the_best_stays_and_the_record_says_so(tiny: Tiny, fuse: Fusion) -> None:

@@ -117,4 +117,5 @@ def test_a_folder_without_runs_is_said(tmp_path: Path) -> None:
 
 def test_numbers_are_percentages() -> None:
     assert (percent(0.1234), percent(math.nan)) == ("12.3", "–")
+    assert (spread([math.nan]), spread([0.5, math.nan])) == ("–", "–")
     assert (spread([0.5]), spread([0.5], signed=True), spread([0.1, 0.3])) == ("50.0", "+50.0", "20.0 ± 14.1")

@@ -10,7 +10,7 @@ from feddf.runs import ConfigError, RunFolder, play
 from feddf.runs.build import build
 from feddf.runs.config import parse
 from feddf.states import digest
-from feddf.types import Examples
+from feddf.types import Examples, Inputs
 
 BASE = {"data": "toy", "pool": "plane", "prototypes": ["mlp"], "clients": 4, "engine": "in-process"}
 
@@ -25,6 +25,22 @@ def crowded() -> Dataset:
 def mislabelled() -> Dataset:
     toy = datasets.toy(None)
     return Dataset("mislabelled", Examples(toy.train.inputs, toy.train.labels - 1, 3), toy.test)
+
+
+def local_encode() -> Dataset:
+    toy = datasets.toy(None)
+    inputs = Inputs(toy.train.inputs.raw, lambda raw: raw)
+    return Dataset("local", Examples(inputs, toy.train.labels, 3), toy.test)
+
+
+def empty() -> Dataset:
+    toy = datasets.toy(None)
+    return Dataset("empty", toy.train.take(torch.tensor([], dtype=torch.int64)), toy.test)
+
+
+def one_sample() -> Dataset:
+    toy = datasets.toy(None)
+    return Dataset("one", toy.train.take(torch.tensor([3])), toy.test)
 
 
 def nothing() -> int:
@@ -51,6 +67,9 @@ MISTAKES = {
     ),
     "more classes than data": ({"data": "test_build:crowded"}, "1000 classes are more than its 60 examples"),
     "labels out of range": ({"data": "test_build:mislabelled"}, "has labels from -1 to 1, and must have 0 to 2"),
+    "a lambda and workers": ({"data": "test_build:local_encode", "engine": "processes"}, "cannot travel to worker"),
+    "no data": ({"data": "test_build:empty"}, "has 0 inputs and 0 labels"),
+    "a pool of one": ({"pool": "test_build:one_sample"}, "a pool needs at least two inputs, and this has 1"),
     "no validation left": ({"validation": 0.0001}, "leaves no validation example out of 600"),
     "augmented points": ({"augment": "flip-crop"}, "the inputs of 'toy' are not images"),
     "missing module": ({"data": "no_such_module:f"}, "cannot be imported: No module named 'no_such_module'"),

@@ -6,7 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
 
 from conftest import Tiny
 from feddf.engines import Processes, in_process
@@ -64,13 +63,44 @@ def test_a_damaged_update_is_trained_again(tiny: Tiny, jobs: list[Job], tmp_path
     assert recall(tmp_path, jobs[0]) is None
 
 
-def test_what_cannot_be_written_goes_on_to_the_gate(tiny: Tiny, jobs: list[Job], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "spoil",
+    [{"metrics": {True: 1.0}}, {"metrics": {None: 1.0}}, {"state": None}, {"n_examples": 10**6}, {"round": 2}],
+)
+def test_what_the_gate_refuses_is_not_kept_for_a_second_chance(
+    tiny: Tiny, jobs: list[Job], tmp_path: Path, spoil: dict[str, object]
+) -> None:
+    def hostile(job: Job) -> Update:
+        return replace(tiny.local(job), **spoil)
+
+    (outcome,) = remembering(in_process, tmp_path / "spool")(hostile, jobs[:1])
+    assert isinstance(outcome, Update)  # the gate says why; the spool only passes it on
+    assert recall(tmp_path / "spool", jobs[0]) is None
+
+
+def test_a_full_disk_is_said_and_leaves_nothing_half_written(
+    tiny: Tiny, jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
     update = tiny.local(jobs[0])
-    strange = [replace(update, state=None), replace(update, state={"w": "text"}), replace(update, metrics={"a": {1}})]
-    for odd in strange:
-        assert keep(tmp_path, jobs[0], odd) is odd
-    shared = torch.ones(4)
-    assert keep(tmp_path, jobs[0], replace(update, state={"a": shared, "b": shared[:2]})).state.keys() == {"a", "b"}
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        keep(tmp_path, jobs[0], update)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["stranger", None, ["c0"], "../c0"])
+def test_an_update_under_another_name_goes_on_to_the_gate(
+    tiny: Tiny, jobs: list[Job], tmp_path: Path, name: object
+) -> None:
+    def pose(job: Job) -> Update:
+        return replace(tiny.local(job), client_id=name)
+
+    (outcome,) = remembering(in_process, tmp_path / "spool")(pose, jobs[:1])
+    assert outcome.client_id == name
+    assert list((tmp_path / "spool").iterdir()) == []
 
 
 def test_failures_pass_and_are_not_remembered(jobs: list[Job], tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def test_a_configuration_comes_back_whole(folder: RunFolder) -> None:
     assert RunFolder.open(folder.path).experiment() == EXPERIMENT
-    assert folder.versions() == store.versions()
+    assert folder.versions() == store.versions(EXPERIMENT)
     assert {"torch", "python", "cpu"} <= folder.versions().keys()
 
 

@@ -53,10 +53,12 @@ def run(
     _refuse_other_config(path, experiment)
     parts = build(experiment)  # before the folder is made: a mistake leaves nothing behind
     timeline = Profile() if profile else None
-    _finish(parts, RunFolder.create(path, experiment), timeline)
-    if timeline:
-        timeline.write(path / "trace.json")
-        out_console.print(f"timeline (open it in Perfetto): {path / 'trace.json'}", soft_wrap=True)
+    try:
+        _finish(parts, RunFolder.create(path, experiment), timeline)
+    finally:  # a run that was interrupted has a timeline too
+        if timeline and path.is_dir():
+            timeline.write(path / "trace.json")
+            out_console.print(f"timeline (open it in Perfetto): {path / 'trace.json'}", soft_wrap=True)
 
 
 @app.command()
@@ -197,7 +199,7 @@ def _refuse_other_config(path: Path, experiment: Experiment) -> None:
 
 
 def _check_versions(folder: RunFolder, strict: bool) -> None:
-    then, now = folder.versions(), versions()
+    then, now = folder.versions(), versions(folder.experiment())
     changed = [f"{key} {then.get(key, 'unknown')} -> {now[key]}" for key in now if then.get(key) != now[key]]
     if changed and strict:
         raise StoreError(f"{folder.path} was started under other versions ({', '.join(changed)}), refused by --strict")

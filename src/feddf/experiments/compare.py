@@ -18,12 +18,10 @@ def grid(experiment: Experiment, methods: Sequence[str], seeds: Sequence[int]) -
 
 def folders(experiments: Sequence[Experiment], out: Path) -> Iterator[tuple[Experiment, RunFolder]]:
     """Yield each experiment with its run folder below ``out``; one that is there is continued, if it is the same."""
-    for experiment in experiments:
-        path = out / f"{experiment.method}-seed{experiment.seed}"
-        if not (path / "config.toml").exists():
-            yield experiment, RunFolder.create(path, experiment)
-            continue
-        folder = RunFolder.open(path)
-        if changed := differences(folder.experiment(), experiment):
+    paths = [out / f"{experiment.method}-seed{experiment.seed}" for experiment in experiments]
+    there = [(path / "config.toml").exists() for path in paths]
+    for experiment, path, exists in zip(experiments, paths, there, strict=True):
+        if exists and (changed := differences(RunFolder.open(path).experiment(), experiment)):
             raise StoreError(f"{path} holds a run with another configuration: {'; '.join(changed)}")
-        yield experiment, folder
+    for experiment, path, exists in zip(experiments, paths, there, strict=True):
+        yield experiment, RunFolder.open(path) if exists else RunFolder.create(path, experiment)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from feddf.accelerate import Accelerate, eager
 from feddf.seeds import derive, seeded, torch_generator
-from feddf.states import copy
+from feddf.states import copy, is_finite
 from feddf.types import Inputs, Score, State
 
 Teach = Callable[[Tensor, Tensor], Tensor]
@@ -55,7 +55,7 @@ def distill(
     (validation accuracy) the student is judged before the first step and every ``check_every`` steps; it
     stops after ``patience`` steps without a better score, and the best snapshot is returned. So it is never
     worse, by that score, than what it started from. Without a score, all steps are taken and the last
-    weights returned.
+    weights returned. Weights that are not finite are never returned.
     """
     forward = schedule.accelerate(student, min(schedule.batch, len(pool)))
     optimizer = torch.optim.Adam(student.parameters(), lr=schedule.rate)
@@ -73,6 +73,8 @@ def distill(
             optimizer.step()  # line 14
             cosine.step()
             if step % schedule.check_every == 0 or step == schedule.steps:
+                if not is_finite(student.state_dict()):
+                    break  # it diverged: what was best before is returned
                 now = score(student) if score else None
                 if now is None or best.best_score is None or now > best.best_score:
                     best = Distilled(copy(student.state_dict()), step, step, first, now)

@@ -14,9 +14,12 @@ def momentum(beta: float, inner: Fusion, prototypes: Mapping[str, Prototype]) ->
     """Return v := β v + Δx; x := x − v (appendix C.2), Δx being the previous weights minus those of ``inner``.
 
     Only parameters have momentum; buffers (BatchNorm's statistics) are taken from ``inner``. The velocities are
-    the server's memory, so a resumed run goes on with them. With β = 0 this is ``inner`` itself.
+    the server's memory, so a resumed run goes on with them. With β = 0 this is ``inner``, up to rounding.
     """
-    names = {name: {key for key, _ in prototype.build().named_parameters()} for name, prototype in prototypes.items()}
+    names = {
+        name: {key for key, _ in prototype.build().named_parameters(remove_duplicate=False)}  # tied weights too
+        for name, prototype in prototypes.items()
+    }
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         fused = inner(server, updates, seed)

@@ -9,8 +9,7 @@ from statistics import fmean, pstdev
 
 from feddf.evaluate import accuracy_of
 from feddf.fusion.ensemble import Answer, Question
-from feddf.outcomes import gather
-from feddf.types import Engine, Examples, Fused, Fusion, ServerState, Update
+from feddf.types import Engine, Examples, Failure, Fused, Fusion, Refusal, ServerState, Update
 
 Judge = Callable[[Mapping[str, float], int, int], set[str]]
 """(accuracy by client, number of classes, number of validation examples) -> the clients to drop."""
@@ -45,7 +44,10 @@ def drop_worst(
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         questions = [Question(update.client_id, update.prototype, update.state) for update in updates]
-        answers = gather(engine(examine, questions), "the examination of")
+        outcomes = list(engine(examine, questions))
+        if failed := [outcome for outcome in outcomes if isinstance(outcome, Failure)]:
+            raise Refusal([Failure(one.client_id, f"its model could not be asked: {one.reason}") for one in failed])
+        answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
         accuracies = {one.client_id: accuracy_of(one.logits, validation.labels) for one in answers}
         dropped = judge(accuracies, validation.n_classes, len(validation))
         saved = None

@@ -132,6 +132,8 @@ def percent(value: float) -> str:
 
 def spread(values: Sequence[float], signed: bool = False) -> str:
     """Return mean ± standard deviation in percent (the value alone where there is only one)."""
+    if any(value != value for value in values):
+        return "–"
     sign = "+" if signed else ""
     text = f"{100 * fmean(values):{sign}.1f}"
     return f"{text} ± {100 * stdev(values):.1f}" if len(values) > 1 else text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -123,12 +124,25 @@ def _load(key: str, name: str, experiment: Experiment) -> Dataset:
         raise ConfigError.at(key, name, str(error)) from error
     if not isinstance(data, Dataset):
         raise ConfigError.at(key, name, f"must give a feddf.Dataset, and gave a {type(data).__name__}")
+    if experiment.engine == "processes" and not _travels(data.train.inputs.encode):
+        raise ConfigError.at(key, name, "its encode cannot travel to worker processes; make it a function of a module")
     for examples in (data.train, data.test):
+        if not 0 < len(examples.inputs) == len(examples.labels) or examples.labels.dtype != torch.int64:
+            found = f"{len(examples.inputs)} inputs and {len(examples.labels)} labels of {examples.labels.dtype}"
+            raise ConfigError.at(key, name, f"has {found}; as many int64 labels as inputs are needed")
         low, high = (int(label) for label in examples.labels.aminmax())
         if low < 0 or high >= data.train.n_classes:
             allowed = f"has labels from {low} to {high}, and must have 0 to {data.train.n_classes - 1}"
             raise ConfigError.at(key, name, allowed)
     return data
+
+
+def _travels(thing: object) -> bool:
+    try:
+        pickle.dumps(thing)
+    except Exception:
+        return False
+    return True
 
 
 def _partition(experiment: Experiment, train: Examples) -> list[Tensor]:
@@ -160,7 +174,10 @@ def _pool(experiment: Experiment, data: Dataset) -> Inputs | None:
         if experiment.pool == "plane":
             return adapt(uniform((2,), experiment.pool_size or 60, -3.0, 3.0, seed), data.train.inputs)
         source = _load("pool", experiment.pool, experiment)
-        return adapt(choose(source.train.inputs.raw, experiment.pool_size, seed), data.train.inputs)
+        chosen = choose(source.train.inputs.raw, experiment.pool_size, seed)
+        if len(chosen) < 2:
+            raise ValueError(f"a pool needs at least two inputs, and this has {len(chosen)}")
+        return adapt(chosen, data.train.inputs)
     except ValueError as error:
         raise ConfigError.at("pool", experiment.pool, str(error)) from None
 

@@ -168,7 +168,9 @@ class Experiment(BaseModel):
 
 def load(name_or_file: str, overrides: Sequence[str] = ()) -> Experiment:
     """Return the experiment of a preset or a TOML file, with ``key=value`` overrides."""
-    return parse({**read(name_or_file), **dict(override(text) for text in overrides)})
+    values = read(name_or_file)
+    values.pop("versions", None)  # a run folder's config.toml is a configuration too
+    return parse({**values, **dict(override(text) for text in overrides)})
 
 
 def parse(values: Mapping[str, Any]) -> Experiment:

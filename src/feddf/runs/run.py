@@ -51,14 +51,13 @@ def play(parts: Parts, folder: RunFolder, watch: Watch = unwatched, profile: Pro
         games = rounds(server, parts.federation, engine=train, train=parts.train, fuse=fuse)
         for closed in islice(games, experiment.rounds - server.round):
             record = judge(closed, evaluation, examine, parts.task.data.test)
-            clock = perf_counter()
             folder.append(record)
             folder.save(closed.server, experiment.keep_checkpoints)
             forget(spool)
             server = closed.server
             watch("save", 1, 1)
-            record["seconds"]["save"] = perf_counter() - clock
             yield record
+        forget(spool)
         folder.finish(server.models)
 
 

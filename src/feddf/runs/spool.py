@@ -14,7 +14,9 @@ from typing import Any, cast
 
 import safetensors
 import safetensors.torch
+import torch
 
+from feddf.admit import admit
 from feddf.states import digest
 from feddf.types import Engine, Failure, J, Job, R, Update
 
@@ -33,26 +35,16 @@ def remembering(engine: Engine, folder: Path) -> Engine:
                 yield cast(R, found)
         by_id = {job.id: cast(Job, job) for job in missing}
         for outcome in engine(function, missing):
-            kept = keep(folder, by_id[outcome.client_id], outcome) if isinstance(outcome, Update) else outcome
-            yield cast("R | Failure", kept)
+            if isinstance(outcome, Update) and admit(outcome, by_id) is None:  # what the gate will refuse is not kept
+                outcome = cast(R, keep(folder, by_id.pop(outcome.client_id), outcome))
+            yield outcome
 
     return run
 
 
 def keep(folder: Path, job: Job, update: Update) -> Update:
-    """Write an update to disk and return it with its tensors mapped from there.
-
-    It has not passed the gate yet: one that cannot be written is returned as it is, for the gate to refuse.
-    """
-    try:
-        return _kept(_path(folder, job), job, update)
-    except OSError:
-        raise  # the disk is full or gone, which is nobody's fault but must be said
-    except Exception:
-        return update
-
-
-def _kept(path: Path, job: Job, update: Update) -> Update:
+    """Write an admitted update to disk and return it with its tensors mapped from there."""
+    path = _path(folder, job)
     about = {
         "client_id": update.client_id,
         "prototype": update.prototype,
@@ -62,9 +54,14 @@ def _kept(path: Path, job: Job, update: Update) -> Update:
         "job": _name(job),
         "digest": digest({"update": update.state}),
     }
+    tensors = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in update.state.items()}
     temporary = path.with_suffix(".tmp")
-    safetensors.torch.save_file(dict(update.state), temporary, {"feddf": json.dumps(about)})
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(safetensors.torch.save(tensors, {"feddf": json.dumps(about)}))
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     return _mapped(path, about)
 
 

@@ -27,6 +27,7 @@ import tomli_w
 import torch
 from torch import Tensor
 
+from feddf.accelerate import can_compile
 from feddf.runs.config import ConfigError, Experiment, parse
 from feddf.types import ServerState, State
 
@@ -37,10 +38,11 @@ class StoreError(Exception):
     """A run folder cannot be used as asked; the message says why and what would be right."""
 
 
-def versions() -> dict[str, str]:
+def versions(experiment: Experiment) -> dict[str, str]:
     """Return what a model's bytes may depend on besides the configuration."""
     packages = {name: version(name) for name in ("feddf", "torch", "numpy")}
-    return {"python": platform.python_version(), **packages, "cpu": torch.backends.cpu.get_cpu_capability()}
+    found = {"python": platform.python_version(), **packages, "cpu": torch.backends.cpu.get_cpu_capability()}
+    return {**found, "steps": "compiled" if experiment.compile and can_compile() else "eager"}
 
 
 class RunFolder:
@@ -60,7 +62,7 @@ class RunFolder:
         try:
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
             values = {key: value for key, value in experiment.model_dump().items() if value is not None}
-            text = tomli_w.dumps({**values, "versions": versions()})
+            text = tomli_w.dumps({**values, "versions": versions(experiment)})
             write_atomically(path / "config.toml", text.encode())
         except OSError as error:
             raise StoreError(f"cannot write to the run folder {path}: {error.strerror or error}") from error
