@@ -209,7 +209,7 @@ def small(repeats: int = 2, clients: int = 2000, samples: int = 25) -> dict[str,
 
 def fuse_many(teachers: int) -> None:
     """Fuse that many teachers, kept on disk as a run keeps them, and print this process's peak memory in MB."""
-    pool = fake(500, seed=2).inputs
+    pool = fake(200, seed=2).inputs
     state = initial(RESNET["resnet8"], 0)
     server = ServerState(0, {"resnet8": state})
     with tempfile.TemporaryDirectory() as folder:

@@ -52,6 +52,7 @@ class View:
         clients = f"{len(record['clients'])}{dropped}"
         self._round = record["round"] + 1
         self._rows.append((str(record["round"]), clients, percent(averaged), ensemble, percent(fused)))
+        self.watch("save", 1, 1)  # with the time left as it is now
         return (
             f"{self.title}: round {record['round']}/{self.rounds}, {clients} clients, averaged {percent(averaged)}, "
             f"ensemble {ensemble}, fused {percent(fused)}, {self.seconds_left()}"

@@ -55,7 +55,6 @@ def play(parts: Parts, folder: RunFolder, watch: Watch = unwatched, profile: Pro
             folder.save(closed.server, experiment.keep_checkpoints)
             forget(spool)
             server = closed.server
-            watch("save", 1, 1)
             yield record
         forget(spool)
         folder.finish(server.models)
