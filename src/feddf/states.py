@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -34,17 +34,23 @@ def weighted_mean(states: Sequence[State], weights: Sequence[float]) -> State:
     total = float(sum(weights))
     if not states or total <= 0:
         raise ValueError(f"a weighted mean needs states with a positive total weight, got {list(weights)}")
-    return {key: _mean([state[key] for state in states], weights, total) for key in states[0]}
+    return {key: _mean((state[key] for state in states), weights, total) for key in states[0]}
 
 
-def _mean(tensors: Sequence[Tensor], weights: Sequence[float], total: float) -> Tensor:
-    first = tensors[0]
-    if not first.is_floating_point():
-        return torch.stack(list(tensors)).amax(dim=0)
-    running = torch.zeros(first.shape, dtype=torch.float64)
+def _mean(tensors: Iterable[Tensor], weights: Sequence[float], total: float) -> Tensor:
+    """Stream over the tensors: a thousand clients' states may lie on disk, and one tensor is read at a time."""
+    running: Tensor | None = None
+    dtype = torch.float32
     for tensor, weight in zip(tensors, weights, strict=True):
+        dtype = tensor.dtype
+        if not tensor.is_floating_point():
+            running = tensor.clone() if running is None else torch.maximum(running, tensor)
+            continue
+        if running is None:
+            running = torch.zeros(tensor.shape, dtype=torch.float64)
         running.add_(tensor.to(torch.float64), alpha=float(weight))
-    return running.div_(total).to(first.dtype)
+    assert running is not None
+    return running.div_(total).to(dtype) if dtype.is_floating_point else running
 
 
 def copy(state: State) -> dict[str, Tensor]:

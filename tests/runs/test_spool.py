@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -127,3 +128,14 @@ def test_a_profile_is_a_trace_of_every_job_on_its_worker(tiny: Tiny, jobs: list[
     for worker in {span["pid"] for span in spans}:  # one job at a time
         times = sorted((span["ts"], span["ts"] + span["dur"]) for span in spans if span["pid"] == worker)
         assert all(end <= begin for (_, end), (begin, _) in pairwise(times))
+
+
+def test_a_state_on_disk_is_a_state(tiny: Tiny, jobs: list[Job], tmp_path: Path) -> None:
+    original = tiny.local(jobs[0]).state
+    stored = keep(tmp_path, jobs[0], tiny.local(jobs[0])).state
+    assert stored.keys() == original.keys()
+    assert digest({"m": stored}) == digest({"m": original}) == digest({"m": pickle.loads(pickle.dumps(stored))})
+    assert type(pickle.loads(pickle.dumps(stored))) is dict
+    assert stored["features.0.weight"] is not stored["features.0.weight"]  # read anew, kept by nobody
+    with pytest.raises(KeyError):
+        stored["nothing"]

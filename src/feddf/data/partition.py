@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from heapq import heapify, heapreplace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -81,12 +83,15 @@ def _cut(members: NDArray[np.int64], shares: NDArray[np.float64]) -> list[NDArra
 def _fill_up(shards: list[NDArray[np.int64]], min_size: int, random: np.random.Generator) -> list[NDArray[np.int64]]:
     """Move random examples from the largest shard to each that is too small."""
     shards = [random.permutation(shard) for shard in shards]
+    by_size = [(-len(shard), client) for client, shard in enumerate(shards)]
+    heapify(by_size)  # the largest first; those that are filled up never get there
     for poor in range(len(shards)):
         while (missing := min_size - len(shards[poor])) > 0:
-            rich = max(range(len(shards)), key=lambda client: len(shards[client]))
+            rich = by_size[0][1]
             taken = min(missing, max(1, (len(shards[rich]) - min_size) // 2))
             shards[poor] = np.concatenate([shards[poor], shards[rich][:taken]])
             shards[rich] = shards[rich][taken:]
+            heapreplace(by_size, (-len(shards[rich]), rich))
     return shards
 
 

@@ -1,20 +1,21 @@
 """Finished clients' updates, kept on disk until their round is safe.
 
 Interrupting a round loses no client that has finished, and a cohort of thousands does not sit in memory: an
-update's tensors are read from its memory-mapped file when they are needed.
+update's tensors are read from its file when they are needed.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import safetensors
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from feddf.admit import admit
 from feddf.states import digest
@@ -43,7 +44,7 @@ def remembering(engine: Engine, folder: Path) -> Engine:
 
 
 def keep(folder: Path, job: Job, update: Update) -> Update:
-    """Write an admitted update to disk and return it with its tensors mapped from there."""
+    """Write an admitted update to disk and return it with its tensors left there."""
     path = _path(folder, job)
     about = {
         "client_id": update.client_id,
@@ -84,8 +85,33 @@ def forget(folder: Path) -> None:
 
 
 def _mapped(path: Path, about: dict[str, Any]) -> Update:
-    state = safetensors.torch.load_file(path)
-    return Update(about["client_id"], about["prototype"], about["round"], state, about["n_examples"], about["metrics"])
+    identity = about["client_id"], about["prototype"], about["round"]
+    return Update(*identity, StateOnDisk(path), about["n_examples"], about["metrics"])
+
+
+class StateOnDisk(Mapping[str, Tensor]):
+    """A state whose tensors are read from its file when they are asked for, and kept by nobody."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with safetensors.safe_open(path, framework="pt") as file:
+            self._names = tuple(file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        with safetensors.safe_open(self._path, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)  # what travels is the state, not the name of a file
 
 
 def _name(job: Job) -> str:
