@@ -48,12 +48,12 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def fake(n: int, seed: int = 0) -> Examples:
-    """CIFAR-shaped images with a weak pattern for each class."""
+    """CIFAR-shaped noise with a weak tint for each class, which flips and crops leave as it is."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (n,), generator=generator)
-    pattern = torch.randint(0, 90, (CLASSES, *SHAPE), generator=torch.Generator().manual_seed(99), dtype=torch.uint8)
+    tint = torch.randint(0, 90, (CLASSES, 3, 1, 1), generator=torch.Generator().manual_seed(99), dtype=torch.uint8)
     noise = torch.randint(0, 165, (n, *SHAPE), generator=generator, dtype=torch.uint8)
-    return Examples(Inputs(noise + pattern[labels], ENCODE), labels, CLASSES)
+    return Examples(Inputs(noise + tint[labels], ENCODE), labels, CLASSES)
 
 
 def seconds(action: Callable[[], object]) -> float:
