@@ -63,7 +63,7 @@ def keep(folder: Path, job: Job, update: Update) -> Update:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    return _mapped(path, about)
+    return _on_disk(path, about)
 
 
 def recall(folder: Path, job: Job) -> Update | None:
@@ -72,7 +72,7 @@ def recall(folder: Path, job: Job) -> Update | None:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             about = json.loads(file.metadata()["feddf"])
-        update = _mapped(path, about)
+        update = _on_disk(path, about)
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
         return None
     whole = about["job"] == _name(job) and digest({"update": update.state}) == about["digest"]
@@ -84,7 +84,7 @@ def forget(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _mapped(path: Path, about: dict[str, Any]) -> Update:
+def _on_disk(path: Path, about: dict[str, Any]) -> Update:
     identity = about["client_id"], about["prototype"], about["round"]
     return Update(*identity, StateOnDisk(path), about["n_examples"], about["metrics"])
 
