@@ -50,10 +50,10 @@ class Tiny:
     kit: Kit
 
 
-def make_tiny(clients: int = 6, fraction: float = 0.67, seed: int = 0) -> Tiny:
+def make_tiny(clients: int = 6, fraction: float = 0.67, seed: int = 0, norm: str = "batch") -> Tiny:
     train, test = stripes(120, 1), stripes(60, 2)
     prototypes = {
-        "cnn": Prototype("cnn", partial(CNN, SHAPE, CLASSES, width=4)),
+        "cnn": Prototype("cnn", partial(CNN, SHAPE, CLASSES, width=4, norm=norm)),
         "mlp": Prototype("mlp", partial(MLP, SHAPE, CLASSES, width=16)),
     }
     names = sorted(prototypes)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from torch import nn
 
 from conftest import Tiny
 from feddf.data.encode import plain
-from feddf.local import local_update, mini_batches
+from feddf.local import local_update, mini_batches, n_batches
 from feddf.states import digest, initial
 from feddf.types import Client, Examples, Inputs, Job, Prototype
 
@@ -117,3 +118,41 @@ def test_batches_cover_each_example_once_and_never_leave_one_alone(n: int, size:
     batches = list(mini_batches(torch.arange(n), size, torch.Generator().manual_seed(0)))
     assert sorted(torch.cat(batches).tolist() if batches else []) == list(range(n))
     assert n <= 1 or all(2 <= len(batch) <= size + 1 for batch in batches)
+    assert n_batches(n, size) == len(batches)
+
+
+@pytest.mark.parametrize(
+    ("decay", "shares"), [("none", [1, 1, 1, 1]), ("linear", [1, 0.75, 0.5, 0.25]), ("cosine", [1, 0.854, 0.5, 0.146])]
+)
+def test_the_rate_falls_over_the_rounds_steps_when_asked(tiny: Tiny, decay: str, shares: list[float]) -> None:
+    """Adam moves a bias by about its rate in each step: with one batch an epoch the moves tell the rates."""
+    client = Client("c1", "mlp", torch.arange(8))
+    arguments = {"prototypes": tiny.prototypes, "train": tiny.train, "batch": 8, "rate": 0.01, "decay": decay}
+    rates: list[float] = []
+    step = torch.optim.SGD.step
+
+    def watched(self: torch.optim.SGD, *args: object) -> object:
+        rates.append(self.param_groups[0]["lr"])
+        return step(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.SGD, "step", watched)
+        local_update(replace(job_of(tiny, 1), client=client), epochs=4, **arguments)
+    assert rates == pytest.approx([0.01 * share for share in shares], rel=1e-2)
+
+
+def test_frozen_parameters_stay_as_they_were_sent(tiny: Tiny) -> None:
+    job = job_of(tiny, 1)
+    arguments = {"prototypes": tiny.prototypes, "train": tiny.train, "epochs": 2, "batch": 8, "rate": 0.1}
+    update = local_update(job, **arguments, proximal=0.1, frozen=lambda job: {"layers.1.weight", "layers.1.bias"})
+    moved = {key for key in job.state if not torch.equal(update.state[key], job.state[key])}
+    assert moved == {"layers.3.weight", "layers.3.bias", "layers.5.weight", "layers.5.bias"}
+
+
+def test_class_counts_are_told_only_when_asked_for(tiny: Tiny) -> None:
+    job = job_of(tiny, 1)
+    arguments = {"prototypes": tiny.prototypes, "train": tiny.train, "epochs": 1, "batch": 8, "rate": 0.1}
+    assert local_update(job, **arguments).class_counts is None
+    counts = local_update(job, **arguments, disclose=True).class_counts
+    labels = tiny.train.labels[job.client.indices].tolist()
+    assert counts == tuple(labels.count(label) for label in range(3))

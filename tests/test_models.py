@@ -33,6 +33,23 @@ def test_resnets_have_the_sizes_of_the_released_code(name: str, parameters: floa
     assert multiply_adds(model, (3, 32, 32)) / 1e6 == pytest.approx(mmac, abs=0.06)
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters", "layers"), [("vgg9", 3_491_530, (6, 3)), ("vgg9-released", 2_308_810, (8, 1))]
+)
+def test_both_forms_of_vgg9(name: str, parameters: int, layers: tuple[int, int]) -> None:
+    """Six convolutions and three linear layers as in FedMA; eight and one as in the authors' code; no BatchNorm."""
+    model = MODELS[name]((3, 32, 32), 10)
+    kinds = [type(module) for module in model.modules()]
+    assert (kinds.count(nn.Conv2d), kinds.count(nn.Linear)) == layers
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert not dict(model.named_buffers())
+
+
+def test_images_too_small_for_vgg_are_refused() -> None:
+    with pytest.raises(ValueError, match="8×8 are too small to be halved 5 times"):
+        MODELS["vgg9-released"]((3, 8, 8), 10)
+
+
 @pytest.mark.parametrize("groups", [1, 2, 8, 16])
 def test_group_norm_replaces_every_batch_norm(groups: int) -> None:
     model = ResNet((3, 32, 32), 10, depth=8, norm="group", groups=groups)

@@ -46,7 +46,7 @@ def backwards(function: Callable, jobs: Sequence) -> Iterator:
     return iter(list(in_process(function, jobs))[::-1])
 
 
-@pytest.mark.parametrize("method", sorted(FUSIONS))
+@pytest.mark.parametrize("method", ["fedavg", "feddf"])
 def test_the_order_of_arrival_does_not_matter(tiny: Tiny, method: str) -> None:
     digests = {
         digest(

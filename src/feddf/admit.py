@@ -16,6 +16,7 @@ LARGEST = 1e4
 
 MOST_EXAMPLES = 10**9
 MOST_STEPS = 10**12
+MOST_CLASSES = 100_000
 _METRIC_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 
@@ -33,7 +34,7 @@ def admit(update: object, jobs: Mapping[str, Job]) -> Failure | None:
     job = jobs[update.client_id]
     try:
         reason = _sender(update, job) or _form(update.state, job.state) or _values(update.state)
-        reason = reason or _count(update, job) or _metrics(update)
+        reason = reason or _count(update, job) or _class_counts(update) or _metrics(update)
     except Exception as error:  # whatever a hostile object does when it is looked at, the round goes on
         reason = f"it could not be checked: {type(error).__name__}"
     return Failure(update.client_id, reason) if reason else None
@@ -101,6 +102,17 @@ def _count(update: Update, job: Job) -> str | None:
         return f"n_k = {count}, and the client holds {len(known)} examples"
     if known is None and count == 0:
         return "n_k = 0: it was not trained on anything"
+    return None
+
+
+def _class_counts(update: Update) -> str | None:
+    counts = update.class_counts
+    if counts is None:
+        return None
+    if not isinstance(counts, tuple) or not 2 <= len(counts) <= MOST_CLASSES:
+        return f"its class counts are {_shown(counts)}, not one number for each of 2 to {MOST_CLASSES} classes"
+    if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != update.n_examples:
+        return f"its class counts do not add up to its n_k = {update.n_examples}"
     return None
 
 

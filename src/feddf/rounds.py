@@ -40,6 +40,8 @@ class Federation:
     seed: int
     quorum: float = 0.5
     attempts: int = 3
+    hold: int = 1
+    """Rounds for which the sampled clients stay the same: FedMA needs several for one model."""
 
 
 def rounds(
@@ -80,7 +82,8 @@ def sample(federation: Federation, round_number: int, attempt: int = 0) -> list[
     """Return a random C fraction of the clients, ordered by id; each attempt takes the next ones in line."""
     clients = sorted(federation.clients, key=lambda client: client.id)
     count = sample_size(len(clients), federation.fraction)
-    order = numpy_generator(derive(federation.seed, "sample", round_number)).permutation(len(clients))
+    draw = (round_number - 1) // federation.hold + 1
+    order = numpy_generator(derive(federation.seed, "sample", draw)).permutation(len(clients))
     chosen = [int(order[(attempt * count + i) % len(order)]) for i in range(count)]
     return [clients[i] for i in sorted(chosen)]
 
@@ -118,7 +121,7 @@ def _known(failure: Failure, asked: Mapping[str, Job]) -> Failure:
 
 def _job(server: ServerState, federation: Federation, client: Client) -> Job:
     seed = derive(federation.seed, "train", server.round + 1, client.id)
-    return Job(client, server.round + 1, server.models[client.prototype], seed)
+    return Job(client, server.round + 1, server.sent_to(client), seed)
 
 
 def _fuse(

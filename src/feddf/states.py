@@ -53,6 +53,16 @@ def _mean(tensors: Iterable[Tensor], weights: Sequence[float], total: float) -> 
     return running.div_(total).to(dtype) if dtype.is_floating_point else running
 
 
+def is_statistic(name: str) -> bool:
+    """Say whether a tensor of a state is a BatchNorm's running statistic (or its counter), by its name."""
+    return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+
+
+def n_bytes(state: State) -> int:
+    """Return the size of a state's tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+
+
 def copy(state: State) -> dict[str, Tensor]:
     """Return a state with storage of its own."""
     return {key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}

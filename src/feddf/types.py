@@ -61,11 +61,15 @@ class Prototype:
 
     name: str
     build: Callable[[], nn.Module]
+    fit: Callable[[nn.Module, State], None] | None = None
+    """Changes the built module to the shapes of a state: for methods whose layers grow (FedMA)."""
 
     def load(self, state: State) -> nn.Module:
         """Build the architecture, put ``state`` into it and return it in eval mode."""
         with torch.random.fork_rng(devices=[]):  # building draws initial weights that are thrown away
             model = self.build()
+            if self.fit is not None:
+                self.fit(model, state)
         model.load_state_dict(dict(state), strict=True)
         for parameter in model.parameters():
             if parameter.ndim == 4:  # convolutions are a third faster with their channels last
@@ -99,7 +103,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Update:
-    """What a client sends back: its weights and n_k, the number of examples that they were trained on."""
+    """What a client sends back: its weights and n_k, the number of examples that they were trained on.
+
+    ``class_counts`` is how many of them are of each class, if the client chooses to disclose it.
+    """
 
     client_id: str
     prototype: str
@@ -107,6 +114,7 @@ class Update:
     state: State
     n_examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    class_counts: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +140,16 @@ class ServerState:
     round: int
     models: Mapping[str, State]
     memory: Mapping[str, State] = field(default_factory=dict)
+
+    def sent_to(self, client: Client) -> State:
+        """Return the weights that a client starts from: its prototype's, but for what is remembered as its own."""
+        own = self.memory.get(own_of(client.id))
+        return {**self.models[client.prototype], **own} if own else self.models[client.prototype]
+
+
+def own_of(client_id: str) -> str:
+    """Return the name under which the server's memory holds the tensors of one client alone."""
+    return f"own of {client_id}"
 
 
 @dataclass(frozen=True)
@@ -184,8 +202,17 @@ LocalTrain = Callable[[Job], Update]
 Rule = Callable[[State, Sequence[Update]], State]
 """(previous weights, updates of one prototype) -> weights to start from."""
 
-Target = Callable[[Iterable[Tensor]], Tensor]
-"""Teachers' logits, one tensor a teacher, as a stream -> class probabilities."""
+
+@dataclass(frozen=True)
+class Vote:
+    """One teacher's logits, and how much they count: one number, one a sample (n × 1) or one a class (M)."""
+
+    logits: Tensor
+    weight: Tensor | float = 1.0
+
+
+Target = Callable[[Iterable[Vote]], Tensor]
+"""Teachers' votes, as a stream -> class probabilities."""
 
 Fusion = Callable[[ServerState, Sequence[Update], int], Fused]
 """(server, updates sorted by client id, seed) -> what came of them."""

@@ -13,7 +13,7 @@ from feddf.models import MODELS
 from feddf.states import digest, initial
 from feddf.types import Prototype
 
-SHAPE, CLASSES = (3, 16, 16), 7
+SHAPE, CLASSES = (3, 32, 32), 7
 
 
 @pytest.fixture(params=sorted(MODELS))

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from conftest import Tiny
 from feddf.data.encode import plain
 from feddf.engines import in_process
-from feddf.fusion.distill import Schedule, distill, kl_divergence
-from feddf.fusion.ensemble import answer, ask, avg_logits
+from feddf.fusion.distill import LOWEST, MOMENTUM, Schedule, distill, held_out_score, kl_divergence
+from feddf.fusion.ensemble import answer, ask, avg_logits, combine, question
 from feddf.fusion.feddf import Lesson, _consult
+from feddf.fusion.weigh import uniform
 from feddf.states import digest
 from feddf.types import Inputs, Job
 
@@ -149,8 +150,11 @@ def test_a_pool_smaller_than_a_batch_is_used_whole() -> None:
 def test_cached_and_online_teachers_give_the_same_gradients(tiny: Tiny) -> None:
     """For every batch of the pool, and so for every step: the largest difference in any gradient is below 1e-6."""
     updates = [tiny.local(Job(c, 1, tiny.server.models[c.prototype], 7)) for c in tiny.federation.clients]
-    cached = avg_logits(ask(in_process, partial(answer, prototypes=tiny.prototypes, inputs=tiny.pool), updates))
-    online = _consult(Lesson("mlp", {}, 0, None, updates), tiny.prototypes, avg_logits)
+    questions = [question(update) for update in updates]
+    replies = ask(in_process, partial(answer, prototypes=tiny.prototypes, inputs=tiny.pool), questions)
+    cached = avg_logits(reply.logits for reply in replies)
+    teachers = [(one, uniform(updates)[one.id]) for one in questions]
+    online = _consult(Lesson("mlp", (), 0, None, teachers), tiny.prototypes, combine)
     for name in tiny.prototypes:
         student = tiny.prototypes[name].load(tiny.server.models[name]).train()
         for chosen in torch.randperm(48, generator=torch.Generator().manual_seed(0)).split(16):
@@ -161,3 +165,98 @@ def test_cached_and_online_teachers_give_the_same_gradients(tiny: Tiny) -> None:
                 kl_divergence(target, student(inputs)).backward()
                 gradients.append([p.grad.clone() for p in student.parameters()])
             assert max(float((a - b).abs().max()) for a, b in zip(*gradients, strict=True)) < 1e-6
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
+def test_a_temperature_softens_the_student_and_keeps_the_gradients_size(temperature: float) -> None:
+    """T² KL(p ‖ σ(z / T)) has the gradient T (σ(z / T) − p), whose size hardly changes once p is softened as well."""
+    logits = torch.tensor([[1.0, -2.0, 0.5]], requires_grad=True)
+    target = torch.tensor([[0.2, 0.3, 0.5]])
+    kl_divergence(target, logits, temperature).backward()
+    expected = temperature * ((logits.detach() / temperature).softmax(dim=1) - target)
+    torch.testing.assert_close(logits.grad, expected)
+
+
+def test_sgd_has_momentum_and_the_same_annealing() -> None:
+    student, steps, rate = linear(), 9, 0.05
+    weights = [p.detach().clone().double().requires_grad_() for p in student.parameters()]
+    velocity = [torch.zeros_like(w) for w in weights]
+    for j in range(steps):
+        logits = POOL.raw.double() @ weights[0].T + weights[1]
+        target = teacher(torch.arange(64), POOL.raw).double()
+        loss = (target * (target.log() - logits.log_softmax(dim=1))).sum(dim=1).mean()
+        for i, gradient in enumerate(torch.autograd.grad(loss, weights)):
+            velocity[i] = MOMENTUM * velocity[i] + gradient
+            eta = rate / 2 * (1 + np.cos(np.pi * j / steps))
+            weights[i] = (weights[i] - eta * velocity[i]).detach().requires_grad_()
+    schedule = Schedule(steps=steps, batch=64, rate=rate, optimizer="sgd")
+    distill(student, teacher, POOL, schedule=schedule, score=None, seed=0)
+    for parameter, weight in zip(student.parameters(), weights, strict=True):
+        torch.testing.assert_close(parameter.double(), weight, atol=1e-5, rtol=1e-5)
+
+
+def test_swa_returns_the_mean_of_the_weights_at_the_ends_of_its_cycles() -> None:
+    """Against a loop written out here: SGD with a rate that falls linearly in each cycle, and snapshots averaged."""
+    student, steps, rate, cycle = linear(), 40, 0.05, 5
+    weights = [p.detach().clone().double().requires_grad_() for p in student.parameters()]
+    velocity = [torch.zeros_like(w) for w in weights]
+    ends: list[list[Tensor]] = []
+    for j in range(steps):
+        logits = POOL.raw.double() @ weights[0].T + weights[1]
+        target = teacher(torch.arange(64), POOL.raw).double()
+        loss = (target * (target.log() - logits.log_softmax(dim=1))).sum(dim=1).mean()
+        t = (j % cycle + 1) / cycle
+        for i, gradient in enumerate(torch.autograd.grad(loss, weights)):
+            velocity[i] = MOMENTUM * velocity[i] + gradient
+            weights[i] = (weights[i] - rate * (1 - t + LOWEST * t) * velocity[i]).detach().requires_grad_()
+        if (j + 1) % cycle == 0 and j + 1 > steps // 4:
+            ends.append([weight.detach() for weight in weights])
+    schedule = Schedule(steps=steps, batch=64, rate=rate, optimizer="swa", swa_cycle=cycle)
+    result = distill(student, teacher, POOL, schedule=schedule, score=None, seed=0)
+    assert len(ends) == 6
+    for i, tensor in enumerate(result.state.values()):
+        torch.testing.assert_close(tensor.double(), torch.stack([end[i] for end in ends]).mean(0), atol=1e-4, rtol=1e-4)
+
+
+def test_swa_estimates_batchnorm_statistics_again(tiny: Tiny) -> None:
+    """The averaged weights never saw data, so their statistics have to be those of the pool."""
+    prototype = tiny.prototypes["cnn"]
+    student = prototype.load(tiny.server.models["cnn"])
+    schedule = Schedule(steps=60, batch=16, rate=0.01, optimizer="swa")
+    targets = torch.full((48, 3), 1 / 3)
+    result = distill(student, lambda c, _: targets[c], tiny.pool, schedule=schedule, score=None, seed=0)
+    model = prototype.load(result.state)
+    with torch.no_grad():
+        first = model.features[0](tiny.pool.batch(torch.arange(48)))
+    torch.testing.assert_close(result.state["features.1.running_mean"], first.mean(dim=(0, 2, 3)), atol=1e-5, rtol=1e-4)
+
+
+def test_clipping_bounds_each_step() -> None:
+    student = linear()
+    before = [p.detach().clone() for p in student.parameters()]
+    schedule = Schedule(steps=1, batch=64, rate=1.0, optimizer="sgd", clip=1e-3)
+    distill(student, teacher, POOL, schedule=schedule, score=None, seed=0)
+    moved = torch.cat([(p.detach() - b).flatten() for p, b in zip(student.parameters(), before, strict=True)])
+    assert float(moved.norm()) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_held_out_inputs_are_scored_by_the_loss_and_never_learned_from() -> None:
+    held_out = torch.arange(0, 64, 4)
+    seen: set[int] = set()
+
+    def watching(chosen: Tensor, inputs: Tensor) -> Tensor:
+        seen.update(chosen.tolist())
+        return teacher(chosen, inputs)
+
+    rest = torch.tensor([i for i in range(64) if i % 4])
+    student = linear()
+    score = held_out_score(POOL, held_out, teacher(held_out, POOL.raw[held_out]), 1.0)
+    with torch.no_grad():
+        loss = float(kl_divergence(teacher(held_out, POOL.raw[held_out]), student(POOL.raw[held_out])))
+    assert score(student) == pytest.approx(-loss)
+    result = distill(
+        student, watching, POOL, schedule=Schedule(steps=50, batch=16, rate=0.05), score=score, seed=0, chosen_from=rest
+    )
+    assert seen == set(rest.tolist())
+    assert result.best_score is not None
+    assert result.best_score > -loss

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from conftest import Tiny
 from feddf.engines import in_process
-from feddf.fusion.ensemble import answer, ask, avg_logits
-from feddf.types import Job, Refusal, Update
+from feddf.fusion.distill import kl_divergence
+from feddf.fusion.ensemble import Question, answer, ask, avg_logits, combine, question
+from feddf.types import Job, Refusal, Update, Vote
 
 teachers = st.integers(1, 5).flatmap(lambda n: arrays(np.float32, (n, 4, 3), elements=st.floats(-50, 50, width=32)))
 
@@ -67,8 +68,8 @@ def test_answers_come_from_eval_mode_whatever_the_batch(tiny: Tiny) -> None:
     model = tiny.prototypes["cnn"].load(update.state)
     with torch.no_grad():
         alone = torch.cat([model(tiny.pool.batch(torch.tensor([i]))) for i in range(len(tiny.pool))])
-    (asked,) = ask(in_process, partial(answer, prototypes=tiny.prototypes, inputs=tiny.pool), [update])
-    torch.testing.assert_close(asked, alone)
+    (asked,) = ask(in_process, partial(answer, prototypes=tiny.prototypes, inputs=tiny.pool), [question(update)])
+    torch.testing.assert_close(asked.logits, alone)
 
 
 def test_teachers_with_logits_that_are_not_finite_are_refused_together(tiny: Tiny) -> None:
@@ -78,7 +79,7 @@ def test_teachers_with_logits_that_are_not_finite_are_refused_together(tiny: Tin
         updates[number] = Update(updates[number].client_id, "mlp", 1, huge, 20)
     function = partial(answer, prototypes=tiny.prototypes, inputs=tiny.pool)
     with pytest.raises(Refusal) as refusal:
-        avg_logits(ask(in_process, function, updates))
+        list(ask(in_process, function, [question(update) for update in updates]))
     assert [failure.client_id for failure in refusal.value.failures] == ["c1", "c3"]
     assert "not finite" in refusal.value.failures[0].reason
 
@@ -86,5 +87,58 @@ def test_teachers_with_logits_that_are_not_finite_are_refused_together(tiny: Tin
 def test_a_teacher_that_cannot_be_loaded_is_refused(tiny: Tiny) -> None:
     updates = updates_of(tiny)[:2]
     broken = Update("c0", "cnn", 1, {"nothing": torch.ones(1)}, 20)
+    questions = [question(broken), question(updates[1])]
     with pytest.raises(Refusal, match="c0: its model could not be asked"):
-        list(ask(in_process, partial(answer, prototypes=tiny.prototypes, inputs=tiny.pool), [broken, updates[1]]))
+        list(ask(in_process, partial(answer, prototypes=tiny.prototypes, inputs=tiny.pool), questions))
+
+
+def test_a_model_made_by_the_server_is_left_out_when_it_is_unfit_and_nobody_is_refused(tiny: Tiny) -> None:
+    questions = [question(update) for update in updates_of(tiny)[:2]]
+    made = Question("sample 0", "mlp", {**questions[1].state, "layers.5.bias": torch.full((3,), torch.nan)}, made=True)
+    function = partial(answer, prototypes=tiny.prototypes, inputs=tiny.pool)
+    assert [reply.client_id for reply in ask(in_process, function, [*questions, made])] == ["c0", "c1"]
+
+
+def test_a_model_made_by_the_server_has_the_pools_batchnorm_statistics(tiny: Tiny) -> None:
+    update = updates_of(tiny)[0]
+    spoiled = {**update.state, "features.1.running_mean": torch.full((4,), 50.0)}
+    function = partial(answer, prototypes=tiny.prototypes, inputs=tiny.pool)
+    made = [function(Question("s", "cnn", state, made=True)).logits for state in (update.state, spoiled)]
+    torch.testing.assert_close(*made)
+    assert not torch.allclose(function(Question("s", "cnn", spoiled)).logits, made[0])
+
+
+opinions = arrays(np.float64, (3, 4, 5), elements=st.floats(-30, 30))
+weights = arrays(np.float64, 3, elements=st.floats(0.1, 5))
+
+
+@given(opinions, weights, st.floats(0.5, 8))
+def test_weights_and_temperature_enter_as_the_formula_says(z: np.ndarray, w: np.ndarray, temperature: float) -> None:
+    votes = [Vote(torch.from_numpy(logits), float(weight)) for logits, weight in zip(z, w, strict=True)]
+    mean = np.average(z, axis=0, weights=w) / temperature
+    np.testing.assert_allclose(combine(votes, temperature=temperature), softmax(mean, axis=1), atol=1e-6)
+    expected = np.average(softmax(z / temperature, axis=2), axis=0, weights=w)
+    actual = combine(votes, average="probabilities", temperature=temperature)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+@given(opinions, weights)
+def test_averaging_losses_has_the_gradient_of_averaged_probabilities(z: np.ndarray, w: np.ndarray) -> None:
+    """Σ w_k KL(p_k ‖ q) / Σ w_k, differentiated by autograd, against the loss to the one target that stands for it."""
+    student = torch.linspace(-1, 1, 20).reshape(4, 5).requires_grad_()
+    losses = sum(
+        float(weight) * kl_divergence(torch.from_numpy(softmax(logits, axis=1)).float(), student)
+        for logits, weight in zip(z, w, strict=True)
+    )
+    (expected,) = torch.autograd.grad(losses / float(w.sum()), student)
+    votes = [Vote(torch.from_numpy(logits), float(weight)) for logits, weight in zip(z, w, strict=True)]
+    (actual,) = torch.autograd.grad(kl_divergence(combine(votes, average="losses"), student), student)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_in_averaged_probabilities_one_loud_teacher_is_one_voice() -> None:
+    quiet = [torch.tensor([[2.0, 0.0]])] * 3
+    loud = torch.tensor([[0.0, 2000.0]])
+    votes = [Vote(logits) for logits in (*quiet, loud)]
+    assert combine(votes).argmax() == 1
+    assert combine(votes, average="probabilities").argmax() == 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from feddf.evaluate import accuracy, logits
 from feddf.fusion import FUSIONS, Schedule, feddf
 from feddf.fusion.distill import kl_divergence
 from feddf.fusion.ensemble import avg_logits
+from feddf.fusion.swag import swag
 from feddf.rounds import play
 from feddf.states import digest
 from feddf.types import Job, Update
@@ -83,6 +85,87 @@ def test_its_notes_say_what_each_student_did(tiny: Tiny) -> None:
     assert notes["distillation"].keys() == {"cnn", "mlp"}
     assert notes["distillation"]["mlp"]["steps"] == 12
     assert notes["seconds"].keys() == {"ask", "distill"}
+
+
+def test_a_student_may_start_from_the_average_from_before_or_from_the_better(tiny: Tiny) -> None:
+    """With a rate of almost zero, what comes out is where it started."""
+    updates = trained(tiny)
+    schedule = Schedule(steps=1, rate=1e-30, batch=16)
+
+    def prefers_previous(model: torch.nn.Module) -> float:
+        previous = tiny.server.models["mlp"]
+        same = [key for key in model.state_dict() if key in previous and key.endswith("weight")]
+        return float(bool(same) and all(torch.equal(model.state_dict()[key], previous[key]) for key in same))
+
+    def weights(start: str, score: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        kit = replace(tiny.kit, schedule=schedule, start=start, score=score)
+        fused = FUSIONS["feddf"](kit)(tiny.server, updates, 1)
+        return fused.server.models["mlp"], fused.start["mlp"]
+
+    from_average, averaged = weights("average", None)
+    from_previous, _ = weights("previous", None)
+    best, _ = weights("best", prefers_previous)
+    other_best, _ = weights("best", lambda model: 1 - prefers_previous(model))
+    key = "layers.1.weight"
+    assert torch.equal(from_average[key], averaged[key])
+    assert torch.equal(from_previous[key], tiny.server.models["mlp"][key])
+    assert torch.equal(best[key], tiny.server.models["mlp"][key])
+    assert torch.equal(other_best[key], averaged[key])
+
+
+def test_the_held_out_part_of_the_pool_stops_the_distillation_without_labels(tiny: Tiny) -> None:
+    def never(model: torch.nn.Module) -> float:
+        raise AssertionError("labels were asked for")
+
+    kit = replace(tiny.kit, score=never, held_out=0.25, schedule=replace(tiny.kit.schedule, steps=60, rate=1e-2))
+    fused = FUSIONS["feddf"](kit)(tiny.server, trained(tiny), 1)
+    for student in fused.notes["distillation"].values():
+        assert student["score_before"] < student["score_after"] < 0  # minus a divergence
+
+
+def test_sampled_teachers_join_the_clients(tiny: Tiny) -> None:
+    updates = trained(tiny)
+    asked: list[str] = []
+
+    def counting(votes: Any) -> torch.Tensor:
+        votes = list(votes)
+        asked.append(str(len(votes)))
+        return avg_logits(vote.logits for vote in votes)
+
+    kit = replace(tiny.kit, target=counting, more_teachers=partial(swag, samples=4))
+    FUSIONS["feddf"](kit)(tiny.server, updates, 1)
+    assert asked == [str(len(updates) + 2 * 4)]  # four of each prototype
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"start": "best", "score": None}, "needs a score"),
+        ({"augment": lambda raw, generator: raw}, "needs mode = 'online'"),
+        ({"mode": "online", "more_teachers": partial(swag, samples=2)}, "need mode = 'cached'"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(tiny: Tiny, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        FUSIONS["feddf"](replace(tiny.kit, **changes))
+
+
+def test_online_the_pool_may_be_augmented_and_teachers_see_what_the_student_sees(tiny: Tiny) -> None:
+    black = torch.zeros_like(tiny.pool.raw[:1])
+
+    def blacken(raw: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return black.expand(len(raw), *black.shape[1:]).clone()
+
+    updates = trained(tiny)
+    seen: list[torch.Tensor] = []
+
+    def target(votes: Any) -> torch.Tensor:
+        seen.append(avg_logits(vote.logits for vote in votes))
+        return seen[-1]
+
+    kit = replace(tiny.kit, mode="online", augment=blacken, target=target, score=None)
+    FUSIONS["feddf"](kit)(tiny.server, updates, 1)
+    assert all(torch.allclose(batch, batch[:1].expand_as(batch), atol=1e-6) for batch in seen[1:])
 
 
 @pytest.mark.parametrize("mode", ["cached", "online"])

@@ -26,8 +26,8 @@ def test_the_defaults_are_the_papers() -> None:
 
 
 MISTAKES = {
-    "alpha=0": "alpha = 0.0: input should be greater than 0",
-    "alpha=-1": "alpha = -1.0: input should be greater than 0",
+    "alpha=0": "alpha = 0: input should be greater than 0",
+    "alpha=-1": "alpha = -1: input should be greater than 0",
     "alpha=nan": "alpha = nan: input should be a finite number",
     "alpha='much'": "alpha = 'much': input should be a valid number",
     "alhpa=1": "unknown key 'alhpa'; did you mean 'alpha'?",
@@ -38,8 +38,17 @@ MISTAKES = {
     "rounds=ten": "rounds = 'ten': input should be a valid integer",
     "fraction=0.1": "fraction = 0.1: no client would be sampled from 4; it must be above 0.125",
     "fraction=1.5": "fraction = 1.5: input should be less than or equal to 1",
-    "method=fedsgd": "method = 'fedsgd': input should be 'fedavg' or 'feddf'",
-    "validation=0": "validation = 0: early stopping reads validation data; hold some out (0.1) or set stop = 'steps'",
+    "method=fedsgd": "method = 'fedsgd': input should be 'fedavg', 'feddf' or 'fedma'",
+    "validation=0": "validation = 0.0: early stopping reads validation data; hold some out (0.1), or set stop =",
+    "validation=0 stop=steps drop_worst=paper": "drop_worst = 'paper': it reads validation data",
+    "validation=0 stop=steps teacher_weights=validation": "teacher_weights = 'validation': it reads validation data",
+    "start=best stop=steps": "start = 'best': the best is found by a score",
+    "pool_augment=true": "pool_augment = True: only with mode = 'online'",
+    "swag_samples=5 mode=online": "swag_samples = 5: only with mode = 'cached'",
+    "method=fedma drop_worst=paper": "method = 'fedma': its layers grow and are matched one by one",
+    "temperature=0": "temperature = 0: input should be greater than 0",
+    "fedma_growth=0.5": "fedma_growth = 0.5: input should be greater than or equal to 1",
+    "held_out=1": "held_out = 1: input should be less than 1",
     "pool=toy": "pool = 'toy': the pool must not be the clients' own data",
     "pool_size=1": "pool_size = 1: input should be greater than or equal to 2",
     "prototypes=[]": "prototypes = (): tuple should have at least 1 item",
@@ -55,7 +64,7 @@ def test_a_mistake_is_one_line_that_names_key_value_and_remedy(tmp_path: Path, o
     path = tmp_path / "experiment.toml"
     path.write_text('data = "toy"\npool = "plane"\nprototypes = ["mlp"]\nclients = 4\n')
     with pytest.raises(ConfigError) as error:
-        load(str(path), [override])
+        load(str(path), override.split(" "))
     assert MISTAKES[override] in str(error.value)
     assert "\n" not in str(error.value)
 

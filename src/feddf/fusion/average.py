@@ -20,6 +20,12 @@ def average(previous: State, updates: Sequence[Update]) -> State:
     return weighted_mean([update.state for update in trained], [update.n_examples for update in trained])
 
 
+def uniform_average(previous: State, updates: Sequence[Update]) -> State:
+    """Return the plain mean of the trained updates: what the released code does instead of weighing by n_k."""
+    trained = [update for update in updates if update.n_examples > 0]
+    return weighted_mean([update.state for update in trained], [1] * len(trained)) if trained else previous
+
+
 def start_from(rule: Rule, server: ServerState, updates: Sequence[Update]) -> dict[str, State]:
     """Apply a rule within each prototype's group of clients (lines 9 to 11 of Algorithm 3)."""
     return {

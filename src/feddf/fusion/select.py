@@ -7,8 +7,10 @@ from dataclasses import replace
 from math import sqrt
 from statistics import fmean, pstdev
 
+from torch import Tensor
+
 from feddf.evaluate import accuracy_of
-from feddf.fusion.ensemble import Answer, Question
+from feddf.fusion.ensemble import Answer, Question, question
 from feddf.types import Engine, Examples, Failure, Fused, Fusion, Refusal, ServerState, Update
 
 Judge = Callable[[Mapping[str, float], int, int], set[str]]
@@ -34,6 +36,17 @@ def released_rule(accuracies: Mapping[str, float], n_classes: int, n_examples: i
 JUDGES: dict[str, Judge] = {"paper": random_guessers, "released": released_rule}
 
 
+def examined(
+    updates: Sequence[Update], *, engine: Engine, examine: Callable[[Question], Answer], labels: Tensor
+) -> dict[str, float]:
+    """Return each client's accuracy; ``examine`` asks its model about the inputs that have these labels."""
+    outcomes = list(engine(examine, [question(update) for update in updates]))
+    if failed := [outcome for outcome in outcomes if isinstance(outcome, Failure)]:
+        raise Refusal([Failure(one.client_id, f"its model could not be asked: {one.reason}") for one in failed])
+    answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
+    return {one.client_id: accuracy_of(one.logits, labels) for one in answers}
+
+
 def drop_worst(
     judge: Judge, inner: Fusion, *, engine: Engine, examine: Callable[[Question], Answer], validation: Examples
 ) -> Fusion:
@@ -43,12 +56,7 @@ def drop_worst(
     """
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
-        questions = [Question(update.client_id, update.prototype, update.state) for update in updates]
-        outcomes = list(engine(examine, questions))
-        if failed := [outcome for outcome in outcomes if isinstance(outcome, Failure)]:
-            raise Refusal([Failure(one.client_id, f"its model could not be asked: {one.reason}") for one in failed])
-        answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
-        accuracies = {one.client_id: accuracy_of(one.logits, validation.labels) for one in answers}
+        accuracies = examined(updates, engine=engine, examine=examine, labels=validation.labels)
         dropped = judge(accuracies, validation.n_classes, len(validation))
         saved = None
         if dropped >= accuracies.keys():

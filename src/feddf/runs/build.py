@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,17 @@ from feddf.data.augment import flip_crop
 from feddf.data.unlabeled import adapt, choose, uniform
 from feddf.engines import Processes, in_process
 from feddf.fusion import FUSIONS, Kit, Schedule
-from feddf.fusion.ensemble import answer
+from feddf.fusion.average import average, uniform_average
+from feddf.fusion.batchnorm import last_statistics, local_statistics, recalibrated
+from feddf.fusion.ensemble import answer, combine
+from feddf.fusion.feddf import MoreTeachers, nobody_else
+from feddf.fusion.fedma import Layers, cycle, fit_widths, frozen_layers, layers_of
 from feddf.fusion.momentum import momentum
-from feddf.fusion.select import JUDGES, drop_worst
-from feddf.local import local_update
+from feddf.fusion.select import JUDGES, drop_worst, examined
+from feddf.fusion.swag import swag
+from feddf.fusion.weigh import Weigh, by_accuracy, by_certainty, by_class_counts, by_examples
+from feddf.fusion.weigh import uniform as uniform_weights
+from feddf.local import Frozen, local_update
 from feddf.models import MODELS
 from feddf.outcomes import retrying
 from feddf.rounds import Federation
@@ -41,7 +49,7 @@ from feddf.types import (
     Inputs,
     LocalTrain,
     Prototype,
-    Score,
+    Rule,
     ServerState,
 )
 
@@ -83,8 +91,11 @@ def build(experiment: Experiment) -> Parts:
     task = build_task(experiment)
     prototypes = {spec.label: _prototype(spec, task.data) for spec in experiment.prototypes}
     server = ServerState(0, {name: initial(prototype, experiment.seed) for name, prototype in prototypes.items()})
-    federation = _federation(experiment, task.shards)
-    train = _train(experiment, task, prototypes)
+    layers = _layers(experiment, prototypes)
+    if layers:
+        prototypes = {name: replace(prototype, fit=fit_widths) for name, prototype in prototypes.items()}
+    federation = _federation(experiment, task.shards, hold=cycle(layers) if layers else 1)
+    train = _train(experiment, task, prototypes, partial(frozen_layers, layers=layers) if layers else None)
     fuse = partial(_fusion, experiment, task, prototypes)
     return Parts(experiment, task, prototypes, federation, server, train, fuse)
 
@@ -200,7 +211,7 @@ def _prototype(spec: PrototypeSpec, data: Dataset) -> Prototype:
     return prototype
 
 
-def _federation(experiment: Experiment, shards: list[Tensor]) -> Federation:
+def _federation(experiment: Experiment, shards: list[Tensor], hold: int) -> Federation:
     """Deal the prototypes evenly over the clients, in turn."""
     labels = [spec.label for spec in experiment.prototypes]
     digits = len(str(len(shards) - 1))
@@ -208,10 +219,12 @@ def _federation(experiment: Experiment, shards: list[Tensor]) -> Federation:
         Client(f"client-{number:0{digits}d}", labels[number % len(labels)], indices)
         for number, indices in enumerate(shards)
     ]
-    return Federation(clients, experiment.fraction, experiment.seed, experiment.quorum, experiment.attempts)
+    return Federation(clients, experiment.fraction, experiment.seed, experiment.quorum, experiment.attempts, hold)
 
 
-def _train(experiment: Experiment, task: Task, prototypes: Mapping[str, Prototype]) -> LocalTrain:
+def _train(
+    experiment: Experiment, task: Task, prototypes: Mapping[str, Prototype], frozen: Frozen | None
+) -> LocalTrain:
     wanted = experiment.augment == "flip-crop" or (experiment.augment == "auto" and task.data.flips)
     if wanted and task.train.inputs.raw.ndim != 4:
         raise ConfigError.at("augment", experiment.augment, f"the inputs of '{experiment.data}' are not images")
@@ -223,9 +236,12 @@ def _train(experiment: Experiment, task: Task, prototypes: Mapping[str, Prototyp
         batch=experiment.local_batch,
         rate=experiment.local_rate,
         optimizer=experiment.local_optimizer,
+        decay=experiment.local_decay,
         proximal=experiment.proximal,
         augment=flip_crop if wanted else None,
         accelerate=_accelerate(experiment),
+        frozen=frozen,
+        disclose=experiment.discloses,
     )
 
 
@@ -239,26 +255,84 @@ def _accelerate(experiment: Experiment) -> Accelerate:
 
 
 def _fusion(experiment: Experiment, task: Task, prototypes: Mapping[str, Prototype], engine: Engine) -> Fusion:
-    schedule = Schedule(
+    validation = task.validation
+    examine = partial(answer, prototypes=prototypes, inputs=validation.inputs)
+    weigh: Mapping[str, Weigh] = {
+        "uniform": uniform_weights,
+        "examples": by_examples,
+        "certainty": by_certainty,
+        "class-counts": partial(by_class_counts, n_classes=task.train.n_classes),
+        "validation": partial(
+            by_accuracy, examine=partial(examined, engine=engine, examine=examine, labels=validation.labels)
+        ),
+    }
+    kit = Kit(
+        prototypes,
+        task.pool,
+        engine,
+        score=partial(evaluate.accuracy, examples=validation) if experiment.stop == "validation" else None,
+        schedule=_schedule(experiment),
+        mode=experiment.mode,
+        rule=_rule(experiment, task, prototypes),
+        start=experiment.start,
+        target=partial(combine, average=experiment.teacher_average, temperature=experiment.temperature),
+        weigh=weigh[experiment.teacher_weights],
+        more_teachers=_swag(experiment),
+        held_out=experiment.held_out if experiment.stop == "held-out-loss" else 0.0,
+        augment=flip_crop if experiment.pool_augment else None,
+        growth=experiment.fedma_growth,
+    )
+    fuse = FUSIONS[experiment.method](kit)
+    if experiment.batchnorm == "local":
+        fuse = local_statistics(fuse)
+    if experiment.server_momentum:
+        fuse = momentum(experiment.server_momentum, fuse, prototypes)
+    if experiment.drop_worst != "none":
+        judge = JUDGES[experiment.drop_worst]
+        fuse = drop_worst(judge, fuse, engine=engine, examine=examine, validation=validation)
+    return fuse
+
+
+def _schedule(experiment: Experiment) -> Schedule:
+    return Schedule(
         steps=experiment.distill_steps,
         batch=experiment.distill_batch,
         rate=experiment.distill_rate,
         check_every=experiment.distill_check,
         patience=experiment.distill_patience,
+        optimizer=experiment.distill_optimizer,
+        temperature=experiment.temperature,
+        clip=experiment.distill_clip,
         threads=experiment.threads_of_a_student,
         accelerate=_accelerate(experiment),
     )
-    score: Score | None = partial(evaluate.accuracy, examples=task.validation)
-    if experiment.stop == "steps":
-        score = None
-    fuse = FUSIONS[experiment.method](Kit(prototypes, task.pool, engine, score, schedule, experiment.mode))
-    if experiment.server_momentum:
-        fuse = momentum(experiment.server_momentum, fuse, prototypes)
-    if experiment.drop_worst != "none":
-        judge, validation = JUDGES[experiment.drop_worst], task.validation
-        examine = partial(answer, prototypes=prototypes, inputs=validation.inputs)
-        fuse = drop_worst(judge, fuse, engine=engine, examine=examine, validation=validation)
-    return fuse
+
+
+def _rule(experiment: Experiment, task: Task, prototypes: Mapping[str, Prototype]) -> Rule:
+    rule = average if experiment.average_weights == "examples" else uniform_average
+    if experiment.batchnorm == "last":
+        return last_statistics(rule)
+    if experiment.batchnorm == "recalibrate" and task.pool is not None:
+        return recalibrated(rule, prototypes, task.pool)
+    return rule
+
+
+def _swag(experiment: Experiment) -> MoreTeachers:
+    if not experiment.swag_samples:
+        return nobody_else
+    return partial(swag, samples=experiment.swag_samples, scale=experiment.swag_scale)
+
+
+def _layers(experiment: Experiment, prototypes: Mapping[str, Prototype]) -> dict[str, Layers]:
+    """Return the layers that FedMA matches one by one; for any other method there are none."""
+    if experiment.method != "fedma":
+        return {}
+    if importlib.util.find_spec("scipy") is None:
+        raise ConfigError.at("method", "fedma", "it needs SciPy; install it with: pip install 'feddf[fedma]'")
+    try:
+        return {name: layers_of(prototype) for name, prototype in prototypes.items()}
+    except ValueError as error:
+        raise ConfigError.at("method", "fedma", str(error)) from None
 
 
 def _named(key: str, name: str, known: Mapping[str, Any]) -> Callable[..., Any]:

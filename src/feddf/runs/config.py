@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -86,16 +86,32 @@ class Experiment(BaseModel):
     local_batch: int = Field(default=64, ge=2)
     local_rate: float = Field(default=0.1, gt=0)
     local_optimizer: Literal["sgd", "adam"] = "sgd"
+    local_decay: Literal["none", "linear", "cosine"] = "none"
     proximal: float = Field(default=0.0, ge=0)
     augment: Literal["auto", "none", "flip-crop"] = "auto"
 
-    method: Literal["fedavg", "feddf"] = "feddf"
+    method: Literal["fedavg", "feddf", "fedma"] = "feddf"
+    average_weights: Literal["examples", "uniform"] = "examples"
+    batchnorm: Literal["average", "last", "recalibrate", "local"] = "average"
     server_momentum: float = Field(default=0.0, ge=0, lt=1)
     drop_worst: Literal["none", "paper", "released"] = "none"
+    fedma_growth: float = Field(default=1.25, ge=1)
+
     pool: str | None = None
     pool_size: int | None = Field(default=None, ge=2)
+    pool_augment: bool = False
     mode: Literal["cached", "online"] = "cached"
-    stop: Literal["validation", "steps"] = "validation"
+    teacher_average: Literal["logits", "probabilities", "losses"] = "logits"
+    teacher_weights: Literal["uniform", "examples", "validation", "certainty", "class-counts"] = "uniform"
+    temperature: float = Field(default=1.0, gt=0)
+    swag_samples: int = Field(default=0, ge=0)
+    swag_scale: float = Field(default=0.5, gt=0)
+
+    start: Literal["average", "previous", "best"] = "average"
+    stop: Literal["validation", "held-out-loss", "steps"] = "validation"
+    held_out: float = Field(default=0.1, gt=0, lt=1)
+    distill_optimizer: Literal["adam", "sgd", "swa"] = "adam"
+    distill_clip: float | None = Field(default=None, gt=0)
     distill_steps: Positive = 10_000
     distill_batch: int = Field(default=128, ge=2)
     distill_rate: float = Field(default=1e-3, gt=0)
@@ -103,6 +119,7 @@ class Experiment(BaseModel):
     distill_patience: Positive = 1_000
     distill_threads: Positive | None = None
 
+    log_clients: bool = False
     compile: bool = False
     engine: Literal["processes", "in-process"] = "processes"
     workers: Positive | None = None
@@ -120,22 +137,6 @@ class Experiment(BaseModel):
             given = [part.strip() for part in given.split(",")]
         return tuple(given) if isinstance(given, list) else given
 
-    @field_validator(
-        "alpha",
-        "fraction",
-        "quorum",
-        "local_rate",
-        "distill_rate",
-        "validation",
-        "deadline",
-        "proximal",
-        "server_momentum",
-        mode="before",
-    )
-    @classmethod
-    def _whole_number(cls, given: Any) -> Any:
-        return float(given) if isinstance(given, int) and not isinstance(given, bool) else given
-
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         labels = [spec.label for spec in self.prototypes]
@@ -149,21 +150,59 @@ class Experiment(BaseModel):
                 self.fraction,
                 f"no client would be sampled from {self.clients}; it must be above {0.5 / self.clients:g}",
             )
-        if self.method == "feddf" and self.pool is None:
-            raise ConfigError.at(
-                "pool", "nothing", "method 'feddf' needs an unlabeled pool, for instance pool = 'cifar100'"
-            )
-        if self.pool is not None and self.pool == self.data:
-            raise ConfigError.at("pool", self.pool, "the pool must not be the clients' own data; name another source")
-        if self.method == "feddf" and self.stop == "validation" and self.validation == 0:
-            raise ConfigError.at(
-                "validation", 0, "early stopping reads validation data; hold some out (0.1) or set stop = 'steps'"
-            )
-        if self.drop_worst != "none" and self.validation == 0:
-            raise ConfigError.at("drop_worst", self.drop_worst, "it reads validation data; set validation above 0")
-        if self.engine == "in-process" and self.deadline is not None:
-            raise ConfigError.at("deadline", self.deadline, "only engine = 'processes' can end a late client")
+        for wrong, key, allowed in self._contradictions():
+            if wrong:
+                raise ConfigError.at(key, getattr(self, key), allowed)
         return self
+
+    def _contradictions(self) -> Iterator[tuple[bool, str, str]]:
+        """Yield (is it so?, the key, what would be right) for values that are right alone and wrong together."""
+        distils, labelled = self.method == "feddf", self.validation > 0
+        yield (
+            distils and self.pool is None,
+            "pool",
+            "method 'feddf' needs an unlabeled pool, for instance pool = 'cifar100'",
+        )
+        yield (
+            self.pool is not None and self.pool == self.data,
+            "pool",
+            "the pool must not be the clients' own data; name another source",
+        )
+        yield (
+            distils and self.stop == "validation" and not labelled,
+            "validation",
+            "early stopping reads validation data; hold some out (0.1), or set stop = 'held-out-loss' or 'steps'",
+        )
+        yield (
+            distils and self.start == "best" and self.stop == "steps",
+            "start",
+            "the best is found by a score; set stop = 'validation' or 'held-out-loss'",
+        )
+        for key in ("drop_worst", "teacher_weights"):
+            reads = getattr(self, key) in ("paper", "released", "validation")
+            yield reads and not labelled, key, "it reads validation data; set validation above 0"
+        yield (
+            self.batchnorm == "recalibrate" and self.pool is None,
+            "batchnorm",
+            "statistics are estimated again on unlabeled data; name a pool",
+        )
+        yield self.pool_augment and self.mode == "cached", "pool_augment", "only with mode = 'online'"
+        yield self.swag_samples > 0 and self.mode == "online", "swag_samples", "only with mode = 'cached'"
+        yield (
+            self.method == "fedma" and (self.server_momentum > 0 or self.drop_worst != "none"),
+            "method",
+            "its layers grow and are matched one by one, so neither server_momentum nor drop_worst can be used",
+        )
+        yield (
+            self.engine == "in-process" and self.deadline is not None,
+            "deadline",
+            "only engine = 'processes' can end a late client",
+        )
+
+    @property
+    def discloses(self) -> bool:
+        """Whether clients tell how many examples they have of each class: only if something is weighed by it."""
+        return self.teacher_weights == "class-counts"
 
 
 def load(name_or_file: str, overrides: Sequence[str] = ()) -> Experiment:

@@ -52,6 +52,7 @@ def keep(folder: Path, job: Job, update: Update) -> Update:
         "round": update.round,
         "n_examples": update.n_examples,
         "metrics": dict(update.metrics),
+        "class_counts": update.class_counts,
         "job": _name(job),
         "digest": digest({"update": update.state}),
     }
@@ -86,7 +87,9 @@ def forget(folder: Path) -> None:
 
 def _on_disk(path: Path, about: dict[str, Any]) -> Update:
     identity = about["client_id"], about["prototype"], about["round"]
-    return Update(*identity, StateOnDisk(path), about["n_examples"], about["metrics"])
+    counts = about["class_counts"]
+    known = about["n_examples"], about["metrics"], tuple(counts) if counts is not None else None
+    return Update(*identity, StateOnDisk(path), *known)
 
 
 class StateOnDisk(Mapping[str, Tensor]):

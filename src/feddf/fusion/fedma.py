@@ -1,0 +1,220 @@
+"""FedMA: averaging after the neurons of each layer have been matched (Wang et al. 2020).
+
+Networks that compute the same may have their neurons in another order, and then their plain average computes nothing.
+FedMA finds, layer by layer, which neurons correspond, and averages those. One layer is matched a communication; the
+layers below it are frozen, and the clients train the rest on, which has been brought into the matched order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from feddf.fusion.average import average, start_from
+from feddf.fusion.matching import Places, Rows, match
+from feddf.seeds import derive
+from feddf.types import Fused, Fusion, Job, Prototype, ServerState, State, Update, own_of
+
+PASSIVE = (
+    nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LeakyReLU, nn.ELU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
+    nn.Flatten, nn.Dropout, nn.Identity,
+)  # fmt: skip
+"""Modules that treat every neuron alike, so that the order of neurons passes through them."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of a plain chain, from input to output: their names, and the widths that they were built with."""
+
+    names: tuple[str, ...]
+    widths: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def layers_of(prototype: Prototype) -> Layers:
+    """Return the layers of a plain chain of linear layers and convolutions; any other network is a ``ValueError``."""
+    model = prototype.build()
+    for name, module in model.named_modules():
+        if "Norm" in type(module).__name__:
+            raise ValueError(f"FedMA cannot match '{prototype.name}': '{name}' is a {type(module).__name__}")
+    try:
+        graph = fx.symbolic_trace(model).graph
+    except Exception as error:
+        raise ValueError(f"FedMA cannot match '{prototype.name}': its forward cannot be traced ({error})") from error
+    modules = dict(model.named_modules())
+    found: list[str] = []
+    for node in graph.nodes:
+        if len(node.all_input_nodes) > 1 or (node.op != "output" and len(node.users) > 1):
+            raise ValueError(f"FedMA cannot match '{prototype.name}': it has a residual connection or branch ({node})")
+        if node.op == "call_module":
+            module = modules[node.target]
+            if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1):
+                found.append(node.target)
+            elif not isinstance(module, PASSIVE):
+                kind = type(module).__name__
+                raise ValueError(f"FedMA cannot match '{prototype.name}': '{node.target}' is a {kind}")
+    if not found or len(set(found)) < len(found):
+        raise ValueError(f"FedMA cannot match '{prototype.name}': it needs layers that are each used once")
+    widths = tuple(int(modules[name].weight.shape[0]) for name in found)
+    return Layers(tuple(found), widths)
+
+
+def fit_widths(model: nn.Module, state: State) -> None:
+    """Give every linear layer and convolution the shape that the state has (matched layers may have grown)."""
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear | nn.Conv2d) or state[f"{name}.weight"].shape == module.weight.shape:
+            continue
+        shape = state[f"{name}.weight"].shape
+        module.weight = nn.Parameter(torch.empty(shape))
+        if module.bias is not None:
+            module.bias = nn.Parameter(torch.empty(shape[0]))
+        if isinstance(module, nn.Linear):
+            module.out_features, module.in_features = shape
+        else:
+            module.out_channels, module.in_channels = shape[:2]
+
+
+def frozen_layers(job: Job, *, layers: Mapping[str, Layers]) -> frozenset[str]:
+    """Return the parameters of the layers that are matched already: those below the one that this round matches."""
+    chain = layers[job.client.prototype]
+    names = chain.names[: _stage(job.round - 1, cycle(layers), chain)]
+    return frozenset(f"{name}.{kind}" for name in names for kind in ("weight", "bias"))
+
+
+def cycle(layers: Mapping[str, Layers]) -> int:
+    """Return the number of communications that one whole model takes."""
+    return max(map(len, layers.values()))
+
+
+def fedma(layers: Mapping[str, Layers], *, growth: float = 1.25, sweeps: int = 3) -> Fusion:
+    """Return the fusion of Wang et al., "Federated Learning with Matched Averaging" (2020).
+
+    In round t the layer ``stage = (t − 1) mod L`` is matched and stays as it is; each client goes on from it with its
+    own layers above, their inputs brought into the matched order, which the server remembers for it. The server's
+    model is the matched average of *all* layers, as if no client trained on: it can be judged in every round, and
+    after the last layer it is what everyone gets. A layer may grow to ``growth`` times its first width.
+
+    Deviations: the output layer is averaged by n_k, not by class counts, which clients do not disclose; the variances
+    of the matching cost are the layer's own mean square instead of hand-tuned constants (see :func:`match`).
+    """
+
+    def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
+        averaged = start_from(average, server, updates)
+        rounds_a_model = cycle(layers)
+        whole = server.round % rounds_a_model == rounds_a_model - 1
+        models: dict[str, State] = {}
+        memory: dict[str, State] = {}
+        for prototype, previous in sorted(server.models.items()):
+            trained = [update for update in updates if update.prototype == prototype and update.n_examples > 0]
+            if not trained:
+                models[prototype] = previous
+                continue
+            models[prototype], own = matched_average(
+                trained,
+                layers[prototype],
+                previous,
+                stage=_stage(server.round, rounds_a_model, layers[prototype]),
+                growth=growth,
+                sweeps=sweeps,
+                seed=derive(seed, prototype),
+            )
+            if not whole:
+                memory |= {own_of(update.client_id): state for update, state in zip(trained, own, strict=True) if state}
+        widths = {name: [len(models[name][f"{layer}.weight"]) for layer in layers[name].names] for name in models}
+        notes = {"fedma": {"matched_layer": server.round % rounds_a_model, "widths": widths}}
+        return Fused(ServerState(server.round + 1, models, memory), averaged, notes)
+
+    return fuse
+
+
+def matched_average(
+    updates: Sequence[Update],
+    layers: Layers,
+    previous: State,
+    *,
+    stage: int = 0,
+    growth: float = 1.0,
+    sweeps: int = 3,
+    seed: int = 0,
+) -> tuple[State, list[State]]:
+    """Return the matched average, and for each client its layers above ``stage``, fitted to the matched ones below.
+
+    Layers below ``stage`` are frozen: they are those of ``previous``, whatever a client sent.
+    """
+    counts = [float(update.n_examples) for update in updates]
+    matched: dict[str, Tensor] = {}
+    places: list[Places | None] = [None] * len(updates)  # of the neurons below; None where those are the inputs
+    width, right_above = 0, [update.state[f"{layers.names[-1]}.weight"] for update in updates]
+    for depth, name in enumerate(layers.names):
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        if depth < stage:
+            matched |= {key: previous[key] for key in (weight, bias) if key in previous}
+            width = len(previous[weight])
+            places = [np.arange(width)] * len(updates)
+            continue
+        moved = [_with_inputs_at(update.state[weight], at, width) for update, at in zip(updates, places, strict=True)]
+        if depth == stage + 1:
+            right_above = moved
+        biases = [update.state[bias] for update in updates] if bias in previous else []
+        if depth == len(layers) - 1:
+            found = [np.arange(layers.widths[depth])] * len(updates)  # outputs are classes and keep their order
+        else:
+            rows = _rows(moved, biases)
+            most = max(int(growth * layers.widths[depth]), *map(len, rows))
+            found = match(rows, most=most, sweeps=sweeps, seed=derive(seed, name))
+        width = 1 + int(max(at.max() for at in found))
+        matched[weight] = _mean(moved, counts, found, width)
+        if biases:
+            matched[bias] = _mean(biases, counts, found, width)
+        places = list(found)
+    return matched, [
+        _above(update.state, layers.names[stage + 1 :], w) for update, w in zip(updates, right_above, strict=True)
+    ]
+
+
+def _above(state: State, names: Sequence[str], lowest: Tensor) -> State:
+    """Return a client's own layers; only the lowest has to be rearranged, those above it follow its own order."""
+    if not names:
+        return {}
+    own = {key: state[key] for key in state if key.rpartition(".")[0] in names}
+    return {**own, f"{names[0]}.weight": lowest}
+
+
+def _stage(rounds_done: int, rounds_a_model: int, chain: Layers) -> int:
+    """Return the layer to be matched next; a chain shorter than others has its last one matched again."""
+    return min(rounds_done % rounds_a_model, len(chain) - 1)
+
+
+def _with_inputs_at(weight: Tensor, places: Places | None, width: int) -> Tensor:
+    """Move the input of each neuron below to its matched place; inputs that a client does not have are zero."""
+    if places is None:
+        return weight
+    split = weight.reshape(len(weight), len(places), -1)  # a flattened image has several inputs a channel
+    moved = torch.zeros(len(weight), width, split.shape[2], dtype=weight.dtype)
+    moved[:, torch.from_numpy(places)] = split
+    return moved.reshape(len(weight), -1) if weight.ndim == 2 else moved.reshape(len(weight), width, *weight.shape[2:])
+
+
+def _rows(weights: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Rows]:
+    """Return each client's neurons as rows: incoming weights and, where there is one, the bias."""
+    flat = [weight.reshape(len(weight), -1) for weight in weights]
+    if biases:
+        flat = [torch.cat([rows, bias[:, None]], dim=1) for rows, bias in zip(flat, biases, strict=True)]
+    return [rows.to(torch.float64).numpy() for rows in flat]
+
+
+def _mean(tensors: Sequence[Tensor], counts: Sequence[float], places: Sequence[Places], width: int) -> Tensor:
+    """Return, for each matched neuron, the weighted mean over the clients that have it."""
+    total = torch.zeros(width, *tensors[0].shape[1:], dtype=torch.float64)
+    weight = torch.zeros(width, dtype=torch.float64)
+    for tensor, count, where in zip(tensors, counts, places, strict=True):
+        at = torch.from_numpy(where)
+        total[at] += count * tensor.to(torch.float64)
+        weight[at] += count
+    return (total / weight.reshape(-1, *[1] * (total.ndim - 1))).to(tensors[0].dtype)

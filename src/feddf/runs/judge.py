@@ -1,0 +1,105 @@
+"""What a round was worth: the record that goes into the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddf.evaluate import accuracy_of
+from feddf.fusion.ensemble import Answer, Question, answer, avg_logits
+from feddf.outcomes import gather, in_order
+from feddf.states import n_bytes
+from feddf.types import Client, Engine, Examples, Failure, Prototype, Round, ServerState, State
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Court:
+    """Those who judge, and by what: the engine that asks models, and the labelled data of the server."""
+
+    engine: Engine
+    prototypes: Mapping[str, Prototype]
+    test: Examples
+    validation: Examples
+    log_clients: bool = False
+
+
+def judge(sent: ServerState, closed: Round, clients: Sequence[Client], court: Court) -> Record:
+    """Return the record of a round that began with ``sent``.
+
+    Test accuracies before (line 11) and after fusion (line 15), of the ensemble and, if asked for, of each client;
+    the fused models' validation accuracy, by which hyper-parameters are tuned; bytes down and up for each client.
+    """
+    clock = perf_counter()
+    before, after = closed.fused.start, closed.server.models
+    questions = [Question(f"teacher {u.client_id}", u.prototype, u.state) for u in closed.updates]
+    questions += [Question(f"before {name}", name, state) for name, state in before.items()]
+    questions += [Question(f"after {name}", name, after[name]) for name in after if after[name] is not before[name]]
+    examine = partial(answer, prototypes=court.prototypes, inputs=court.test.inputs)
+    accuracies, ensemble = _mark(court.engine, examine, questions, court.test)
+    validated = _validated(after, court)
+    models = {
+        name: {
+            "averaged": accuracies[f"before {name}"],
+            "fused": accuracies.get(f"after {name}", accuracies[f"before {name}"]),
+            **({"validation": validated[name]} if validated else {}),
+        }
+        for name in sorted(after)
+    }
+    notes = dict(closed.fused.notes)
+    seconds = {**closed.seconds, **notes.pop("seconds", {}), "evaluate": perf_counter() - clock}
+    members = {client.id: client for client in clients}
+    names = [update.client_id for update in closed.updates]
+    return {
+        "round": closed.server.round,
+        "clients": names,
+        "ensemble": ensemble,
+        "models": models,
+        **({"accuracy_of_clients": {n: accuracies.get(f"teacher {n}") for n in names}} if court.log_clients else {}),
+        "bytes_down": {name: n_bytes(sent.sent_to(members[name])) for name in names},
+        "bytes_up": {update.client_id: n_bytes(update.state) for update in closed.updates},
+        "dropped": [{"client": failure.client_id, "reason": failure.reason} for failure in closed.failures],
+        "attempts": closed.attempts,
+        "seconds": {stage: round(value, 4) for stage, value in seconds.items()},
+        **notes,
+    }
+
+
+def _validated(models: Mapping[str, State], court: Court) -> dict[str, float]:
+    """Return each fused model's accuracy on the validation data, where there are any."""
+    if not len(court.validation):
+        return {}
+    examine = partial(answer, prototypes=court.prototypes, inputs=court.validation.inputs)
+    questions = [Question(name, name, state) for name, state in models.items()]
+    answers = gather(court.engine(examine, questions), "the validation of")
+    return {one.client_id: accuracy_of(one.logits, court.validation.labels) for one in answers}
+
+
+def _mark(
+    engine: Engine, examine: Callable[[Question], Answer], questions: Sequence[Question], test: Examples
+) -> tuple[dict[str, float], float | None]:
+    """Return each model's accuracy by its question's name, and that of the teachers together."""
+    accuracies: dict[str, float] = {}
+
+    def teachers() -> Iterator[Tensor]:
+        for outcome in in_order(engine(examine, questions), [question.id for question in questions]):
+            if isinstance(outcome, Failure):
+                if outcome.client_id.startswith("teacher "):
+                    continue  # only its share in the measured ensemble is lost
+                raise RuntimeError(f"the evaluation of {outcome.client_id} failed: {outcome.reason}")
+            accuracies[outcome.client_id] = accuracy_of(outcome.logits, test.labels)
+            if outcome.client_id.startswith("teacher ") and bool(torch.isfinite(outcome.logits).all()):
+                yield outcome.logits
+
+    try:
+        ensemble = accuracy_of(avg_logits(teachers()), test.labels)
+    except ValueError:  # no teacher has finite logits
+        return accuracies, None
+    return accuracies, ensemble

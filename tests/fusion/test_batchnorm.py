@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import torch
+
+from conftest import Tiny
+from feddf.engines import in_process
+from feddf.fusion.average import average, fedavg, uniform_average
+from feddf.fusion.batchnorm import last_statistics, local_statistics, recalibrated
+from feddf.rounds import play
+from feddf.states import digest, is_statistic
+from feddf.types import Client, Job, Update
+
+MEAN = "features.1.running_mean"
+
+
+def cnns(tiny: Tiny) -> list[Update]:
+    clients = [client for client in tiny.federation.clients if client.prototype == "cnn"]
+    return [tiny.local(Job(client, 1, tiny.server.models["cnn"], 7)) for client in clients]
+
+
+def test_the_last_clients_statistics_are_kept_and_weights_averaged(tiny: Tiny) -> None:
+    updates = cnns(tiny)
+    plain, last = (rule(tiny.server.models["cnn"], updates) for rule in (average, last_statistics(average)))
+    for key in plain:
+        assert torch.equal(last[key], updates[-1].state[key] if is_statistic(key) else plain[key])
+    assert not torch.equal(plain[MEAN], last[MEAN])
+
+
+def test_recalibrated_statistics_are_those_of_the_pool(tiny: Tiny) -> None:
+    updates = cnns(tiny)
+    state = recalibrated(average, tiny.prototypes, tiny.pool)(tiny.server.models["cnn"], updates)
+    plain = average(tiny.server.models["cnn"], updates)
+    assert all(torch.equal(state[key], plain[key]) for key in plain if not is_statistic(key))
+    model = tiny.prototypes["cnn"].load(state)
+    with torch.no_grad():
+        hidden = model.features[0](tiny.pool.batch(torch.arange(len(tiny.pool))))
+    torch.testing.assert_close(state[MEAN], hidden.mean(dim=(0, 2, 3)), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        state["features.1.running_var"], hidden.var(dim=(0, 2, 3), correction=1), atol=1e-5, rtol=1e-4
+    )
+
+
+def test_a_prototype_without_clients_is_not_recalibrated(tiny: Tiny) -> None:
+    previous = tiny.server.models["cnn"]
+    assert recalibrated(average, tiny.prototypes, tiny.pool)(previous, []) is previous
+
+
+def test_local_statistics_go_back_to_their_client_with_the_new_weights(tiny: Tiny) -> None:
+    sent: dict[str, Job] = {}
+
+    def train(job: Job) -> Update:
+        sent[job.id] = job
+        return tiny.local(job)
+
+    fuse = local_statistics(fedavg())
+    first = play(tiny.server, tiny.federation, engine=in_process, train=train, fuse=fuse)
+    second = play(first.server, tiny.federation, engine=in_process, train=train, fuse=fuse)
+    mine = {update.client_id: update for update in first.updates if update.prototype == "cnn"}
+    again = [update.client_id for update in second.updates if update.client_id in mine]
+    assert again, "the samples of both rounds have no convolutional client in common"
+    for name in again:
+        assert torch.equal(sent[name].state[MEAN], mine[name].state[MEAN])
+        weight = "features.0.weight"
+        assert torch.equal(sent[name].state[weight], first.server.models["cnn"][weight])
+    newcomer = first.server.sent_to(Client("nobody", "cnn"))
+    assert digest({"m": newcomer}) == digest({"m": first.server.models["cnn"]})
+
+
+def test_statistics_of_clients_that_sit_a_round_out_are_not_forgotten(tiny: Tiny) -> None:
+    fuse = local_statistics(fedavg())
+    updates = cnns(tiny)
+    first = fuse(tiny.server, updates[:1], 1).server
+    second = fuse(first, updates[1:], 2).server
+    assert torch.equal(second.sent_to(Client("c0", "cnn"))[MEAN], updates[0].state[MEAN])
+
+
+def test_a_uniform_average_does_not_weigh(tiny: Tiny) -> None:
+    updates = cnns(tiny)
+    lopsided = [Update(u.client_id, u.prototype, 1, u.state, n) for u, n in zip(updates, (1, 500, 3), strict=True)]
+    mean = uniform_average(tiny.server.models["cnn"], lopsided)["features.0.weight"]
+    expected = torch.stack([update.state["features.0.weight"] for update in updates]).double().mean(0)
+    torch.testing.assert_close(mean.double(), expected, atol=1e-7, rtol=1e-6)

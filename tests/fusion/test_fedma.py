@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+from functools import partial
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import CLASSES, SHAPE, make_tiny
+from feddf.engines import in_process
+from feddf.evaluate import accuracy
+from feddf.fusion.fedma import Layers, cycle, fedma, fit_widths, frozen_layers, layers_of, matched_average
+from feddf.fusion.matching import match
+from feddf.local import local_update
+from feddf.models import MODELS
+from feddf.rounds import Federation, play, sample
+from feddf.states import initial
+from feddf.types import Client, Job, Prototype, ServerState, State, Update, own_of
+
+IMAGE = (3, 16, 16)
+PLAIN = {
+    "mlp": partial(MODELS["mlp"], IMAGE, 5, width=24),
+    "cnn": partial(MODELS["cnn"], IMAGE, 5, width=6, norm="none"),
+    "vgg9": partial(MODELS["vgg9"], IMAGE, 5, scale=0.1),
+}
+
+
+def prototype(name: str) -> Prototype:
+    return Prototype(name, PLAIN[name], fit=fit_widths)
+
+
+def permuted(state: State, layers: Layers, seed: int) -> State:
+    """The same function with the neurons of every hidden layer in another order, without the code under test."""
+    random = np.random.default_rng(seed)
+    below: np.ndarray | None = None
+    result = dict(state)
+    for depth, name in enumerate(layers.names):
+        weight = state[f"{name}.weight"].numpy()
+        if below is not None:
+            split = weight.reshape(weight.shape[0], len(below), -1)
+            weight = split[:, below].reshape(weight.shape)
+        last = depth == len(layers) - 1
+        order = np.arange(len(weight)) if last else random.permutation(len(weight))
+        result[f"{name}.weight"] = torch.from_numpy(weight[order].copy())
+        result[f"{name}.bias"] = state[f"{name}.bias"][torch.from_numpy(order)]
+        below = order
+    return result
+
+
+@pytest.mark.parametrize("growth", [1.0, 1.5])
+@pytest.mark.parametrize("name", sorted(PLAIN))
+def test_permuted_copies_of_one_network_are_matched_back_exactly(name: str, growth: float) -> None:
+    one = prototype(name)
+    layers = layers_of(one)
+    state = initial(one, 0)
+    copies = [state, *(permuted(state, layers, seed) for seed in range(1, 5))]
+    inputs = torch.randn(6, *IMAGE, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = one.load(state)(inputs)
+        torch.testing.assert_close(one.load(copies[2])(inputs), expected, atol=1e-5, rtol=1e-4)
+    updates = [Update(f"c{i}", name, 1, copy, 10 + i) for i, copy in enumerate(copies)]
+    fused, _ = matched_average(updates, layers, state, growth=growth)
+    for key in state:
+        torch.testing.assert_close(fused[key], state[key], atol=1e-6, rtol=1e-6)
+
+
+def test_a_plain_average_of_permuted_copies_is_lost() -> None:
+    """The reason for matching: the same copies, averaged as they are, are no longer the same function."""
+    one = prototype("mlp")
+    state = initial(one, 0)
+    copies = [permuted(state, layers_of(one), seed) for seed in range(5)]
+    mean = {key: torch.stack([copy[key] for copy in copies]).mean(0) for key in state}
+    assert float((mean["layers.1.weight"] - state["layers.1.weight"]).abs().max()) > 0.01
+
+
+@given(st.integers(0, 200), st.integers(2, 4))
+def test_two_networks_are_matched_with_the_least_squared_distance(seed: int, neurons: int) -> None:
+    """Without growth the best assignment is the one of all permutations that brings the neurons closest together."""
+    random = np.random.default_rng(seed)
+    left, right = random.normal(size=(2, neurons, 6))
+    places = match([left, right], most=neurons, sweeps=1)
+    cost = {order: ((left[list(order)] - right) ** 2).sum() for order in permutations(range(neurons))}
+    assert tuple(places[1]) == min(cost, key=lambda order: cost[order])
+
+
+def test_neurons_without_a_partner_become_new_ones_up_to_the_bound() -> None:
+    left = np.eye(32)[:4] * 5
+    right = np.concatenate([np.eye(32)[2:4], np.eye(32)[6:8]]) * 5
+    for most, width in ((8, 6), (5, 5), (4, 4)):
+        places = match([left, right], most=most)
+        assert max(at.max() for at in places) + 1 == width
+        assert places[1][:2].tolist() == places[0][2:].tolist()
+        assert all(len(set(at.tolist())) == 4 for at in places)
+
+
+def test_scaling_a_layer_changes_no_match() -> None:
+    random = np.random.default_rng(0)
+    clients = [random.normal(size=(6, 9)) for _ in range(3)]
+    small = match([rows * 1e-3 for rows in clients], most=9)
+    for at, other in zip(match(clients, most=9), small, strict=True):
+        assert at.tolist() == other.tolist()
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (partial(MODELS["cnn"], IMAGE, 5), "is a BatchNorm2d"),
+        (partial(MODELS["resnet8"], IMAGE, 5), "is a BatchNorm2d"),
+        (partial(MODELS["resnet8"], IMAGE, 5, norm="none"), "residual connection"),
+        (partial(MODELS["cnn"], IMAGE, 5, norm="group", groups=4), "is a GroupNorm"),
+    ],
+)
+def test_architectures_that_it_cannot_match_are_refused(build: partial[torch.nn.Module], reason: str) -> None:
+    with pytest.raises(ValueError, match=f"FedMA cannot match 'x': .*{reason}"):
+        layers_of(Prototype("x", build))
+
+
+def test_the_layers_of_vgg9_are_nine() -> None:
+    layers = layers_of(Prototype("vgg9", partial(MODELS["vgg9"], (3, 32, 32), 10)))
+    assert layers.widths == (32, 64, 128, 128, 256, 256, 512, 512, 10)
+
+
+def test_matched_layers_stay_as_they_are_while_the_clients_train_the_rest() -> None:
+    tiny = make_tiny()
+    mlp = Prototype("mlp", tiny.prototypes["mlp"].build, fit=fit_widths)
+    layers = {"mlp": layers_of(mlp)}
+    assert cycle(layers) == 3
+    train = partial(
+        local_update, prototypes={"mlp": mlp}, train=tiny.train, epochs=3, batch=8, rate=0.05,
+        frozen=partial(frozen_layers, layers=layers),
+    )  # fmt: skip
+    clients = [Client(f"c{k}", "mlp", torch.arange(k, 120, 4)) for k in range(4)]
+    federation = Federation(clients, 0.75, 0, hold=3)
+    server = ServerState(0, {"mlp": initial(mlp, 0)})
+    seen: list[dict[str, Update]] = []
+
+    def watched(job: Job) -> Update:
+        update = train(job)
+        seen[-1][job.id] = update
+        return update
+
+    fuse = fedma(layers, growth=1.0)
+    for stage in range(6):
+        seen.append({})
+        before = server
+        server = play(server, federation, engine=in_process, train=watched, fuse=fuse).server
+        for below in range(stage % 3):
+            key = f"{layers['mlp'].names[below]}.weight"
+            assert torch.equal(server.models["mlp"][key], before.models["mlp"][key])
+            assert all(torch.equal(update.state[key], before.models["mlp"][key]) for update in seen[-1].values())
+        whole = stage % 3 == 2
+        assert (server.memory == {}) == whole
+        if not whole:
+            assert server.memory.keys() == {own_of(name) for name in seen[-1]}
+    assert seen[0].keys() == seen[1].keys() == seen[2].keys()  # one cohort a model
+    assert accuracy(mlp.load(server.models["mlp"]), tiny.test) > 0.8
+
+
+def test_a_client_computes_the_same_with_its_own_layers_on_matched_inputs() -> None:
+    """If all clients hold the same function in another order, what each is sent next is still that function."""
+    one = prototype("vgg9")
+    layers = layers_of(one)
+    state = initial(one, 0)
+    updates = [Update(f"c{seed}", "vgg9", 1, permuted(state, layers, seed), 10) for seed in range(3)]
+    server = fedma({"vgg9": layers})(ServerState(0, {"vgg9": state}), updates, 0).server
+    inputs = torch.randn(4, *IMAGE, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = one.load(state)(inputs)
+        for update in updates:
+            sent = server.sent_to(Client(update.client_id, "vgg9"))
+            torch.testing.assert_close(one.load(sent)(inputs), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_layers_that_grew_are_loaded_and_trained() -> None:
+    """Clients that learned different things: the layers grow, and the next round goes on with them."""
+    tiny = make_tiny()
+    mlp = Prototype("mlp", tiny.prototypes["mlp"].build, fit=fit_widths)
+    layers = {"mlp": layers_of(mlp)}
+    random = torch.Generator().manual_seed(0)
+    base = initial(mlp, 0)
+    updates = [
+        Update(f"c{k}", "mlp", 1, {key: torch.randn(t.shape, generator=random) for key, t in base.items()}, 10)
+        for k in range(3)
+    ]
+    fused = fedma(layers, growth=1.5)(ServerState(0, {"mlp": base}), updates, 0)
+    widths = fused.notes["fedma"]["widths"]["mlp"]
+    assert 16 < widths[0] <= 24
+    assert widths[2] == CLASSES
+    assert mlp.load(fused.server.models["mlp"])(torch.zeros(2, *SHAPE)).shape == (2, CLASSES)
+    sent = fused.server.sent_to(Client("c1", "mlp"))
+    job = Job(Client("c1", "mlp", torch.arange(20)), 2, sent, 0)
+    update = local_update(job, prototypes={"mlp": mlp}, train=tiny.train, epochs=1, batch=8, rate=0.05)
+    assert update.state["layers.1.weight"].shape[0] == widths[0]
+
+
+def test_the_same_clients_are_sampled_for_a_whole_model() -> None:
+    clients = [Client(f"c{k:02d}", "mlp") for k in range(30)]
+    drawn = [sample(Federation(clients, 0.3, 0, hold=3), number) for number in range(1, 10)]
+    assert drawn[0] == drawn[1] == drawn[2] != drawn[3] == drawn[4]
+    assert [sample(Federation(clients, 0.3, 0), number) for number in (1, 2, 3)] == [drawn[0], drawn[3], drawn[6]]
