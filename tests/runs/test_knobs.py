@@ -64,7 +64,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "swag scale": {"swag_samples": 3, "swag_scale": 1.0},
     "from previous": {"start": "previous"},
     "held-out loss": {"stop": "held-out-loss"},
-    "held-out share": {"stop": "held-out-loss", "held_out": 0.4},
+    "held-out share": {"stop": "held-out-loss", "held_out": 0.4, "distill_rate": 2e-3},
     "validation": {"stop": "validation", "distill_rate": 0.5},
     "SGD": {"distill_optimizer": "sgd"},
     "SWA": {"distill_optimizer": "swa", "distill_steps": 30},
