@@ -47,7 +47,7 @@ def test_the_installed_command_speaks_in_codes_and_lines(tmp_path: Path) -> None
     command = [str(Path(sys.executable).with_name("feddf")), "run", "demo", "alpha=-1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: alpha = -1.0: input should be greater than 0\n"
+    assert done.stderr == "error: alpha = -1: input should be greater than 0\n"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_help_names_every_command(tmp_path: Path) -> None:
     text = feddf("--help", cwd=tmp_path).stdout
-    for command in ("run", "resume", "compare", "report", "presets"):
+    for command in ("run", "resume", "compare", "tune", "report", "bound", "presets"):
         assert command in text
         assert feddf(command, "--help", cwd=tmp_path).returncode == 0
 
@@ -80,13 +80,13 @@ def test_a_run_leaves_a_complete_folder(place: Path) -> None:
         assert record["clients"] == ["client-0", "client-1", "client-2", "client-3"]
         assert record["dropped"] == []
         assert 0 <= record["ensemble"] <= 1
-        assert record["models"]["mlp"].keys() == {"averaged", "fused"}
+        assert record["models"]["mlp"].keys() == {"averaged", "fused", "validation"}
         assert {"train", "fuse", "ask", "distill", "evaluate"} <= record["seconds"].keys()
         assert record["distillation"]["mlp"]["steps"] == 20
 
 
 MISTAKES = {
-    ("run", "small.toml", "alpha=-1"): (2, "error: alpha = -1.0: input should be greater than 0"),
+    ("run", "small.toml", "alpha=-1"): (2, "error: alpha = -1: input should be greater than 0"),
     ("run", "small.toml", "pool=mnist-5k"): (
         2,
         "error: pool = 'mnist-5k': inputs of type torch.uint8 cannot stand in",
@@ -104,7 +104,7 @@ MISTAKES = {
     ("report", "nowhere"): (2, "error: nowhere is not a run folder"),
     ("compare", "small.toml", "seeds=a"): (2, "error: seeds = 'a': must be whole numbers"),
     ("compare", "small.toml", "target=80"): (2, "error: target = '80': must be an accuracy from 0 to 1"),
-    ("compare", "small.toml", "methods=best"): (2, "error: method = 'best': input should be 'fedavg' or 'feddf'"),
+    ("compare", "small.toml", "methods=best"): (2, "error: methods = 'best': known are fedavg, feddf, fedma"),
 }
 
 

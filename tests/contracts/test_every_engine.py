@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from torch import Tensor
 from conftest import Tiny
 from feddf.engines import Processes, in_process
 from feddf.fusion import FUSIONS
+from feddf.fusion.swag import swag
+from feddf.fusion.weigh import by_certainty
 from feddf.rounds import play
 from feddf.states import digest
 from feddf.types import Engine, Failure
@@ -91,11 +94,20 @@ def test_an_engine_can_be_left_in_the_middle_and_used_again(engine: Engine) -> N
     assert sorted(engine(square_or_raise, [Number(1), Number(2)])) == [1, 4]
 
 
-@pytest.mark.parametrize("method", sorted(FUSIONS))
+METHODS: dict[str, Any] = {
+    "fedavg": {},
+    "feddf": {},
+    "feddf online, certainty": {"mode": "online", "weigh": by_certainty},
+    "feddf swag, held out": {"more_teachers": partial(swag, samples=2), "held_out": 0.25, "start": "best"},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_a_round_has_the_same_bytes_on_every_engine(engine: Engine, tiny: Tiny, method: str) -> None:
-    fuse = FUSIONS[method](replace(tiny.kit, engine=engine))
-    closed = play(tiny.server, tiny.federation, engine=engine, train=tiny.local, fuse=fuse)
-    plain = play(tiny.server, tiny.federation, engine=in_process, train=tiny.local, fuse=FUSIONS[method](tiny.kit))
+    make, kit = FUSIONS[method.split()[0]], replace(tiny.kit, **METHODS[method])
+    arguments = {"engine": engine, "train": tiny.local, "fuse": make(replace(kit, engine=engine))}
+    closed = play(tiny.server, tiny.federation, **arguments)
+    plain = play(tiny.server, tiny.federation, engine=in_process, train=tiny.local, fuse=make(kit))
     assert not closed.failures
     assert digest(closed.server.models) == digest(plain.server.models)
 

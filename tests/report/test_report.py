@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from feddf.report import ReportError, find_runs, read_run
+from feddf.report import ReportError, Run, alike, find_runs, read_run
 from feddf.report.plots import learning_curves
+from feddf.report.read import USUAL
 from feddf.report.tables import compare, percent, runs_table, seconds_table, spread
+from feddf.runs.config import Experiment
 
 
 def write(path: Path, method: str, seed: int, accuracies: list[float], cut: bool = False) -> Path:
@@ -33,6 +35,10 @@ def write(path: Path, method: str, seed: int, accuracies: list[float], cut: bool
     ]
     (path / "metrics.jsonl").write_text("\n".join(lines) + ('\n{"round": 9, "ens' if cut else "\n"))
     return path
+
+
+def by_method(runs: list[Run]) -> dict[str, list[Run]]:
+    return {method: [run for run in runs if run.method == method] for method in ("fedavg", "feddf")}
 
 
 def text_of(table: object) -> str:
@@ -64,7 +70,7 @@ def test_side_by_side_with_mean_and_standard_deviation(tmp_path: Path) -> None:
     values = {("fedavg", 0): 0.2, ("fedavg", 1): 0.4, ("feddf", 0): 0.5, ("feddf", 1): 0.9}
     for (method, seed), value in values.items():
         write(tmp_path / f"{method}-{seed}", method, seed, [0.1, value])
-    result = compare(find_runs(tmp_path), ["fedavg", "feddf"])
+    result = compare(by_method(find_runs(tmp_path)))
     text = text_of(result.table())
     assert result.markdown().splitlines()[2:5] == [
         "| model | fedavg | feddf | gain |",
@@ -84,10 +90,10 @@ def test_rounds_to_a_target_are_never_made_up(tmp_path: Path) -> None:
     write(tmp_path / "a1", "fedavg", 1, [0.1, 0.2, 0.2])
     write(tmp_path / "b0", "feddf", 0, [0.1, 0.9, 0.3])
     write(tmp_path / "b1", "feddf", 1, [0.1, 0.2, 0.9])
-    rows = {row[0]: row[1:] for row in compare(find_runs(tmp_path), ["fedavg", "feddf"], target=0.5).rows}
+    rows = {row[0]: row[1:] for row in compare(by_method(find_runs(tmp_path)), target=0.5).rows}
     assert rows["rounds to 50.0 %: a"] == ["not reached in 3", "2.5 ± 0.7", ""]
     assert rows["rounds to 50.0 %: b"] == ["not reached in 3", "not reached in 3", ""]
-    one = {row[0]: row[1:] for row in compare(find_runs(tmp_path), ["fedavg", "feddf"], target=0.25).rows}
+    one = {row[0]: row[1:] for row in compare(by_method(find_runs(tmp_path)), target=0.25).rows}
     assert one["rounds to 25.0 %: a"][0] == "3 (1 of 2 seeds)"
 
 
@@ -101,7 +107,7 @@ def test_tables_of_unfinished_runs(tmp_path: Path) -> None:
     assert "50.0" in text  # the best
     assert "2.0" in text_of(seconds_table(runs[:1]))
     with pytest.raises(ReportError, match="no round that all these runs have played"):
-        compare(runs, ["feddf"])
+        compare({"feddf": runs})
 
 
 def test_curves_are_drawn(tmp_path: Path) -> None:
@@ -119,3 +125,16 @@ def test_numbers_are_percentages() -> None:
     assert (percent(0.1234), percent(math.nan)) == ("12.3", "–")
     assert (spread([math.nan]), spread([0.5, math.nan])) == ("–", "–")
     assert (spread([0.5]), spread([0.5], signed=True), spread([0.1, 0.3])) == ("50.0", "+50.0", "20.0 ± 14.1")
+
+
+def test_a_methods_name_says_what_is_unusual_about_it(tmp_path: Path) -> None:
+    for number, extra in enumerate(("", "proximal = 0.0\n", "proximal = 0.01\nswag_samples = 10\n")):
+        path = write(tmp_path / str(number), "feddf", 0, [0.2])
+        (path / "config.toml").write_text((path / "config.toml").read_text() + extra)
+    runs = find_runs(tmp_path)
+    assert [run.method for run in runs] == ["feddf", "feddf", "feddf+proximal=0.01+swag_samples=10"]
+    assert [len(group) for group in alike(runs)] == [3]
+
+
+def test_the_usual_values_are_the_configurations_defaults() -> None:
+    assert {key: Experiment.model_fields[key].default for key in USUAL} == USUAL

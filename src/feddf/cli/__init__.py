@@ -1,4 +1,4 @@
-"""The command line: ``feddf run``, ``resume``, ``compare``, ``report`` and ``presets``."""
+"""The command line: ``feddf run``, ``resume``, ``compare``, ``tune``, ``report``, ``bound`` and ``presets``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from feddf.cli.bound import bound
 from feddf.cli.live import View, follow
+from feddf.cli.tune import tune
+from feddf.cli.words import NameOrFile, Out, Overrides, apart, err_console, free, numbers, out_console, share
 from feddf.data import MissingDataError
 from feddf.experiments import compare as comparison
 from feddf.experiments import toy
-from feddf.report import ReportError, alike, find_runs, plots, tables
+from feddf.report import ReportError, alike, find_runs, plots, read_run, tables
 from feddf.rounds import QuorumError
 from feddf.runs import ConfigError, Experiment, Parts, RunFolder, StoreError, build, config, load, play, presets
 from feddf.runs.profile import Profile
@@ -30,14 +32,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-out_console, err_console = Console(), Console(stderr=True)
-
-NameOrFile = Annotated[str, typer.Argument(help="A preset's name or a TOML file.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Values that replace the configuration's.", show_default=False),
-]
-Out = Annotated[Path | None, typer.Option(help="The folder to write to (default: a new one below runs/).")]
 
 
 @app.command()
@@ -49,7 +43,7 @@ def run(
 ) -> None:
     """Run an experiment, for instance: feddf run demo alpha=1 seed=3"""
     experiment = load(name_or_file, overrides or [])
-    path = out or _free(Path("runs") / f"{experiment.name}-{experiment.method}-seed{experiment.seed}")
+    path = out or free(Path("runs") / f"{experiment.name}-{experiment.method}-seed{experiment.seed}")
     _refuse_other_config(path, experiment)
     parts = build(experiment)  # before the folder is made: a mistake leaves nothing behind
     timeline = Profile() if profile else None
@@ -87,32 +81,30 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="[methods=A,B] [seeds=0,1,2] [target=0.8] [KEY=VALUE]...",
-            help="What to compare (default: methods=fedavg,feddf seeds=0), and values that replace others.",
+            help="What to compare (default: methods=fedavg,feddf seeds=0; also fedprox, feddf+swag, ...), and values "
+            "that replace the configuration's.",
             show_default=False,
         ),
     ] = None,
     out: Out = None,
 ) -> None:
     """Run several methods on the same shards and seeds, and set them side by side."""
-    values = dict(text.partition("=")[::2] for text in overrides or [])
-    methods = values.get("methods", "fedavg,feddf").split(",")
-    seeds = _numbers("seeds", values.get("seeds", "0"))
-    goal = _share("target", values["target"]) if "target" in values else None
-    plain = [text for text in overrides or [] if text.partition("=")[0] not in ("methods", "seeds", "target")]
+    own, plain = apart(overrides, {"methods": "fedavg,feddf", "seeds": "0", "target": ""})
+    methods, seeds = own["methods"].split(","), numbers("seeds", own["seeds"])
+    goal = share("target", own["target"], "an accuracy from 0 to 1, for instance 0.8") if own["target"] else None
     experiment = load(name_or_file, plain)
-    target = out or _free(Path("runs") / f"{experiment.name}-compare")
-    paths: list[Path] = []
+    target = out or free(Path("runs") / f"{experiment.name}-compare")
     experiments = comparison.grid(experiment, methods, seeds)
-    build(experiments[0])  # before any folder is made: a mistake leaves nothing behind
+    build(next(iter(experiments.values())))  # before any folder is made: a mistake leaves nothing behind
     for each, folder in comparison.folders(experiments, target):
         if folder.records():
             _check_versions(folder, strict=False)
             _say_progress(folder, each)
         _play(build(each), folder)
-        paths.append(folder.path)
-    runs = [one for path in paths for one in find_runs(path)]
-    plots.learning_curves(runs, target / "curves.png")
-    result = tables.compare(runs, methods, goal)
+    paths = [target / name for name in experiments]
+    runs = {method: [read_run(target / f"{method}-seed{seed}") for seed in seeds] for method in methods}
+    plots.learning_curves([run for mine in runs.values() for run in mine], target / "curves.png")
+    result = tables.compare(runs, goal)
     (target / "comparison.md").write_text(result.markdown(), encoding="utf-8")
     (target / "comparison.csv").write_text(result.csv(), encoding="utf-8")
     out_console.print(result.table())
@@ -128,6 +120,10 @@ def report(
 ) -> None:
     """Show the results of runs, and draw their learning curves."""
     _summary(runs, out)
+
+
+app.command()(tune)
+app.command()(bound)
 
 
 @app.command("presets")
@@ -205,29 +201,6 @@ def _check_versions(folder: RunFolder, strict: bool) -> None:
         raise StoreError(f"{folder.path} was started under other versions ({', '.join(changed)}), refused by --strict")
     if changed:
         err_console.print(f"[yellow]warning:[/] bytes may differ: {', '.join(changed)}", soft_wrap=True)
-
-
-def _free(path: Path) -> Path:
-    """Return the path, or with the first number behind it that no folder has yet."""
-    candidates = [path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 10_000))]
-    return next(candidate for candidate in candidates if not candidate.exists())
-
-
-def _numbers(key: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError.at(key, text, "must be whole numbers with commas between them, for instance 0,1,2") from None
-
-
-def _share(key: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise ConfigError.at(key, text, "must be an accuracy from 0 to 1, for instance 0.8")
-    return value
 
 
 def _terminated(number: int, frame: object) -> None:

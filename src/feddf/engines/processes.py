@@ -112,7 +112,7 @@ def _first(busy: dict[_Worker, Any], deadline: float | None) -> list[_Worker]:
 
 
 _READY = object()
-"""What :meth:`_Worker.outcome` returns when its worker has only said that it is there."""
+"""What :meth:`_Worker.outcome` returns when its worker has only said that it is there, with all that it needs."""
 
 
 @dataclass(frozen=True)
@@ -130,15 +130,15 @@ class _Worker:
         self._process.start()
         theirs.close()
         self._knows: set[int] = set()
-        self._ready = False
-        self.started = math.inf  # the time at which the present job began; a worker's own start does not count
+        self.started = math.inf  # when the present job began; the worker's start and the loading of data do not count
         self.alive = True
 
     def start(self, number: int, function: Callable[..., Any], job: Any) -> None:
-        self.started = time.monotonic() if self._ready else math.inf
+        new = number not in self._knows
+        self._knows.add(number)
+        self.started = math.inf if new else time.monotonic()  # it says when it has loaded what is new
         try:
-            body = b"" if number in self._knows else _shared(function)
-            self._knows.add(number)
+            body = _shared(function) if new else b""
             self.pipe.send_bytes(_packed_plainly((number, body, _packed_plainly(job))))
         except (BrokenPipeError, ConnectionResetError):
             pass  # it died before it was asked: outcome() finds out and says so
@@ -156,7 +156,7 @@ class _Worker:
             return Failure(job.id, f"late: no answer within {deadline:g} s")
         if isinstance(said, _Said):
             return said.outcome
-        self._ready, self.started = True, time.monotonic()
+        self.started = time.monotonic()
         return _READY
 
     def kill(self) -> None:
@@ -199,7 +199,6 @@ def _serve(pipe: connection.Connection) -> None:
     torch.set_num_threads(1)
     threading.Thread(target=_follow_parent, daemon=True).start()
     functions: dict[int, Any] = {}
-    pipe.send_bytes(pickle.dumps("ready"))
     while True:
         try:
             number, body, packed_job = pickle.loads(pipe.recv_bytes())
@@ -208,6 +207,7 @@ def _serve(pipe: connection.Connection) -> None:
         job = pickle.loads(packed_job)
         if body:
             functions[number] = _unpacked(body)
+            pipe.send_bytes(pickle.dumps("ready"))
         pipe.send_bytes(_packed(attempt(functions[number], job), job.id))
 
 

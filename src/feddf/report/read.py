@@ -10,6 +10,30 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+USUAL: dict[str, Any] = {
+    "average_weights": "examples",
+    "batchnorm": "average",
+    "distill_clip": None,
+    "distill_optimizer": "adam",
+    "drop_worst": "none",
+    "fedma_growth": 1.25,
+    "held_out": 0.1,
+    "local_decay": "none",
+    "local_optimizer": "sgd",
+    "mode": "cached",
+    "pool_augment": False,
+    "proximal": 0.0,
+    "server_momentum": 0.0,
+    "start": "average",
+    "stop": "validation",
+    "swag_samples": 0,
+    "swag_scale": 0.5,
+    "teacher_average": "logits",
+    "teacher_weights": "uniform",
+    "temperature": 1.0,
+}
+"""The keys that make a method what it is, beside its name, and the value at which they go unsaid."""
+
 
 class ReportError(Exception):
     """A folder cannot be reported on; the message says why."""
@@ -25,8 +49,9 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The fusion that was used."""
-        return str(self.config["method"])
+        """The fusion that was used, with all that is unusual about it, for instance "fedavg+proximal=0.01"."""
+        unusual = {key: self.config[key] for key in USUAL if key in self.config and self.config[key] != USUAL[key]}
+        return "+".join([str(self.config["method"]), *(f"{key}={value}" for key, value in unusual.items())])
 
     @property
     def seed(self) -> int:
@@ -85,6 +110,7 @@ def find_runs(path: Path) -> list[Run]:
 def alike(runs: Sequence[Run]) -> list[list[Run]]:
     """Group runs of the same experiment: those that differ in method, seed and length at the most."""
     own = {"name", "about", "method", "seed", "rounds", "versions", "engine", "workers", "data_dir", "keep_checkpoints"}
+    own |= USUAL.keys()
     groups: dict[str, list[Run]] = {}
     for run in runs:
         shared = {key: value for key, value in run.config.items() if key not in own}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from statistics import fmean, stdev
@@ -61,15 +61,16 @@ class Comparison:
         return text.getvalue()
 
 
-def compare(runs: Sequence[Run], methods: Sequence[str], target: float | None = None) -> Comparison:
+def compare(of: Mapping[str, Sequence[Run]], target: float | None = None) -> Comparison:
     """Set methods side by side, prototype by prototype: mean ± standard deviation over the seeds.
 
+    ``of`` holds the runs of each method, under the name that its column is to have.
     With a ``target``, rows with the number of rounds to reach that test accuracy follow (the measure of Table 1).
     """
+    methods, runs = list(of), [run for mine in of.values() for run in mine]
     last = last_common_round(runs)
     seeds = sorted({run.seed for run in runs})
     plural = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    of = {method: [run for run in runs if run.method == method] for method in methods}
     two = len(methods) == 2
     rows: list[list[str]] = []
     for name in [*runs[0].prototypes, "mean of all", "ensemble"]:

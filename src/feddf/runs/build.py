@@ -193,9 +193,14 @@ def _pool(experiment: Experiment, data: Dataset) -> Inputs | None:
         raise ConfigError.at("pool", experiment.pool, str(error)) from None
 
 
-def _prototype(spec: PrototypeSpec, data: Dataset) -> Prototype:
+def prototype_for(spec: PrototypeSpec, shape: tuple[int, ...], n_classes: int) -> Prototype:
+    """Return the architecture for inputs of a shape and a number of classes."""
     model = _named("prototypes.model", spec.model, MODELS)
-    prototype = Prototype(spec.label, partial(model, data.shape, data.train.n_classes, **spec.options))
+    return Prototype(spec.label, partial(model, shape, n_classes, **spec.options))
+
+
+def _prototype(spec: PrototypeSpec, data: Dataset) -> Prototype:
+    prototype = prototype_for(spec, data.shape, data.train.n_classes)
     try:
         with torch.no_grad():
             trial = prototype.load(initial(prototype, 0))

@@ -1,0 +1,60 @@
+"""What the commands have in common: where they speak, and how they read their words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from feddf.runs import ConfigError
+
+out_console, err_console = Console(), Console(stderr=True)
+
+NameOrFile = Annotated[str, typer.Argument(help="A preset's name or a TOML file.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Values that replace the configuration's.", show_default=False),
+]
+Out = Annotated[Path | None, typer.Option(help="The folder to write to (default: a new one below runs/).")]
+
+
+def apart(words: list[str] | None, own: dict[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return a command's own ``key=value`` words, with ``own`` as their defaults, and all others."""
+    given = dict(word.partition("=")[::2] for word in words or [] if word.partition("=")[0] in own)
+    return {**own, **given}, [word for word in words or [] if word.partition("=")[0] not in own]
+
+
+def free(path: Path) -> Path:
+    """Return the path, or with the first number behind it that no folder has yet."""
+    candidates = [path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 10_000))]
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
+def numbers(key: str, text: str, least: int = 0) -> list[int]:
+    """Return whole numbers written with commas between them."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < least:
+        allowed = f"must be whole numbers of at least {least} with commas between them, for instance 1,2"
+        raise ConfigError.at(key, text, allowed)
+    return found
+
+
+def number(key: str, text: str, least: int = 1) -> int:
+    """Return one whole number."""
+    return numbers(key, text, least)[0]
+
+
+def share(key: str, text: str, example: str) -> float:
+    """Return a number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise ConfigError.at(key, text, f"must be {example}")
+    return value

@@ -1,0 +1,134 @@
+"""Theorem 5.1: the terms of the generalisation bound for the ensemble, estimated from the data of a run.
+
+    L_D(1/K Σ h_k)  ≤  L_D̂(h_D̂)  +  1/K Σ_k (½ d_HΔH(D_k, D) + λ_k)  +  (4 + √log τ_H(2m)) / (δ/K √(2m))
+
+Only a simulation can do this: it looks at all clients' data at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from feddf.evaluate import accuracy
+from feddf.local import local_update
+from feddf.outcomes import gather
+from feddf.runs.build import Parts, open_engine, prototype_for
+from feddf.seeds import derive, numpy_generator
+from feddf.states import initial
+from feddf.types import Client, Examples, Job, Prototype
+
+MEANING = {
+    "pooled risk": "error of one model trained on all clients' data together, on those data: what fusion gives up is "
+    "measured from here",
+    "discrepancy": "half the proxy A-distance 2(1 − 2ε) between a client's inputs and everybody's, averaged over the "
+    "clients; ε is the held-out error of a classifier that tells the two apart",
+    "lambda": "error of the pooled model on all data plus on the client's own, both held out, averaged over the "
+    "clients: an upper estimate of what the best single model could do",
+    "complexity": "4K / (δ √(2m)), the least that the last term can be, whatever the hypothesis class",
+}
+CAVEATS = (
+    "The theorem is for two classes and 0-1 loss, and for shards of equal size; here are more, and m is the mean size.",
+    "One trained classifier stands in for the supremum over a hypothesis class, so this discrepancy is a low estimate.",
+    "The complexity term is vacuous (far above 1) for any real network; without it nothing is guaranteed. The other "
+    "terms are of use to compare partitions with one another.",
+)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The estimated terms, and the ensemble's risk that they are about."""
+
+    pooled_risk: float
+    discrepancies: dict[str, float]
+    lambdas: dict[str, float]
+    complexity: float
+    ensemble_risk: float | None
+
+    def terms(self) -> dict[str, float]:
+        """Return the terms of the bound, by the names in :data:`MEANING`."""
+        clients = len(self.discrepancies)
+        return {
+            "pooled risk": self.pooled_risk,
+            "discrepancy": sum(self.discrepancies.values()) / clients,
+            "lambda": sum(self.lambdas.values()) / clients,
+            "complexity": self.complexity,
+        }
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One client's examples, and as many of everybody's: which is which?"""
+
+    id: str
+    own: Tensor
+    others: Tensor
+    seed: int
+
+
+def estimate(parts: Parts, *, most: int = 2_000, delta: float = 0.05, ensemble: float | None = None) -> Bound:
+    """Return the terms for the first prototype of an experiment; ``ensemble`` is the measured accuracy of its ensemble.
+
+    All models are trained as the experiment's clients are. A fifth of every shard is kept from the pooled model, to
+    estimate λ_k on. ``most`` bounds the examples on each side of a domain classifier.
+    """
+    experiment, train = parts.experiment, parts.task.train
+    spec, seed = experiment.prototypes[0], derive(experiment.seed, "bound")
+    prototype = parts.prototypes[spec.label]
+    shards = {client.id: client.indices for client in parts.federation.clients if client.indices is not None}
+    orders = {name: shards[name][_order(len(shards[name]), derive(seed, name))] for name in shards}
+    held_out = {name: order[: max(1, len(order) // 5)] for name, order in orders.items()}
+    kept = torch.cat([order[len(held_out[name]) :] for name, order in orders.items()])
+    everybody = Client("everybody", spec.label, kept)
+    pooled = prototype.load(parts.train(Job(everybody, 1, initial(prototype, seed), seed)).state)
+    global_risk = 1 - accuracy(pooled, train.take(torch.cat(list(held_out.values()))))
+    work = partial(
+        tell_apart,
+        prototype=prototype_for(spec, parts.task.data.shape, 2),
+        train=train,
+        epochs=experiment.local_epochs,
+        batch=experiment.local_batch,
+        rate=experiment.local_rate,
+    )
+    domains = [_domain(name, order, len(train), most, derive(seed, "domain", name)) for name, order in orders.items()]
+    with open_engine(experiment) as engines:
+        errors = dict(gather(engines.server(work, domains), "the domain classifier of"))
+    return Bound(
+        pooled_risk=1 - accuracy(pooled, train.take(kept)),
+        discrepancies={name: max(0.0, 1 - 2 * errors[name]) for name in orders},
+        lambdas={name: global_risk + 1 - accuracy(pooled, train.take(held_out[name])) for name in orders},
+        complexity=4 * len(shards) / (delta * sqrt(2 * len(train) / len(shards))),
+        ensemble_risk=None if ensemble is None else 1 - ensemble,
+    )
+
+
+def tell_apart(
+    domain: Domain, *, prototype: Prototype, train: Examples, epochs: int, batch: int, rate: float
+) -> tuple[str, float]:
+    """Return the held-out error of a classifier between a client's examples and others, trained on half of both."""
+    chosen = torch.cat([domain.own, domain.others])
+    labels = torch.cat([torch.zeros(len(domain.own)), torch.ones(len(domain.others))]).to(torch.int64)
+    examples = Examples(train.take(chosen).inputs, labels, 2)
+    order = _order(len(chosen), domain.seed)
+    learned, judged = order[: len(order) // 2], order[len(order) // 2 :]
+    job = Job(Client(domain.id, prototype.name, learned), 1, initial(prototype, domain.seed), domain.seed)
+    update = local_update(
+        job, prototypes={prototype.name: prototype}, train=examples, epochs=epochs, batch=batch, rate=rate
+    )
+    return domain.id, 1 - accuracy(prototype.load(update.state), examples.take(judged))
+
+
+def _domain(name: str, shard: Tensor, n: int, most: int, seed: int) -> Domain:
+    own = shard[:most]
+    outside = torch.ones(n, dtype=torch.bool)
+    outside[own] = False
+    others = outside.nonzero().flatten()
+    return Domain(name, own, others[_order(len(others), seed)][: len(own)], seed)
+
+
+def _order(n: int, seed: int) -> Tensor:
+    return torch.from_numpy(numpy_generator(seed).permutation(n))

@@ -1,0 +1,202 @@
+"""The paper's tuning procedure (appendix C.2): grids that are extended until the best value lies inside them.
+
+Trials are ordinary runs in folders of their own, so tuning goes on where it was stopped. They are judged by the
+accuracy on the server's *validation* data; the test accuracy is shown beside it and decides nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from feddf.report import Run, read_run
+from feddf.report.tables import Comparison, spread
+from feddf.runs.config import ConfigError, Experiment, differences, parse
+from feddf.runs.store import RunFolder, StoreError
+
+PAPER: dict[str, tuple[float, ...]] = {
+    "local_rate": (0.01, 0.05, 0.1, 0.5, 1.0, 1.5),
+    "proximal": (0.001, 0.01, 0.1, 1.0),
+    "server_momentum": (0.1, 0.2, 0.3, 0.4),
+}
+"""The initial grids of appendix C.2."""
+
+EVENLY_SPACED = {"server_momentum"}
+"""Extended by adding the step; all others by multiplying with the ratio."""
+
+Values = Mapping[str, float]
+Grid = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting with all its seeds: what came of it, or why nothing did."""
+
+    values: Values
+    runs: Sequence[Run]
+    failure: str = ""
+
+    @property
+    def score(self) -> float:
+        """The validation accuracy at the last round: the mean over prototypes and seeds."""
+        return fmean(validation(run) for run in self.runs) if not self.failure else float("-inf")
+
+
+def validation(run: Run) -> float:
+    """Return a run's validation accuracy at its last round, the mean over its prototypes."""
+    return fmean(model["validation"] for model in run.records[-1]["models"].values())
+
+
+def tune(
+    experiment: Experiment,
+    grid: Grid,
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    parallel: int = 1,
+    extensions: int = 4,
+    say: Callable[[str], None] = print,
+) -> tuple[list[Trial], Trial]:
+    """Run every setting of the grid, extend it while the best lies on an edge, and return all trials and the best.
+
+    Each key's grid is extended ``extensions`` times at the most, and not beyond the values that are allowed.
+    """
+    if experiment.validation == 0:
+        raise ConfigError.at(
+            "validation", 0.0, "settings are chosen on validation data; hold some out, for instance 0.1"
+        )
+    grids = {key: sorted(set(values)) for key, values in grid.items()}
+    left = dict.fromkeys(grids, extensions)
+    while True:
+        trials = list(_trials(experiment, grids, seeds, out, parallel, say))
+        best = max(trials, key=lambda trial: trial.score)
+        if best.failure:
+            raise ConfigError(f"no setting came to its end; the last reason was: {best.failure}")
+        further = {
+            key: value
+            for key in grids
+            if left[key] and (value := beyond(key, grids[key], best.values[key])) is not None
+            if _allowed(experiment, {**best.values, key: value})
+        }
+        if not further:
+            return trials, best
+        for key, value in further.items():
+            say(f"the best {key} = {best.values[key]:g} lies on the edge of its grid, which is extended to {value:g}")
+            grids[key], left[key] = sorted([*grids[key], value]), left[key] - 1
+
+
+def beyond(key: str, values: Sequence[float], best: float) -> float | None:
+    """Return the next value outside the (sorted) grid if the best is its first or its last, else ``None``.
+
+    >>> beyond("local_rate", [0.01, 0.1, 1.0], 1.0)
+    10.0
+    >>> beyond("server_momentum", [0.1, 0.2], 0.1)
+    0.0
+    """
+    if len(values) < 2 or best not in (values[0], values[-1]):
+        return None
+    edge, inside = (values[0], values[1]) if best == values[0] else (values[-1], values[-2])
+    if key in EVENLY_SPACED or 0 in (edge, inside):
+        return round(2 * edge - inside, 10)
+    return float(f"{edge * edge / inside:.3g}")
+
+
+def table(trials: Sequence[Trial], best: Trial) -> Comparison:
+    """Return all settings side by side, the best one marked."""
+    keys = list(best.values)
+    rows = []
+    for trial in sorted(trials, key=lambda trial: [trial.values[key] for key in keys]):
+        setting = [f"{trial.values[key]:g}" for key in keys]
+        if trial.failure:
+            rows.append([*setting, "failed", trial.failure[:60], ""])
+            continue
+        scores = [spread([validation(run) for run in trial.runs]), spread([run.curve()[-1] for run in trial.runs])]
+        rows.append([*setting, *scores, "best" if trial is best else ""])
+    return Comparison("Accuracy at the last round, in %", [*keys, "validation", "test", ""], rows)
+
+
+def _trials(
+    experiment: Experiment, grids: Grid, seeds: Sequence[int], out: Path, parallel: int, say: Callable[[str], None]
+) -> Iterator[Trial]:
+    settings = [dict(zip(grids, values, strict=True)) for values in product(*grids.values())]
+    paths = {(i, seed): _folder(experiment, setting, seed, out) for i, setting in enumerate(settings) for seed in seeds}
+    todo = [path for path in paths.values() if not _ended(path)]
+    for done, (path, failure) in enumerate(_play(todo, parallel), 1):
+        result = f"failed: {failure}" if failure else f"validation {100 * validation(read_run(path)):.1f}"
+        say(f"{path.name}: {result} ({done} of {len(todo)})")
+    for i, setting in enumerate(settings):
+        mine = [paths[i, seed] for seed in seeds]
+        failures = [text for path in mine if (text := _failure(path))]
+        yield Trial(setting, [read_run(path) for path in mine] if not failures else [], "; ".join(failures))
+
+
+def _folder(experiment: Experiment, setting: Values, seed: int, out: Path) -> Path:
+    trial = parse({**experiment.model_dump(), **setting, "seed": seed})
+    path = out / f"{','.join(f'{key}={value:g}' for key, value in setting.items())}-seed{seed}"
+    if not (path / "config.toml").exists():
+        RunFolder.create(path, trial)
+    elif changed := differences(RunFolder.open(path).experiment(), trial):
+        raise StoreError(f"{path} holds a run with another configuration: {'; '.join(changed)}")
+    return path
+
+
+def _ended(path: Path) -> bool:
+    run = read_run(path)
+    return bool(_failure(path)) or len(run.records) >= run.config["rounds"]
+
+
+def _failure(path: Path) -> str:
+    note = path / "failed.txt"
+    return note.read_text(encoding="utf-8") if note.exists() else ""
+
+
+def _play(paths: Sequence[Path], parallel: int) -> Iterator[tuple[Path, str]]:
+    """Run the trials, each in a process of its own, ``parallel`` at a time; yield each with why it failed."""
+    workers = max(1, (os.cpu_count() or 1) // parallel)
+    running: set[subprocess.Popen[str]] = set()
+
+    def play(path: Path) -> str:
+        command = [sys.executable, "-m", "feddf", "resume", str(path), f"workers={workers}"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        running.add(process)
+        _, complaint = process.communicate()
+        running.discard(process)
+        if process.returncode == 0:
+            return ""
+        reason = (complaint.strip().splitlines() or [f"exit code {process.returncode}"])[-1].removeprefix("error: ")
+        if process.returncode == QUORUM:  # its clients diverged: trying again would end in the same way
+            (path / "failed.txt").write_text(reason, encoding="utf-8")
+            return reason
+        raise StoreError(f"{path}: {reason}")
+
+    with ThreadPoolExecutor(parallel) as pool:
+        futures = {pool.submit(play, path): path for path in paths}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            for process in list(running):
+                process.terminate()
+            raise
+
+
+QUORUM = 3
+"""The exit code of a run whose clients, or too many of them, had no usable update."""
+
+
+def _allowed(experiment: Experiment, setting: Values) -> bool:
+    try:
+        parse({**experiment.model_dump(), **dict[str, Any](setting)})
+    except ConfigError:
+        return False
+    return True

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conftest import stripes
+from feddf.data import Dataset
+from feddf.experiments.bound import estimate
+from feddf.runs import build
+from feddf.runs.config import parse
+from test_cli import CONFIG, feddf
+
+
+def bands() -> Dataset:
+    return Dataset("bands", stripes(900, 1), stripes(60, 2))
+
+
+BASE = {
+    "data": f"{__name__}:bands", "prototypes": [{"model": "cnn", "width": 8}], "clients": 3, "local_epochs": 30,
+    "local_batch": 16, "local_rate": 0.05, "method": "fedavg", "engine": "in-process", "min_shard": 150, "rounds": 1,
+}  # fmt: skip
+
+
+def test_clients_that_are_alike_cannot_be_told_apart_and_clients_of_one_class_can() -> None:
+    alike = estimate(build(parse({**BASE, "partition": "iid"})))
+    apart = estimate(build(parse({**BASE, "alpha": 0.001})))
+    assert alike.terms()["discrepancy"] < 0.25
+    assert apart.terms()["discrepancy"] > alike.terms()["discrepancy"] + 0.2
+
+
+def test_the_terms_are_what_they_say() -> None:
+    found = estimate(build(parse({**BASE, "partition": "iid"})), delta=0.1, ensemble=0.9)
+    terms = found.terms()
+    assert terms["pooled risk"] < 0.05  # bands are easy
+    assert 0 <= terms["lambda"] < 0.2
+    assert terms["complexity"] == pytest.approx(4 * 3 / (0.1 * (2 * 270) ** 0.5))
+    assert found.ensemble_risk == pytest.approx(0.1)
+    assert found.lambdas.keys() == found.discrepancies.keys() == {"client-0", "client-1", "client-2"}
+
+
+def test_the_command_explains_each_term_and_keeps_every_clients(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(CONFIG)
+    assert feddf("run", "small.toml", "--out", "out", cwd=tmp_path).returncode == 0
+    done = feddf("bound", "out", "epochs=2", "most=50", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for word in ("pooled risk", "discrepancy", "lambda", "complexity", "measured", "vacuous"):
+        assert word in done.stdout
+    kept = json.loads((tmp_path / "out" / "bound.json").read_text())
+    assert len(kept["discrepancies"]) == 4
+    assert feddf("bound", "nowhere", cwd=tmp_path).returncode == 1
