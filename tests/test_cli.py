@@ -193,3 +193,16 @@ def test_when_all_clients_fail_the_code_is_its_own(tmp_path: Path) -> None:
     done = feddf("run", "small.toml", "deadline=0.0001", "workers=2", "attempts=1", "--out", "late", cwd=tmp_path)
     assert done.returncode == 3
     assert done.stderr.startswith("error: round 1 had too few usable updates in each of 1 attempts (client-0: late")
+
+
+def test_partition_draws_and_measures_several_alphas(tmp_path: Path) -> None:
+    done = feddf("partition", "toy", "alpha=100,0.01", "clients=6", "--out", "dots.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "α = 100" in done.stdout
+    assert "α = 0.01" in done.stdout
+    assert (tmp_path / "dots.png").read_bytes().startswith(b"\x89PNG")
+    for words, said in ((["alpha=-1"], "alpha = -1"), (["partition=odd"], "'shards' or 'iid'")):
+        mistake = feddf("partition", "toy", *words, cwd=tmp_path)
+        assert mistake.returncode == 2
+        assert said in mistake.stderr
+    assert "cifar11" in feddf("partition", "cifar11", cwd=tmp_path).stderr

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from feddf.cli.bound import bound
 from feddf.cli.live import View, follow
+from feddf.cli.partition import partition
 from feddf.cli.tune import tune
 from feddf.cli.words import NameOrFile, Out, Overrides, apart, err_console, free, numbers, out_console, share
 from feddf.data import MissingDataError
@@ -124,6 +125,7 @@ def report(
 
 app.command()(tune)
 app.command()(bound)
+app.command()(partition)
 
 
 @app.command("presets")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
 import numpy as np
@@ -60,6 +61,112 @@ def dirichlet(labels: Tensor, clients: int, *, alpha: float, seed: int, n_classe
             parts[client].append(part)
     shards = [np.concatenate(part) for part in parts]
     return [_tensor(shard) for shard in _fill_up(shards, min_size, random)]
+
+
+def dirichlet_equal(
+    labels: Tensor, clients: int, *, alpha: float, seed: int, n_classes: int, group: int = 10
+) -> Shards:
+    """Deal as the authors' released code does: shards of (almost) equal size, and less skew than α says.
+
+    The examples are dealt to groups of ten clients at random. Within a group each class is dealt by a fresh
+    Dir(α, ..., α) over the clients; a client that has its fair share already gets no more of the classes that follow;
+    and all is drawn again until the smallest shard has half the mean size. At last all shards are laid end to end and
+    cut into equal slices, which mixes neighbours and softens α.
+    """
+    if alpha <= 0:
+        raise ValueError(f"alpha must be positive, got {alpha}")
+    random = numpy_generator(seed)
+    order = random.permutation(len(labels))
+    groups = [min(group, clients - first) for first in range(0, clients, group)]
+    ends = np.rint(np.cumsum(groups) / clients * len(order)).astype(np.int64)
+    numbers = labels.numpy()
+    laid_out: list[NDArray[np.int64]] = []
+    for members, size in zip(np.split(order, ends[:-1]), groups, strict=True):
+        laid_out += _dealt_fairly(members, numbers[members], size, alpha, n_classes, random)
+    return [_tensor(part) for part in np.array_split(np.concatenate(laid_out), clients)]
+
+
+def _dealt_fairly(
+    members: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    clients: int,
+    alpha: float,
+    n_classes: int,
+    random: np.random.Generator,
+    tries: int = 1_000,
+) -> list[NDArray[np.int64]]:
+    """Deal one group's examples until the smallest shard has half the mean size; the best deal if none has."""
+    fair = len(members) / clients
+    best: list[NDArray[np.int64]] = []
+    for _ in range(tries):
+        shards: list[list[NDArray[np.int64]]] = [[] for _ in range(clients)]
+        sizes = np.zeros(clients)
+        for label in range(n_classes):
+            shares = random.dirichlet([alpha] * clients) * (sizes < fair)
+            for client, part in enumerate(_cut(random.permutation(members[labels == label]), shares)):
+                shards[client].append(part)
+                sizes[client] += len(part)
+        dealt = [np.concatenate(shard) for shard in shards]
+        if not best or min(map(len, dealt)) > min(map(len, best)):
+            best = dealt
+        if min(map(len, best)) >= fair / 2:
+            break
+    return best
+
+
+def by_shards(labels: Tensor, clients: int, *, per_client: int, seed: int) -> Shards:
+    """Give every client ``per_client`` pieces of the examples sorted by class (McMahan et al. 2017).
+
+    With pieces no larger than a class, a client has at most ``per_client`` + 1 classes, and usually ``per_client``.
+    """
+    pieces = clients * per_client
+    if pieces > len(labels):
+        raise ValueError(f"{clients} clients of {per_client} pieces need more than {len(labels)} examples")
+    random = numpy_generator(seed)
+    mixed = random.permutation(len(labels))
+    by_class = mixed[np.argsort(labels.numpy()[mixed], kind="stable")]
+    cut = np.array_split(by_class, pieces)
+    dealt = random.permutation(pieces).reshape(clients, per_client)
+    return [_tensor(np.concatenate([cut[piece] for piece in mine])) for mine in dealt]
+
+
+def class_counts(labels: Tensor, shards: Shards, n_classes: int) -> NDArray[np.int64]:
+    """Return the clients × classes matrix of how many examples of each class every client has."""
+    return np.stack([np.bincount(labels[shard].numpy(), minlength=n_classes) for shard in shards])
+
+
+@dataclass(frozen=True)
+class Skew:
+    """How far a partition is from an even one, over the clients that have examples."""
+
+    top_class_share: float
+    effective_classes: float
+    smallest: int
+    median: float
+    largest: int
+    absent: int
+
+
+def skew(counts: NDArray[np.int64]) -> Skew:
+    """Return the mean share of a client's largest class, the mean effective number of its classes, and the sizes.
+
+    The effective number is exp(H) of a client's class mix: 1 for a single class, M for M classes alike. ``absent``
+    counts the classes that no client has.
+
+    >>> skew(np.array([[10, 0], [5, 5]])).effective_classes
+    1.5
+    """
+    sizes = counts.sum(axis=1)
+    mixes = counts[sizes > 0] / sizes[sizes > 0, None]
+    entropy = -np.sum(mixes * np.log(np.where(mixes > 0, mixes, 1.0)), axis=1)
+    return Skew(
+        float(mixes.max(axis=1).mean()),
+        float(np.exp(entropy).mean()),
+        int(sizes.min()),
+        float(np.median(sizes)),
+        int(sizes.max()),
+        int((counts.sum(axis=0) == 0).sum()),
+    )
 
 
 def _dirichlet_mixes(prior: NDArray[np.float64], clients: int, alpha: float, seed: int) -> NDArray[np.float64]:

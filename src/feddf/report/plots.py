@@ -85,3 +85,20 @@ def decision_regions(
         axes.imshow(image, origin="lower", extent=(-extent, extent, -extent, extent), interpolation="bilinear")
         axes.set_title(f"{title}\n{percent(accuracy)} % on all data")
     figure.savefig(path, dpi=120)
+
+
+def partition_dots(panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path) -> None:
+    """Draw who holds what: a dot for every client and class, its area proportional to the number of examples.
+
+    One panel for each ``(title, clients × classes counts)``, as in the paper's Figures 2 and 8.
+    """
+    figure = Figure(figsize=(4.5 * len(panels), 5), layout="constrained")
+    most = max(int(counts.max()) for _, counts in panels)
+    for axes, (title, counts) in zip(np.ravel(figure.subplots(1, len(panels))), panels, strict=True):
+        clients, classes = np.nonzero(counts)
+        cell = 280 / max(counts.shape)  # points; the largest dot of all panels is two cells wide
+        axes.scatter(clients, classes, s=(2 * cell) ** 2 * counts[clients, classes] / most, color=COLOURS[3], alpha=0.8)
+        axes.set(title=title, xlabel="client", ylabel="class", xlim=(-1, len(counts)), ylim=(-1, counts.shape[1]))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.savefig(path, dpi=120)

@@ -21,6 +21,7 @@ from feddf import evaluate
 from feddf.accelerate import Accelerate, can_compile, compiled, eager
 from feddf.data import DATASETS, Dataset, dirichlet, iid, split
 from feddf.data.augment import flip_crop
+from feddf.data.partition import by_shards, dirichlet_equal
 from feddf.data.unlabeled import adapt, choose, uniform
 from feddf.engines import Processes, in_process
 from feddf.fusion import FUSIONS, Kit, Schedule
@@ -107,13 +108,20 @@ def build_task(experiment: Experiment) -> Task:
         raise ConfigError.at(
             "data", experiment.data, f"{data.train.n_classes} classes are more than its {len(data.train)} examples"
         )
-    rest, held_out = split(len(data.train), experiment.validation, derive(experiment.seed, "validation"))
+    rest, held_out = _held_out(experiment, len(data.train))
     if experiment.validation > 0 and len(held_out) == 0:
         raise ConfigError.at(
             "validation", experiment.validation, f"leaves no validation example out of {len(data.train)}"
         )
     train = data.train.take(rest)
     return Task(data, train, data.train.take(held_out), _partition(experiment, train), _pool(experiment, data))
+
+
+def _held_out(experiment: Experiment, n: int) -> tuple[Tensor, Tensor]:
+    if experiment.validation_split == "random":
+        return split(n, experiment.validation, derive(experiment.seed, "validation"))
+    first = n - round(experiment.validation * n)  # the released code takes the last ones, unshuffled
+    return torch.arange(first), torch.arange(first, n)
 
 
 @contextmanager
@@ -164,17 +172,20 @@ def _partition(experiment: Experiment, train: Examples) -> list[Tensor]:
             experiment.clients,
             f"with at least {experiment.min_shard} examples each they need {needed}, and there are {len(train)}",
         )
-    seed = derive(experiment.seed, "partition")
-    if experiment.partition == "iid":
-        return iid(train.labels, experiment.clients, seed=seed)
-    return dirichlet(
-        train.labels,
-        experiment.clients,
-        alpha=experiment.alpha,
-        seed=seed,
-        n_classes=train.n_classes,
-        min_size=experiment.min_shard,
-    )
+    seed, clients = derive(experiment.seed, "partition"), experiment.clients
+    try:
+        if experiment.partition == "iid":
+            return iid(train.labels, clients, seed=seed)
+        if experiment.partition == "shards":
+            return by_shards(train.labels, clients, per_client=experiment.classes_per_client, seed=seed)
+        mix = (
+            dirichlet_equal
+            if experiment.partition == "dirichlet-equal"
+            else partial(dirichlet, min_size=experiment.min_shard)
+        )
+        return mix(train.labels, clients, alpha=experiment.alpha, seed=seed, n_classes=train.n_classes)
+    except ValueError as error:
+        raise ConfigError.at("partition", experiment.partition, str(error)) from None
 
 
 def _pool(experiment: Experiment, data: Dataset) -> Inputs | None:

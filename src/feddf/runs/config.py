@@ -70,8 +70,10 @@ class Experiment(BaseModel):
     data: str
     data_dir: str | None = None
     validation: float = Field(default=0.1, ge=0, lt=1)
-    partition: Literal["dirichlet", "iid"] = "dirichlet"
+    validation_split: Literal["random", "last"] = "random"
+    partition: Literal["dirichlet", "dirichlet-equal", "shards", "iid"] = "dirichlet"
     alpha: float = Field(default=1.0, gt=0)
+    classes_per_client: Positive = 2
     clients: Positive = 20
     min_shard: int = Field(default=10, ge=2)
 
