@@ -25,11 +25,17 @@ def multiply_adds(model: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "mmac"), [("resnet8", 78.0e3, 12.5), ("resnet20", 272e3, 40.8), ("resnet32", 467e3, 69.1)]
+    ("name", "parameters", "mmac"),
+    [
+        ("resnet8", 78.0e3, 12.5),
+        ("resnet20", 272e3, 40.8),
+        ("resnet32", 467e3, 69.1),
+        ("shufflenetv2", 1.26e6, 45.0),
+    ],
 )
-def test_resnets_have_the_sizes_of_the_released_code(name: str, parameters: float, mmac: float) -> None:
+def test_models_have_the_sizes_of_the_released_code(name: str, parameters: float, mmac: float) -> None:
     model = MODELS[name]((3, 32, 32), 10)
-    assert sum(p.numel() for p in model.parameters()) == pytest.approx(parameters, rel=2e-3)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(parameters, rel=4e-3)
     assert multiply_adds(model, (3, 32, 32)) / 1e6 == pytest.approx(mmac, abs=0.06)
 
 

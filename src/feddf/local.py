@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from feddf.accelerate import Accelerate, eager
+from feddf.binary import BinaryState, Estimator, binarise, settle
 from feddf.seeds import derive, seeded, torch_generator
 from feddf.states import copy
 from feddf.types import Examples, Job, Prototype, Update
@@ -36,6 +37,7 @@ def local_update(
     proximal: float = 0.0,
     augment: Augment | None = None,
     accelerate: Accelerate = eager,
+    binary: Estimator | None = None,
     frozen: Frozen | None = None,
     disclose: bool = False,
 ) -> Update:
@@ -45,10 +47,13 @@ def local_update(
     gradient of μ/2 ‖x − x_{t−1}‖² is added (appendix B; Li et al. 2018). The optimizer is new in every round. A client
     without examples sends back what it received, with n_k = 0. ``decay`` lets the rate fall to zero over the round's
     steps (the ablation of appendix C.3). With ``disclose`` the client tells how many examples it has of each class.
+    With ``binary`` the network computes with binarised weights (:mod:`feddf.binary`), full-precision ones learn behind
+    them and are forgotten at the end, and one bit a weight is sent.
     """
     indices = job.client.indices
     assert indices is not None, f"client {job.client.id} has no indices: its data are not here"
     model = prototypes[job.client.prototype].load(job.state).train()  # line 2
+    packed = binarise(model, binary) if binary else []
     forward = accelerate(model, batch)
     fixed = set(frozen(job)) if frozen else set()
     weights = [weight for name, weight in model.named_parameters() if name not in fixed]
@@ -75,12 +80,15 @@ def local_update(
                 rates.step()
                 losses.append(loss.detach())
     metrics = {"train_loss": float(torch.stack(losses).mean())} if losses else {}
+    if packed:
+        settle(model)
+    state = copy({key: model.state_dict()[key] for key in job.state})  # in the order in which it was sent
     counts = torch.bincount(train.labels[indices], minlength=train.n_classes).tolist() if disclose else None
     return Update(  # line 6
         job.client.id,
         job.client.prototype,
         job.round,
-        copy(model.state_dict()),
+        BinaryState.of(state, packed) if packed else state,
         len(indices),
         metrics,
         tuple(counts) if counts is not None else None,

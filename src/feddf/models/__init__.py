@@ -14,6 +14,7 @@ from torch import nn
 from feddf.models.cnn import CNN
 from feddf.models.mlp import MLP
 from feddf.models.resnet import ResNet
+from feddf.models.shufflenet import ShuffleNetV2
 from feddf.models.vgg import RELEASED, VGG
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -22,8 +23,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet8": partial(ResNet, depth=8),
     "resnet20": partial(ResNet, depth=20),
     "resnet32": partial(ResNet, depth=32),
+    "shufflenetv2": ShuffleNetV2,
     "vgg9": VGG,
     "vgg9-released": partial(VGG, plan=RELEASED, hidden=()),
 }
 
-__all__ = ["CNN", "MLP", "MODELS", "VGG", "ResNet"]
+__all__ = ["CNN", "MLP", "MODELS", "VGG", "ResNet", "ShuffleNetV2"]

@@ -18,6 +18,7 @@ USUAL: dict[str, Any] = {
     "drop_worst": "none",
     "fedma_growth": 1.25,
     "held_out": 0.1,
+    "local_binary": "none",
     "local_decay": "none",
     "local_optimizer": "sgd",
     "mode": "cached",

@@ -256,6 +256,7 @@ def _train(
         proximal=experiment.proximal,
         augment=flip_crop if wanted else None,
         accelerate=_accelerate(experiment),
+        binary=None if experiment.local_binary == "none" else experiment.local_binary,
         frozen=frozen,
         disclose=experiment.discloses,
     )

@@ -90,6 +90,7 @@ class Experiment(BaseModel):
     local_optimizer: Literal["sgd", "adam"] = "sgd"
     local_decay: Literal["none", "linear", "cosine"] = "none"
     proximal: float = Field(default=0.0, ge=0)
+    local_binary: Literal["none", "straight-through", "error-feedback"] = "none"
     augment: Literal["auto", "none", "flip-crop"] = "auto"
 
     method: Literal["fedavg", "feddf", "fedma"] = "feddf"
@@ -194,6 +195,11 @@ class Experiment(BaseModel):
             self.method == "fedma" and (self.server_momentum > 0 or self.drop_worst != "none"),
             "method",
             "its layers grow and are matched one by one, so neither server_momentum nor drop_worst can be used",
+        )
+        yield (
+            self.method == "fedma" and self.local_binary != "none",
+            "local_binary",
+            "FedMA matches weights of full precision only",
         )
         yield (
             self.engine == "in-process" and self.deadline is not None,

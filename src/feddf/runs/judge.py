@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from feddf.binary import wire
 from feddf.evaluate import accuracy_of
 from feddf.fusion.ensemble import Answer, Question, answer, avg_logits
 from feddf.outcomes import gather, in_order
@@ -64,7 +65,7 @@ def judge(sent: ServerState, closed: Round, clients: Sequence[Client], court: Co
         "models": models,
         **({"accuracy_of_clients": {n: accuracies.get(f"teacher {n}") for n in names}} if court.log_clients else {}),
         "bytes_down": {name: n_bytes(sent.sent_to(members[name])) for name in names},
-        "bytes_up": {update.client_id: n_bytes(update.state) for update in closed.updates},
+        "bytes_up": {update.client_id: n_bytes(wire(update.state)) for update in closed.updates},
         "dropped": [{"client": failure.client_id, "reason": failure.reason} for failure in closed.failures],
         "attempts": closed.attempts,
         "seconds": {stage: round(value, 4) for stage, value in seconds.items()},

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from feddf.admit import admit
+from feddf.binary import BinaryState, Bits, wire
 from feddf.states import digest
-from feddf.types import Engine, Failure, J, Job, R, Update
+from feddf.types import Engine, Failure, J, Job, R, State, Update
 
 
 def remembering(engine: Engine, folder: Path) -> Engine:
@@ -56,7 +57,11 @@ def keep(folder: Path, job: Job, update: Update) -> Update:
         "job": _name(job),
         "digest": digest({"update": update.state}),
     }
-    tensors = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in update.state.items()}
+    if isinstance(update.state, BinaryState):
+        about["packed"] = {key: bits.shape for key, bits in update.state.bits.items()}
+        about["order"] = list(update.state)
+    sent = wire(update.state)
+    tensors = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in sent.items()}
     temporary = path.with_suffix(".tmp")
     try:
         temporary.write_bytes(safetensors.torch.save(tensors, {"feddf": json.dumps(about)}))
@@ -89,7 +94,19 @@ def _on_disk(path: Path, about: dict[str, Any]) -> Update:
     identity = about["client_id"], about["prototype"], about["round"]
     counts = about["class_counts"]
     known = about["n_examples"], about["metrics"], tuple(counts) if counts is not None else None
-    return Update(*identity, StateOnDisk(path), *known)
+    return Update(*identity, _unpacked(StateOnDisk(path), about), *known)
+
+
+def _unpacked(tensors: State, about: dict[str, Any]) -> State:
+    """Return the state in a file; a packed one is small, and stays packed in memory."""
+    if "packed" not in about:
+        return tensors
+    bits = {
+        key: Bits(tensors[f"{key}.signs"], tensors[f"{key}.scales"], tuple(shape))
+        for key, shape in about["packed"].items()
+    }
+    plain = {key: tensors[key] for key in about["order"] if key not in bits}
+    return BinaryState(plain, bits, about["order"])
 
 
 class StateOnDisk(Mapping[str, Tensor]):
