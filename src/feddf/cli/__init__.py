@@ -12,11 +12,13 @@ import typer
 from rich.table import Table
 
 from feddf.cli.bound import bound
+from feddf.cli.data import data_app
 from feddf.cli.live import View, follow
 from feddf.cli.partition import partition
 from feddf.cli.tune import tune
 from feddf.cli.words import NameOrFile, Out, Overrides, apart, err_console, free, numbers, out_console, share
 from feddf.data import MissingDataError
+from feddf.data.download import DownloadError
 from feddf.experiments import compare as comparison
 from feddf.experiments import toy
 from feddf.report import ReportError, alike, find_runs, plots, read_run, tables
@@ -126,6 +128,7 @@ def report(
 app.command()(tune)
 app.command()(bound)
 app.command()(partition)
+app.add_typer(data_app, name="data")
 
 
 @app.command("presets")
@@ -212,6 +215,7 @@ def _terminated(number: int, frame: object) -> None:
 EXIT_CODES: dict[type[BaseException], int] = {
     ConfigError: 2,
     MissingDataError: 2,
+    DownloadError: 1,
     ReportError: 2,
     StoreError: 1,
     QuorumError: 3,

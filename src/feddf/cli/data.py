@@ -1,0 +1,176 @@
+"""``feddf data list``, ``fetch`` and ``check``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from feddf.cli.words import err_console, out_console
+from feddf.data import DATASETS, Dataset
+from feddf.data import catalogue as shelf
+from feddf.data.catalogue import CATALOGUE, Download, Entry
+from feddf.runs import ConfigError
+from feddf.types import Examples
+
+data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="A data set's name, as feddf data list shows it.", show_default=False)]
+DataDir = Annotated[
+    Path | None, typer.Option(help="The folder of the data sets (default: the variable FEDDF_DATA's, or data).")
+]
+COLOURS = {"here": "green", "incomplete": "yellow", "missing": "dim"}
+
+
+@data_app.command("list")
+def list_data(data_dir: DataDir = None) -> None:
+    """List the data sets, which of them are here, and how to get the others."""
+    folder = shelf.data_folder(data_dir)
+    table = Table(title=f"Data sets in {escape(str(folder))}", title_justify="left")
+    table.add_column("name", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("on disk", no_wrap=True, justify="right")
+    table.add_column("how to get it", overflow="fold")
+    for entry in CATALOGUE.values():
+        state, size = shelf.state(entry, folder), shelf.size(entry, folder)
+        table.add_row(
+            entry.name, f"[{COLOURS[state]}]{state}[/]", decimal(size) if size else "–", escape(_how(entry, state))
+        )
+    out_console.print(table)
+
+
+@data_app.command()
+def fetch(name: Name, data_dir: DataDir = None) -> None:
+    """Download a data set and unpack it; a download that was broken off is resumed."""
+    entry, folder = _entry(name), shelf.data_folder(data_dir)
+    if not shelf.missing(entry, folder):
+        _say(f"{name} is here already: {folder}")
+        return
+    try:
+        with _shown() as progress:
+            shelf.get(entry, folder, progress)
+    except KeyboardInterrupt:
+        err_console.print(f"stopped; continue with: feddf data fetch {name}", soft_wrap=True, highlight=False)
+        raise
+    for download in entry.downloads:
+        if not download.checked:
+            _say(f"{download.name}: no checksum of it is known, so its content is unchecked")
+    _say(f"{name} is complete: {decimal(shelf.size(entry, folder))} in {folder}")
+
+
+@data_app.command()
+def check(
+    name: Annotated[str | None, typer.Argument(help="A data set's name (default: all that are here).")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Load data sets as a run would, and say what is in them."""
+    folder = shelf.data_folder(data_dir)
+    entries = [_entry(name)] if name else [e for e in CATALOGUE.values() if shelf.state(e, folder) != "missing"]
+    if not entries:
+        _say(f"no data set is in {folder}; feddf data list shows how to get one")
+    broken = [entry for entry in entries if not _check(entry, folder)]
+    if broken:
+        raise typer.Exit(1)
+
+
+def _entry(name: str) -> Entry:
+    if name not in CATALOGUE:
+        raise ConfigError.at("data", name, f"known are {', '.join(CATALOGUE)}")
+    return CATALOGUE[name]
+
+
+def _how(entry: Entry, state: str) -> str:
+    if state == "here":
+        return ""
+    unchecked = [download.name for download in entry.downloads if not download.checked]
+    return entry.how + (f"; unchecked, no checksum is known: {', '.join(unchecked)}" if unchecked else "")
+
+
+def _check(entry: Entry, folder: Path) -> bool:
+    """Say in one line what is in a data set, or what is wrong with it; return whether it is sound."""
+    try:
+        line = _described(entry, folder)
+    except Exception as error:  # a damaged file can fail in any way
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        err_console.print(f"[red]error:[/] {entry.name}: {escape(said)}", soft_wrap=True, highlight=False)
+        return False
+    _say(f"{entry.name}: {line}")
+    return True
+
+
+def _described(entry: Entry, folder: Path) -> str:
+    if absent := shelf.missing(entry, folder):
+        count = f"{len(absent)} of {len(entry.files)} files are missing" if len(entry.files) > 1 else "it is missing"
+        raise ValueError(f"{count} in {folder}, first {absent[0]}; get it: {entry.how}")
+    if entry.name not in DATASETS:
+        size = decimal(shelf.size(entry, folder))
+        return f"all files are here, {size}; their content is unchecked: no loader has this name"
+    data: Dataset = DATASETS[entry.name](folder)
+    for part, examples in (("train", data.train), ("test", data.test)):
+        _refuse_wrong_labels(part, examples)
+    shape = "×".join(map(str, data.shape))
+    classes = data.train.n_classes
+    return (
+        f"{len(data.train)} training and {len(data.test)} test examples, {classes} classes, shape {shape}, "
+        f"labels within 0 to {classes - 1}"
+    )
+
+
+def _refuse_wrong_labels(part: str, examples: Examples) -> None:
+    if len(examples) == 0:
+        raise ValueError(f"its {part} part has no examples")
+    if len(examples.inputs) != len(examples.labels):
+        raise ValueError(f"its {part} part has {len(examples.inputs)} inputs and {len(examples.labels)} labels")
+    low, high = int(examples.labels.min()), int(examples.labels.max())
+    if low < 0 or high >= examples.n_classes:
+        wrong = low if low < 0 else high
+        raise ValueError(f"its {part} part has a label {wrong}, allowed are 0 to {examples.n_classes - 1}")
+
+
+@contextmanager
+def _shown() -> Iterator[shelf.Progress]:
+    """Show downloads as bars with bytes and rate, or as plain lines where there is no terminal."""
+    if not out_console.is_terminal:
+        yield _lines(_say)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=out_console) as bars:
+        yield _bars(bars)
+
+
+def _bars(bars: Progress) -> shelf.Progress:
+    tasks: dict[Download, TaskID] = {}
+
+    def progress(download: Download, done: int, total: int | None) -> None:
+        if download not in tasks:  # what an earlier try brought must not count into this one's rate
+            tasks[download] = bars.add_task(escape(download.name), total=total, completed=done)
+        bars.update(tasks[download], completed=done, total=total)
+
+    return progress
+
+
+def _lines(say: Callable[[str], None], step: int = 10, chunk: int = 100_000_000) -> shelf.Progress:
+    """Return a progress that says a line for each ``step`` per cent, or each ``chunk`` bytes of an unknown total."""
+    reached: dict[Download, int] = {}
+
+    def progress(download: Download, done: int, total: int | None) -> None:
+        mark = 100 * done // total // step if total else done // chunk
+        if download not in reached:
+            whole = decimal(total) if total is not None else "unknown size"
+            say(f"{download.url}: {f'resumed at {decimal(done)} of ' if done else ''}{whole}")
+        elif mark > reached[download]:
+            say(f"{download.name}: {decimal(done)}" + (f" of {decimal(total)} ({mark * step} %)" if total else ""))
+        reached[download] = mark
+
+    return progress
+
+
+def _say(text: str) -> None:
+    out_console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,234 @@
+"""What data sets are made of: the files that must be in the data folder, and where they come from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+from feddf.data.download import DownloadError, fetch, mismatch, partial_file, unpack
+
+
+@dataclass(frozen=True)
+class Download:
+    """An archive on the web, the folder that it is unpacked into and the files that it brings.
+
+    Both paths are relative to the data folder. Without a checksum its content cannot be verified.
+    """
+
+    url: str
+    into: str
+    files: tuple[str, ...]
+    md5: str | None = None
+    sha256: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The archive's file name."""
+        return PurePosixPath(urlsplit(self.url).path).name
+
+    @property
+    def checked(self) -> bool:
+        """Whether there is a checksum to hold it against."""
+        return self.md5 is not None or self.sha256 is not None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A data set: the files that make it complete (a name that ends in ``/`` is a folder with something in it).
+
+    ``how`` says how to get it: for one without downloads, where it must be fetched by hand.
+    """
+
+    name: str
+    about: str
+    files: tuple[str, ...]
+    downloads: tuple[Download, ...]
+    how: str
+
+
+Progress = Callable[[Download, int, int | None], None]
+"""Told which download has how many bytes of how many (``None``: not known)."""
+
+
+def _one(name: str, about: str, url: str, md5: str, files: tuple[str, ...], size: str) -> Entry:
+    """Return a data set that is one archive with its own folder inside."""
+    return Entry(name, about, files, (Download(url, ".", files, md5=md5),), f"feddf data fetch {name} ({size})")
+
+
+def _digits(name: str, about: str, host: str, md5s: tuple[str, str, str, str], size: str) -> Entry:
+    """Return a data set in the four files of MNIST, each compressed on its own."""
+    parts = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+    downloads = tuple(
+        Download(f"{host}/{part}.gz", name, (f"{name}/{part}",), md5=md5) for part, md5 in zip(parts, md5s, strict=True)
+    )
+    files = tuple(f"{name}/{part}" for part in parts)
+    return Entry(name, about, files, downloads, f"feddf data fetch {name} ({size})")
+
+
+def _by_hand(name: str, about: str, files: tuple[str, ...], how: str) -> Entry:
+    return Entry(name, about, files, (), how)
+
+
+_ENTRIES = (
+    _one(
+        "cifar10",
+        "CIFAR-10: 60,000 colour images of 32×32, 10 classes",
+        "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+        "c58f30108f718f92721af3b95e74349a",
+        (*(f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)), "cifar-10-batches-py/test_batch"),
+        "170 MB",
+    ),
+    _one(
+        "cifar100",
+        "CIFAR-100: 60,000 colour images of 32×32, 100 classes",
+        "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+        "eb9058c3a382ffc7106e4002c42a8d85",
+        ("cifar-100-python/train", "cifar-100-python/test"),
+        "169 MB",
+    ),
+    _one(
+        "stl10",
+        "STL-10: 100,000 unlabeled and 13,000 labeled colour images of 96×96",
+        "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
+        "91f7769df0f17e558f3565bffb0c7dfb",
+        tuple(f"stl10_binary/{part}.bin" for part in ("unlabeled_X", "train_X", "train_y", "test_X", "test_y")),
+        "2.6 GB",
+    ),
+    _digits(
+        "mnist",
+        "MNIST: 70,000 handwritten digits of 28×28",
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+        (
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+        "12 MB",
+    ),
+    _digits(
+        "fashion-mnist",
+        "Fashion-MNIST: 70,000 grey images of clothes, 28×28, 10 classes",
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        (
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+        "31 MB",
+    ),
+    _one(
+        "sst2",
+        "SST-2: 68,000 sentences from film reviews, good or bad",
+        "https://dl.fbaipublicfiles.com/glue/data/SST-2.zip",
+        "9f81648d4199384278b86e315dac217c",
+        ("SST-2/train.tsv", "SST-2/dev.tsv"),
+        "7 MB",
+    ),
+    _by_hand(
+        "imagenet32",
+        "ImageNet scaled down to 32×32: 1.3 million colour images, 1,000 classes",
+        (
+            *(f"Imagenet32_train_npz/train_data_batch_{i}.npz" for i in range(1, 11)),
+            "Imagenet32_val_npz/val_data.npz",
+        ),
+        "needs an account at image-net.org: there, the downsampled images of 32x32 as npz; unpack them as "
+        "Imagenet32_train_npz/train_data_batch_1.npz to _10.npz and Imagenet32_val_npz/val_data.npz",
+    ),
+    _by_hand(
+        "ag_news",
+        "AG News: 127,600 news in short, 4 topics",
+        ("ag_news_csv/train.csv", "ag_news_csv/test.csv"),
+        "ag_news_csv.tar.gz of Zhang, Zhao and LeCun (Character-level Convolutional Networks for Text "
+        "Classification), from the folder that they share; unpack it as ag_news_csv/train.csv and test.csv",
+    ),
+    _by_hand(
+        "tiny-imagenet",
+        "Tiny ImageNet, or any other images, as an unlabeled pool",
+        ("tiny-imagenet-32/",),
+        "any folder of images will do; put it at tiny-imagenet-32/ (Tiny ImageNet itself: cs231n.stanford.edu)",
+    ),
+)
+
+CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
+
+
+def data_folder(data_dir: Path | None) -> Path:
+    """Return the folder that data sets are in: the given one, or the variable FEDDF_DATA's, or ``data``."""
+    return data_dir or Path(os.environ.get("FEDDF_DATA", "data"))
+
+
+def missing(entry: Entry, folder: Path) -> list[str]:
+    """Return the files of a data set that are not there."""
+    return [file for file in entry.files if not _is_there(folder, file)]
+
+
+def state(entry: Entry, folder: Path) -> str:
+    """Return ``here``, ``incomplete`` (some of its files, or a part of a download) or ``missing``."""
+    absent = missing(entry, folder)
+    if not absent:
+        return "here"
+    return "incomplete" if len(absent) < len(entry.files) or _begun(entry, folder) else "missing"
+
+
+def size(entry: Entry, folder: Path) -> int:
+    """Return how many bytes of a data set are on disk, unfinished downloads included."""
+    there = [folder / file for file in entry.files if _is_there(folder, file)]
+    return sum(_bytes_in(path) for path in [*there, *_begun(entry, folder)])
+
+
+def get(entry: Entry, folder: Path, progress: Progress = lambda download, done, total: None) -> None:
+    """Fetch and unpack what a data set lacks; what is complete stays as it is, and archives do not stay.
+
+    An archive that was put into the data folder by hand is used, if its checksum is right.
+    """
+    if not entry.downloads and missing(entry, folder):
+        raise DownloadError(f"data '{entry.name}' cannot be fetched automatically: {entry.how}")
+    for download in entry.downloads:
+        if not all(_is_there(folder, file) for file in download.files):
+            _bring(download, folder, progress)
+    if absent := missing(entry, folder):
+        raise DownloadError(f"data '{entry.name}' was fetched, and has no file {absent[0]}: its archive has changed")
+
+
+def _bring(download: Download, folder: Path, progress: Progress) -> None:
+    archive = _archive(download, folder)
+    if not archive.is_file() or mismatch(archive, sha256=download.sha256, md5=download.md5):
+        fetch(
+            download.url,
+            archive,
+            sha256=download.sha256,
+            md5=download.md5,
+            progress=lambda done, total: progress(download, done, total),
+        )
+    try:
+        unpack(archive, archive.parent)
+    except DownloadError:
+        archive.unlink()  # or the next try would find it again
+        raise
+    archive.unlink()
+
+
+def _archive(download: Download, folder: Path) -> Path:
+    return folder / download.into / download.name
+
+
+def _begun(entry: Entry, folder: Path) -> list[Path]:
+    archives = [_archive(download, folder) for download in entry.downloads]
+    return [path for archive in archives for path in (archive, partial_file(archive)) if path.is_file()]
+
+
+def _is_there(folder: Path, file: str) -> bool:
+    path = folder / file
+    if file.endswith("/"):
+        return path.is_dir() and any(path.iterdir())
+    return path.is_file()
+
+
+def _bytes_in(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())

@@ -1,0 +1,287 @@
+"""Files from the web: fetched so that a broken connection costs nothing, unpacked so that no archive writes outside."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import os
+import re
+import shutil
+import stat
+import struct
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path, PureWindowsPath
+from typing import IO
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+BLOCK = 1 << 18
+SILENCE = 60.0  # seconds without a byte after which a connection counts as broken
+
+Progress = Callable[[int, int | None], None]
+"""Told how many bytes are on disk and how many there will be (``None``: the server did not say)."""
+
+_BAD_ARCHIVE = (
+    EOFError,
+    FileExistsError,  # a name that is a file's and a folder's at once
+    IsADirectoryError,
+    NotADirectoryError,
+    RuntimeError,  # a zip with a password, or a compression that is not known
+    ValueError,
+    gzip.BadGzipFile,
+    struct.error,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+class DownloadError(Exception):
+    """A file could not be fetched or unpacked; one line says why, and what to do."""
+
+
+def _silent(done: int, total: int | None) -> None:
+    """Show nothing."""
+
+
+def partial_file(target: Path) -> Path:
+    """Return where a download stays until it is whole."""
+    return target.with_name(f".{target.name}.part")
+
+
+def fetch(url: str, target: Path, *, sha256: str | None, md5: str | None = None, progress: Progress = _silent) -> None:
+    """Download ``url`` to ``target``, which appears only when it is whole and its checksums (if any) are right.
+
+    What arrives is kept in a partial file; the next try asks for the rest only. A file that changed on the
+    server in between is found by its checksum, and then nothing of it is kept.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise DownloadError(f"cannot fetch {url}: an address must start with http:// or https://")
+    partial = partial_file(target)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    _receive(url, partial, progress)
+    if wrong := mismatch(partial, sha256=sha256, md5=md5):
+        partial.unlink()
+        raise DownloadError(f"{url} is not what was expected and was removed: {wrong}")
+    partial.replace(target)
+
+
+def mismatch(path: Path, *, sha256: str | None, md5: str | None) -> str | None:
+    """Return which checksum of a file is wrong, expected and found, or ``None`` if all that are given are right."""
+    for kind, expected in (("sha256", sha256), ("md5", md5)):
+        if expected is not None:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, functools.partial(hashlib.new, kind, usedforsecurity=False))
+            found = digest.hexdigest()
+            if found != expected.lower():
+                return f"{kind} must be {expected.lower()} and is {found}"
+    return None
+
+
+def _receive(url: str, partial: Path, progress: Progress) -> None:
+    """Bring the partial file to its full length."""
+    have = partial.stat().st_size if partial.exists() else 0
+    reply = _ask_for_rest(url, have) if have else None
+    if reply is None:
+        have, reply = 0, _ask(url, {})
+    if isinstance(reply, int):  # nothing is left to send
+        progress(have, have)
+        return
+    with reply:
+        start = have if reply.status == 206 else 0
+        length = reply.headers.get("Content-Length", "")
+        rest = int(length) if length.isdecimal() else None
+        _write(url, partial, reply, start, _total(reply) or (None if rest is None else start + rest), progress)
+
+
+def _write(url: str, partial: Path, reply: HTTPResponse, start: int, total: int | None, progress: Progress) -> None:
+    done = start
+    progress(done, total)
+    with partial.open("ab" if start else "wb") as file:
+        for block in _blocks(url, reply):
+            file.write(block)
+            done += len(block)
+            progress(done, total)
+        file.flush()
+        os.fsync(file.fileno())  # the rename that follows must not reach the disk before the bytes
+    if total is not None and done < total:
+        raise DownloadError(f"{url} broke off after {done} of {total} bytes; trying again resumes")
+    if total is not None and done > total:
+        partial.unlink()
+        raise DownloadError(f"{url} sent {done} bytes where {total} were announced; they were removed, try again")
+
+
+def _blocks(url: str, reply: HTTPResponse) -> Iterator[bytes]:
+    """Yield what the server sends; its errors become ours here, where no error of the disk can be meant."""
+    while True:
+        try:
+            block = reply.read(BLOCK)
+        except (OSError, HTTPException) as error:
+            raise DownloadError(f"{url} broke off ({_reason(error)}); trying again resumes") from error
+        if not block:
+            return
+        yield block
+
+
+def _ask_for_rest(url: str, have: int) -> HTTPResponse | int | None:
+    """Ask for what follows the first ``have`` bytes.
+
+    Returns the reply with the rest (206) or with everything (200), ``have`` itself if that is all there is, and
+    ``None`` if the server has another idea of the rest: then only a fresh start helps.
+    """
+    try:
+        reply = _ask(url, {"Range": f"bytes={have}-"})
+    except _RangeRefused as refused:
+        return have if refused.total == have else None
+    if reply.status == 206 and _first(reply) != have:
+        reply.close()
+        return None
+    return reply
+
+
+class _RangeRefused(DownloadError):
+    """The server has nothing behind the bytes that are here; ``total`` is its file's length, if it says so."""
+
+    def __init__(self, url: str, total: int | None) -> None:
+        super().__init__(f"cannot fetch {url}: the server answered 416 to a request for the whole file")
+        self.total = total
+
+
+def _ask(url: str, headers: dict[str, str]) -> HTTPResponse:
+    try:
+        reply: HTTPResponse = urlopen(Request(url, headers={"User-Agent": "feddf", **headers}), timeout=SILENCE)
+    except HTTPError as error:
+        with error:
+            if error.code == 416:
+                found = re.fullmatch(r"bytes \*/(\d+)", error.headers.get("Content-Range", ""))
+                raise _RangeRefused(url, int(found[1]) if found else None) from error
+            raise DownloadError(f"cannot fetch {url}: the server answered {error.code} {error.reason}") from error
+    except (OSError, HTTPException, ValueError) as error:
+        raise DownloadError(f"cannot fetch {url}: {_reason(error)}") from error
+    if reply.status not in (200, 206) or (reply.status == 206 and "Range" not in headers):
+        reply.close()
+        raise DownloadError(f"cannot fetch {url}: the server answered {reply.status}, expected was 200")
+    return reply
+
+
+def _range(reply: HTTPResponse) -> re.Match[str] | None:
+    return re.fullmatch(r"bytes (\d+)-\d+/(\d+)", reply.headers.get("Content-Range", ""))
+
+
+def _first(reply: HTTPResponse) -> int | None:
+    found = _range(reply)
+    return int(found[1]) if found else None
+
+
+def _total(reply: HTTPResponse) -> int | None:
+    found = _range(reply) if reply.status == 206 else None
+    return int(found[2]) if found else None
+
+
+def _reason(error: BaseException) -> str:
+    said = str(error.reason if isinstance(error, URLError) else error).splitlines()
+    return said[0] if said else type(error).__name__
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a .tar.gz, .tgz or .zip, or the one file of a .gz, into ``folder``.
+
+    Only plain files and folders below ``folder`` are taken; an archive that holds a link, a device, an absolute
+    path or ``..`` is refused as a whole. Everything is unpacked beside its place first and then renamed, so that
+    no file is ever seen half-written. Other files that are in ``folder`` stay.
+    """
+    members = _reader(archive)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as temporary:
+        beside = Path(temporary)
+        try:
+            for name, content in members(archive):
+                _put(beside, _parts(archive, name), content)
+        except _BAD_ARCHIVE as error:
+            raise DownloadError(f"{archive} is damaged or cut short: {_reason(error)}; fetch it again") from error
+        for child in sorted(beside.iterdir()):
+            _move(child, folder / child.name)
+
+
+Content = IO[bytes] | gzip.GzipFile | None
+Members = Iterator[tuple[str, Content]]
+"""The names in an archive with what they hold; a folder holds nothing."""
+
+
+def _reader(archive: Path) -> Callable[[Path], Members]:
+    if archive.name.endswith((".tar.gz", ".tgz")):
+        return _in_tar
+    if archive.name.endswith(".zip"):
+        return _in_zip
+    if archive.name.endswith(".gz"):
+        return _in_gzip
+    raise DownloadError(f"cannot unpack {archive}: its name must end in .tar.gz, .tgz, .zip or .gz")
+
+
+def _in_tar(archive: Path) -> Members:
+    with gzip.open(archive) as stream:
+        with tarfile.open(fileobj=stream, mode="r|") as tar:
+            for member in tar:
+                if not (member.isreg() or member.isdir()):
+                    kind = "a link" if member.issym() or member.islnk() else "a device"
+                    raise _refusal(archive, member.name, kind)
+                yield member.name, tar.extractfile(member) if member.isreg() else None
+        while stream.read(BLOCK):  # a tar's end comes before its stream's, and there only is the checksum
+            pass
+
+
+def _in_zip(archive: Path) -> Members:
+    with zipfile.ZipFile(archive) as pack:
+        for member in pack.infolist():
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise _refusal(archive, member.filename, "a link" if stat.S_ISLNK(kind) else "a device")
+            if member.is_dir():
+                yield member.filename, None
+            else:
+                with pack.open(member) as content:
+                    yield member.filename, content
+
+
+def _in_gzip(archive: Path) -> Members:
+    with gzip.open(archive) as content:
+        yield archive.name.removesuffix(".gz"), content
+
+
+def _parts(archive: Path, name: str) -> list[str]:
+    """Return a member's path, part by part, if it leads to a place below the folder on every system."""
+    path = PureWindowsPath(name)  # knows both slashes, and drives
+    if path.anchor:
+        raise _refusal(archive, name, "an absolute path")
+    if ".." in path.parts:
+        raise _refusal(archive, name, "a path that leads out of its folder")
+    return list(path.parts)
+
+
+def _refusal(archive: Path, name: str, what: str) -> DownloadError:
+    return DownloadError(f"{archive} is refused: {name!r} is {what}, allowed are plain files and folders below its own")
+
+
+def _put(root: Path, parts: list[str], content: Content) -> None:
+    path = root.joinpath(*parts)
+    if content is None:
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:  # owners and permissions of the archive's are not taken over
+        shutil.copyfileobj(content, file, BLOCK)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Rename ``source`` to ``target``; into a folder that is there already, file by file."""
+    if source.is_dir() and target.is_dir():
+        for child in sorted(source.iterdir()):
+            _move(child, target / child.name)
+    else:
+        source.replace(target)

@@ -1,0 +1,135 @@
+"""Image files in their authors' layouts: idx (MNIST), STL-10's binaries, downsampled ImageNet, folders of images."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddf.data.mapped import MappedRows
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm"}
+
+
+def read_idx(path: Path) -> Tensor:
+    """Return the bytes of an idx file (of MNIST and Fashion-MNIST), gzipped or not."""
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+        raise ValueError(f"{path} is not an idx file of bytes")
+    head = 4 + 4 * content[3]
+    shape = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, head, 4))
+    if len(content) != head + int(np.prod(shape)):
+        raise ValueError(f"{path} is truncated: {len(content)} bytes, and its header says {head + int(np.prod(shape))}")
+    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=head).reshape(shape).copy())
+
+
+def read_stl10_images(path: Path) -> MappedRows:
+    """Return STL-10's 96×96 images, stored column by column; the 100,000 unlabeled ones are 2.8 GB and stay on disk."""
+    one = 3 * 96 * 96
+    size = path.stat().st_size
+    if not size or size % one:
+        raise ValueError(f"{path} is truncated: {size} bytes are not a number of images of {one} bytes")
+    return MappedRows(path, row=(3, 96, 96), turned=True)
+
+
+def read_stl10_labels(path: Path) -> Tensor:
+    """Return STL-10's labels, which count from one."""
+    return torch.from_numpy(np.frombuffer(path.read_bytes(), np.uint8).astype(np.int64) - 1)
+
+
+def read_imagenet32(batches: Sequence[Path], cache: Path) -> tuple[MappedRows, Tensor]:
+    """Return the images and labels of downsampled ImageNet's npz batches (Chrabaszcz et al. 2017).
+
+    The first time, the batches are written one after the other into one file beside them, which is then mapped: of 1.28
+    million images never more than one batch is in memory. Labels count from one in the files.
+    """
+    labels = torch.cat([torch.from_numpy(_member(path, "labels").astype(np.int64).reshape(-1) - 1) for path in batches])
+    if not cache.exists():
+        parts = (_member(path, "data").reshape(-1, 3, 32, 32) for path in batches)
+        _write_in_parts(cache, parts, (len(labels), 3, 32, 32))
+    rows = MappedRows(cache)
+    if len(rows) != len(labels):
+        raise ValueError(
+            f"{cache} has {len(rows)} images, and the batches {len(labels)} labels; remove it to begin anew"
+        )
+    return rows, labels
+
+
+def _member(path: Path, name: str) -> NDArray[np.generic]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            found: NDArray[np.generic] = archive[name]
+            return found
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a damaged archive can fail in any way
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{path} is not a batch of downsampled ImageNet: {reason}") from error
+
+
+def _write_in_parts(path: Path, parts: Iterable[NDArray[np.generic]], shape: Sequence[int]) -> None:
+    """Write byte arrays one after the other as one ``.npy`` file, which is there whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        whole = open_memmap(temporary, "w+", np.uint8, tuple(shape))
+        first = 0
+        for part in parts:
+            if first + len(part) > len(whole):
+                raise ValueError(f"there are more images than the {len(whole)} labels")
+            whole[first : first + len(part)] = part
+            first += len(part)
+        if first != len(whole):
+            raise ValueError(f"there are {first} images and {len(whole)} labels")
+        whole.flush()
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_folder(folder: Path, size: int | None = None) -> tuple[Tensor, Tensor, list[str]]:
+    """Return images (N×3×H×W bytes), labels and class names of a folder with a folder for each class.
+
+    A folder without class folders is one class. All images must have one size, unless ``size`` is given to which each
+    is resized (its shorter side cut to a square first).
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    places = [folder / name for name in names] or [folder]
+    images: list[NDArray[np.uint8]] = []
+    labels: list[int] = []
+    for number, place in enumerate(places):
+        found = sorted(path for path in place.rglob("*") if path.suffix.lower() in SUFFIXES)
+        if not found:
+            raise ValueError(f"{place} holds no image")
+        images += [_image(path, size) for path in found]
+        labels += [number] * len(found)
+        different = next((i for i in range(len(images)) if images[i].shape != images[0].shape), None)
+        if different is not None:
+            path = found[different - len(images)]
+            sizes = [f"{image.shape[1]}×{image.shape[0]}" for image in (images[different], images[0])]
+            raise ValueError(f"{path} is {sizes[0]}, and the images before it are {sizes[1]}; set image_size")
+    pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
+    return pixels, torch.tensor(labels), names or [folder.name]
+
+
+def _image(path: Path, size: int | None) -> NDArray[np.uint8]:
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise ValueError("reading image files needs Pillow: pip install 'feddf[images]'") from error
+    try:
+        with Image.open(path) as opened:
+            image = opened.convert("RGB")
+            if size is not None:
+                image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+            return np.asarray(image)
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read as an image: {error}") from error

@@ -1,0 +1,136 @@
+"""Texts: AG News and SST-2 in their authors' files, as rows of token numbers. Tokenised once, then cached on disk."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddf.data.datasets import Dataset, MissingDataError, absent, root_of
+from feddf.types import Examples, Inputs
+
+Tokenize = Callable[[Sequence[str]], Tensor]
+"""Sentences -> N×L token numbers (int32), padded or cut to one length."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Sentences with one label each."""
+
+    sentences: list[str]
+    labels: Tensor
+
+
+def widened(tokens: Tensor) -> Tensor:
+    """Encode: token numbers are stored in four bytes, and models take eight."""
+    return tokens.to(torch.int64)
+
+
+def read_sst2(path: Path) -> Texts:
+    """Return GLUE's SST-2: a header, then a sentence and its label (0 or 1), with a tab between them."""
+    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+    return _texts(path, [row[0].strip() for row in rows], [row[-1].strip() if len(row) == 2 else "" for row in rows], 2)
+
+
+def read_ag_news(path: Path) -> Texts:
+    """Return AG News: class (1 to 4), title and description; a title may be missing."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))
+    sentences = [" ".join(part for part in row[1:] if part).replace("\\", " ") for row in rows]
+    numbers = [str(int(row[0]) - 1) if len(row) == 3 and row[0].isdigit() else "" for row in rows]
+    return _texts(path, sentences, numbers, 4)
+
+
+def _texts(path: Path, sentences: list[str], labels: list[str], n_classes: int) -> Texts:
+    for number, (sentence, label) in enumerate(zip(sentences, labels, strict=True), 1):
+        if not label.isdigit() or int(label) >= n_classes or not sentence:
+            raise ValueError(f"{path}: entry {number} is not a text and one of {n_classes} classes: {sentence[:40]!r}")
+    if not sentences:
+        raise ValueError(f"{path} holds no texts")
+    return Texts(sentences, torch.tensor([int(label) for label in labels]))
+
+
+@dataclass(frozen=True)
+class _Source:
+    folder: str
+    train: str
+    test: str
+    read: Callable[[Path], Texts]
+    classes: tuple[str, ...]
+
+
+TEXTS: dict[str, _Source] = {
+    "sst2": _Source("SST-2", "train.tsv", "dev.tsv", read_sst2, ("negative", "positive")),
+    "ag_news": _Source(
+        "ag_news_csv", "train.csv", "test.csv", read_ag_news, ("World", "Sports", "Business", "Sci/Tech")
+    ),
+}
+
+
+def load(name: str, data_dir: Path | None, tokenize: Tokenize, fingerprint: str) -> Dataset:
+    """Return a data set of texts; ``fingerprint`` names what ``tokenize`` does, for the cache."""
+    source, root = TEXTS[name], root_of(data_dir)
+    paths = [root / source.folder / file for file in (source.train, source.test)]
+    for path in paths:
+        if not path.is_file():
+            raise MissingDataError(absent(name, root, f"file {path.relative_to(root)}"))
+    train, test = (_examples(path, source, tokenize, fingerprint, root / ".feddf") for path in paths)
+    return Dataset(name, train, test, classes=source.classes)
+
+
+def _examples(path: Path, source: _Source, tokenize: Tokenize, fingerprint: str, cache: Path) -> Examples:
+    texts = source.read(path)
+    key = hashlib.sha256(f"{fingerprint} {hashlib.sha256(path.read_bytes()).hexdigest()}".encode()).hexdigest()[:20]
+    stored = cache / f"tokens-{key}.npy"
+    tokens = _stored(stored, len(texts.sentences))
+    if tokens is None:
+        tokens = tokenize(texts.sentences)
+        _store(stored, tokens)
+    return Examples(Inputs(tokens, widened), texts.labels, len(source.classes))
+
+
+def _stored(path: Path, n: int) -> Tensor | None:
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return torch.from_numpy(found) if found.ndim == 2 and len(found) == n and found.dtype == np.int32 else None
+
+
+def _store(path: Path, tokens: Tensor) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with temporary.open("wb") as file:
+            np.save(file, tokens.numpy())
+        temporary.replace(path)
+    except OSError:  # a folder that cannot be written to: it is tokenised again the next time
+        temporary.unlink(missing_ok=True)
+
+
+def tokenizer(library: Any, path: str, max_tokens: int) -> tuple[Tokenize, str, int]:
+    """Return how a pretrained tokenizer turns sentences into rows, its fingerprint, and how many tokens it knows."""
+    try:
+        found = library.AutoTokenizer.from_pretrained(path)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f"there is no tokenizer: {reason}") from error
+    backend = getattr(found, "backend_tokenizer", None)
+    described = backend.to_str() if backend is not None else json.dumps(found.get_vocab(), sort_keys=True)
+    fingerprint = f"{hashlib.sha256(described.encode()).hexdigest()} {max_tokens}"
+    return partial(_tokens, found, max_tokens), fingerprint, len(found)
+
+
+def _tokens(found: Any, max_tokens: int, sentences: Sequence[str]) -> Tensor:
+    rows = found(list(sentences), padding="max_length", truncation=True, max_length=max_tokens, return_tensors="np")
+    return torch.from_numpy(rows["input_ids"].astype(np.int32))

@@ -1,0 +1,45 @@
+"""Pretrained transformers for classification of texts (the paper fine-tunes DistilBERT). Needs the extra ``text``."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class Transformer(nn.Module):
+    """Any ``AutoModelForSequenceClassification``, from a local folder or by its name on a hub.
+
+    Its inputs are rows of token numbers; those equal to the model's padding token are masked. The head is new, and its
+    weights are drawn when the model is built. ``pretrained=False`` draws all weights, for tests and ablations.
+    """
+
+    def __init__(self, shape: tuple[int, ...], n_classes: int, *, path: str, pretrained: bool = True) -> None:
+        super().__init__()
+        library = transformers()
+        config = library.AutoConfig.from_pretrained(path, num_labels=n_classes)
+        automatic = library.AutoModelForSequenceClassification
+        network = automatic.from_pretrained(path, config=config) if pretrained else automatic.from_config(config)
+        if shape[0] > config.max_position_embeddings:
+            raise ValueError(f"{shape[0]} tokens are more than the {config.max_position_embeddings} that it can read")
+        self.network: nn.Module = network
+        self.padding = int(config.pad_token_id or 0)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits of N×L token numbers."""
+        logits: Tensor = self.network(input_ids=tokens, attention_mask=(tokens != self.padding).long()).logits
+        return logits
+
+
+@cache
+def transformers() -> Any:
+    """Return the library, without its progress bars and reports, or say in one line how to get it."""
+    try:
+        library: Any = import_module("transformers")
+    except ImportError as error:
+        raise ValueError("transformers are not installed: pip install 'feddf[text]'") from error
+    library.logging.set_verbosity_error()
+    library.logging.disable_progress_bar()
+    return library
