@@ -21,6 +21,24 @@ Score = Callable[[nn.Module], float]
 """Higher is better; usually the accuracy on the server's validation data."""
 
 
+class Rows(Protocol):
+    """What raw storage must offer: a tensor does, and so does a file that is too large for memory."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """The number of rows, then the shape of one."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of a value."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, indices: Tensor, /) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Inputs:
     """Inputs without labels: raw storage, and how a raw batch becomes what the models expect.
@@ -28,11 +46,16 @@ class Inputs:
     ``raw`` stays as small as it was stored (bytes for images); ``encode`` runs on a batch at a time.
     """
 
-    raw: Tensor
+    raw: Rows
     encode: Callable[[Tensor], Tensor]
 
     def __len__(self) -> int:
         return len(self.raw)
+
+    def take(self, indices: Tensor) -> Inputs:
+        """Return the inputs at ``indices``; those in a file stay there."""
+        view = getattr(self.raw, "view_of", None)
+        return Inputs(view(indices) if callable(view) else self.raw[indices], self.encode)
 
     def batch(self, indices: Tensor) -> Tensor:
         """Return the encoded inputs at ``indices``."""
@@ -52,7 +75,7 @@ class Examples:
 
     def take(self, indices: Tensor) -> Examples:
         """Return the examples at ``indices``, as a data set of their own."""
-        return Examples(Inputs(self.inputs.raw[indices], self.inputs.encode), self.labels[indices], self.n_classes)
+        return Examples(self.inputs.take(indices), self.labels[indices], self.n_classes)
 
 
 @dataclass(frozen=True)

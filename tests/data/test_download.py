@@ -14,6 +14,7 @@ import pytest
 
 from feddf.data import catalogue
 from feddf.data.catalogue import CATALOGUE, Download, Entry
+from feddf.data.datasets import root_of
 from feddf.data.download import BLOCK, DownloadError, fetch, unpack
 from local_server import Seen, Server, serving
 
@@ -411,7 +412,7 @@ def test_an_entry_is_consistent(name: str) -> None:
 
 def test_the_data_folder_is_the_given_one_or_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDDF_DATA", raising=False)
-    assert catalogue.data_folder(None) == Path("data")
+    assert root_of(None) == Path("data")
     monkeypatch.setenv("FEDDF_DATA", "elsewhere")
-    assert catalogue.data_folder(None) == Path("elsewhere")
-    assert catalogue.data_folder(Path("given")) == Path("given")
+    assert root_of(None) == Path("elsewhere")
+    assert root_of(Path("given")) == Path("given")

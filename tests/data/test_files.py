@@ -78,7 +78,7 @@ def test_stl10_is_turned_and_its_labels_count_from_zero(tmp_path: Path) -> None:
     assert len(data.unlabeled) == 6
     np.testing.assert_array_equal(data.unlabeled.raw[torch.tensor([5, 0])].numpy(), images[[5, 0]])
     (tmp_path / "stl10_binary" / "unlabeled_X.bin").write_bytes(b"123")
-    with pytest.raises(ValueError, match="unlabeled_X.bin is truncated: 3 bytes are not a number of images of 27648"):
+    with pytest.raises(ValueError, match=r"unlabeled_X.bin is truncated: 3 bytes are not a number of images of 27648"):
         DATASETS["stl10"](tmp_path)
 
 
@@ -113,7 +113,7 @@ def test_a_damaged_batch_leaves_no_half_a_cache(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"batch_2.npz is not a batch of downsampled ImageNet"):
         read_imagenet32(paths, tmp_path / "cache.npy")
     assert not list(tmp_path.glob("*.npy"))
-    with pytest.raises(MissingDataError, match="no file Imagenet32_train_npz/train_data_batch_1.npz"):
+    with pytest.raises(MissingDataError, match=r"no file Imagenet32_train_npz/train_data_batch_1.npz"):
         DATASETS["imagenet32"](tmp_path)
 
 

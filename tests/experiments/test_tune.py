@@ -148,7 +148,7 @@ def test_without_validation_data_nothing_can_be_chosen(tmp_path: Path) -> None:
 
 def config_file(folder: Path, experiment: Experiment) -> Path:
     path = folder / "small.toml"
-    path.write_text(tomli_w.dumps({k: v for k, v in experiment.model_dump().items() if v is not None}))
+    path.write_text(tomli_w.dumps(experiment.model_dump(exclude_none=True)))
     return path
 
 

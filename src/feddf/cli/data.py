@@ -17,6 +17,7 @@ from feddf.cli.words import err_console, out_console
 from feddf.data import DATASETS, Dataset
 from feddf.data import catalogue as shelf
 from feddf.data.catalogue import CATALOGUE, Download, Entry
+from feddf.data.datasets import root_of
 from feddf.runs import ConfigError
 from feddf.types import Examples
 
@@ -32,7 +33,7 @@ COLOURS = {"here": "green", "incomplete": "yellow", "missing": "dim"}
 @data_app.command("list")
 def list_data(data_dir: DataDir = None) -> None:
     """List the data sets, which of them are here, and how to get the others."""
-    folder = shelf.data_folder(data_dir)
+    folder = root_of(data_dir)
     table = Table(title=f"Data sets in {escape(str(folder))}", title_justify="left")
     table.add_column("name", no_wrap=True)
     table.add_column("state", no_wrap=True)
@@ -49,7 +50,7 @@ def list_data(data_dir: DataDir = None) -> None:
 @data_app.command()
 def fetch(name: Name, data_dir: DataDir = None) -> None:
     """Download a data set and unpack it; a download that was broken off is resumed."""
-    entry, folder = _entry(name), shelf.data_folder(data_dir)
+    entry, folder = _entry(name), root_of(data_dir)
     if not shelf.missing(entry, folder):
         _say(f"{name} is here already: {folder}")
         return
@@ -71,7 +72,7 @@ def check(
     data_dir: DataDir = None,
 ) -> None:
     """Load data sets as a run would, and say what is in them."""
-    folder = shelf.data_folder(data_dir)
+    folder = root_of(data_dir)
     entries = [_entry(name)] if name else [e for e in CATALOGUE.values() if shelf.state(e, folder) != "missing"]
     if not entries:
         _say(f"no data set is in {folder}; feddf data list shows how to get one")

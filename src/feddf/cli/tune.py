@@ -74,9 +74,8 @@ def _keep(experiment: Experiment, trials: Sequence[tuning.Trial], best: tuning.T
     result = tuning.table(trials, best)
     (target / "tune.md").write_text(result.markdown(), encoding="utf-8")
     (target / "tune.csv").write_text(result.csv(), encoding="utf-8")
-    chosen = parse({**experiment.model_dump(), **best.values}).model_dump()
-    values = {key: value for key, value in chosen.items() if value is not None}
-    (target / "best.toml").write_text(tomli_w.dumps(values), encoding="utf-8")
+    chosen = parse({**experiment.model_dump(), **best.values}).model_dump(exclude_none=True)
+    (target / "best.toml").write_text(tomli_w.dumps(chosen), encoding="utf-8")
     out_console.print(result.table())
     setting = ", ".join(f"{key} = {value:g}" for key, value in best.values.items())
     out_console.print(f"best by validation: {setting}; its configuration: {target / 'best.toml'}", soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -155,11 +154,6 @@ _ENTRIES = (
 )
 
 CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
-
-
-def data_folder(data_dir: Path | None) -> Path:
-    """Return the folder that data sets are in: the given one, or the variable FEDDF_DATA's, or ``data``."""
-    return data_dir or Path(os.environ.get("FEDDF_DATA", "data"))
 
 
 def missing(entry: Entry, folder: Path) -> list[str]:

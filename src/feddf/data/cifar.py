@@ -22,6 +22,9 @@ _HARMLESS = {
 }
 
 
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
 class _ArraysOnly(pickle.Unpickler):
     """Builds arrays, lists, dicts and strings; refuses every other global, so no code of the file's runs."""
 
@@ -52,3 +55,14 @@ def read_all(paths: list[Path], label_key: str) -> tuple[Tensor, Tensor]:
     """Return the batch files one after the other."""
     batches = [read(path, label_key) for path in paths]
     return torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches])
+
+
+def names(path: Path) -> tuple[str, ...]:
+    """Return CIFAR-100's fine class names from its ``meta`` file; none if there is no such file."""
+    if not path.is_file():
+        return ()
+    try:
+        content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        return tuple(name.decode() for name in content[b"fine_label_names"])
+    except Exception as error:
+        raise ValueError(f"{path} is not CIFAR's file of class names: {error}") from error

@@ -7,29 +7,34 @@ one in a config: ``data = "my_module:my_function"``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from feddf.data import cifar
+from feddf.data import cifar, files
 from feddf.data.encode import Pixels, plain
 from feddf.data.partition import split
 from feddf.seeds import derive, numpy_generator
-from feddf.types import Examples, Inputs
+from feddf.types import Examples, Inputs, Rows
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and test examples. ``flips`` says whether a mirrored, shifted image is still of its class."""
+    """Training and test examples, and perhaps inputs without labels (as STL-10 has them).
+
+    ``flips`` says whether a mirrored, shifted image is still of its class; ``classes`` are their names, if known.
+    """
 
     name: str
     train: Examples
     test: Examples
     flips: bool = False
+    classes: tuple[str, ...] = ()
+    unlabeled: Inputs | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -42,14 +47,20 @@ class MissingDataError(Exception):
 
 
 def images(
-    name: str, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], encode: Pixels, n_classes: int, flips: bool
+    name: str,
+    train: tuple[Rows, Tensor],
+    test: tuple[Rows, Tensor],
+    encode: Pixels,
+    n_classes: int,
+    flips: bool,
+    classes: Sequence[str] = (),
 ) -> Dataset:
     """Return a data set of N×C×H×W byte images."""
 
-    def examples(part: tuple[Tensor, Tensor]) -> Examples:
+    def examples(part: tuple[Rows, Tensor]) -> Examples:
         return Examples(Inputs(part[0], encode), part[1], n_classes)
 
-    return Dataset(name, examples(train), examples(test), flips)
+    return Dataset(name, examples(train), examples(test), flips, tuple(classes))
 
 
 def _embedded(name: str, pixels: Tensor, labels: Tensor, encode: Pixels) -> Dataset:
@@ -103,13 +114,12 @@ def toy(data_dir: Path | None) -> Dataset:
 
 def cifar10(data_dir: Path | None) -> Dataset:
     """CIFAR-10: ``cifar-10-batches-py`` in the data folder, as its authors distribute it."""
-    folder = _folder(
-        data_dir, "cifar10", "cifar-10-batches-py", [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
-    )
-    train = cifar.read_all([folder / f"data_batch_{i}" for i in range(1, 6)], "labels")
+    batches = [f"data_batch_{number}" for number in range(1, 6)]
+    folder = _folder(data_dir, "cifar10", "cifar-10-batches-py", [*batches, "test_batch"])
+    train = cifar.read_all([folder / batch for batch in batches], "labels")
     test = cifar.read(folder / "test_batch", "labels")
     encode = Pixels((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-    return images("cifar10", train, test, encode, 10, flips=True)
+    return images("cifar10", train, test, encode, 10, flips=True, classes=cifar.CIFAR10)
 
 
 def cifar100(data_dir: Path | None) -> Dataset:
@@ -117,17 +127,103 @@ def cifar100(data_dir: Path | None) -> Dataset:
     folder = _folder(data_dir, "cifar100", "cifar-100-python", ["train", "test"])
     encode = Pixels((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
     train, test = (cifar.read(folder / name, "fine_labels") for name in ("train", "test"))
-    return images("cifar100", train, test, encode, 100, flips=True)
+    return images("cifar100", train, test, encode, 100, flips=True, classes=cifar.names(folder / "meta"))
 
 
-def _folder(data_dir: Path | None, data: str, name: str, files: list[str]) -> Path:
-    root = data_dir or Path(os.environ.get("FEDDF_DATA", "data"))
-    missing = [file for file in files if not (root / name / file).is_file()]
+def mnist(data_dir: Path | None) -> Dataset:
+    """MNIST: the four unpacked idx files in ``mnist``."""
+    return _idx("mnist", Pixels((0.1307,), (0.3081,)), [str(digit) for digit in range(10)], data_dir)
+
+
+def fashion_mnist(data_dir: Path | None) -> Dataset:
+    """Fashion-MNIST: the four unpacked idx files in ``fashion-mnist``."""
+    classes = ["T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"]
+    return _idx("fashion-mnist", Pixels((0.2860,), (0.3530,)), classes, data_dir)
+
+
+def _idx(name: str, encode: Pixels, classes: Sequence[str], data_dir: Path | None) -> Dataset:
+    needed = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+    folder = _folder(data_dir, name, name, needed)
+    pixels, labels, test_pixels, test_labels = (files.read_idx(folder / file) for file in needed)
+    train = pixels.unsqueeze(1), labels.to(torch.int64)
+    test = test_pixels.unsqueeze(1), test_labels.to(torch.int64)
+    return images(name, train, test, encode, 10, flips=False, classes=classes)
+
+
+def stl10(data_dir: Path | None) -> Dataset:
+    """STL-10's 96×96 images: ``stl10_binary`` in the data folder. Its unlabeled 100,000 stay on disk."""
+    needed = ["train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "unlabeled_X.bin"]
+    folder = _folder(data_dir, "stl10", "stl10_binary", needed)
+    train, test = (
+        (files.read_stl10_images(folder / f"{part}_X.bin"), files.read_stl10_labels(folder / f"{part}_y.bin"))
+        for part in ("train", "test")
+    )
+    encode = Pixels((0.4467, 0.4398, 0.4066), (0.2603, 0.2566, 0.2713))
+    classes = ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
+    data = images("stl10", train, test, encode, 10, flips=True, classes=classes)
+    return replace(data, unlabeled=Inputs(files.read_stl10_images(folder / "unlabeled_X.bin"), encode))
+
+
+def imagenet32(data_dir: Path | None) -> Dataset:
+    """Downsampled ImageNet (32×32, 1,000 classes): its npz batches, mapped from disk."""
+    batches = [f"train_data_batch_{number}.npz" for number in range(1, 11)]
+    folder = _folder(data_dir, "imagenet32", "Imagenet32_train_npz", batches)
+    test_folder = _folder(data_dir, "imagenet32", "Imagenet32_val_npz", ["val_data.npz"])
+    train = files.read_imagenet32([folder / batch for batch in batches], folder / "feddf.npy")
+    test = files.read_imagenet32([test_folder / "val_data.npz"], test_folder / "feddf.npy")
+    encode = Pixels((0.4811, 0.4575, 0.4078), (0.2605, 0.2533, 0.2683))
+    return images("imagenet32", train, test, encode, 1000, flips=True)
+
+
+def tiny_imagenet(data_dir: Path | None) -> Dataset:
+    """Tiny-ImageNet at 32×32: ``tiny-imagenet-32`` in the data folder, a folder for each class."""
+    root = root_of(data_dir)
+    if not (root / "tiny-imagenet-32").is_dir():
+        raise MissingDataError(absent("tiny-imagenet", root, "folder tiny-imagenet-32"))
+    return image_folder(root / "tiny-imagenet-32", 32)
+
+
+def image_folder(folder: Path, size: int | None = None) -> Dataset:
+    """Images in a folder for each class, or in ``train`` and ``test`` (or ``val``) with a folder for each class.
+
+    Without a test part of its own, a fifth, always the same, is the test set. Each channel is normalised with the mean
+    and deviation of the training images.
+    """
+    if (folder / "train").is_dir():
+        other = next((part for part in ("test", "val") if (folder / part).is_dir()), "test")
+        pixels, labels, classes = files.read_folder(folder / "train", size)
+        test_pixels, test_labels, test_classes = files.read_folder(folder / other, size)
+        if odd := sorted(set(test_classes) ^ set(classes)):
+            raise ValueError(f"'train' and '{other}' in {folder} must have the same classes; only one has '{odd[0]}'")
+        train, test = (pixels, labels), (test_pixels, test_labels)
+    else:
+        pixels, labels, classes = files.read_folder(folder, size)
+        rest, held_out = split(len(labels), 0.2, derive(0, "folder", "test"))
+        train, test = (pixels[rest], labels[rest]), (pixels[held_out], labels[held_out])
+    sample = train[0][:: max(1, len(train[0]) // 10_000)].to(torch.float32) / 255
+    means, deviations = sample.mean(dim=(0, 2, 3)), sample.std(dim=(0, 2, 3)).clamp(min=1e-3)
+    encode = Pixels(tuple(means.tolist()), tuple(deviations.tolist()))
+    return images(folder.name, train, test, encode, max(2, len(classes)), flips=True, classes=classes)
+
+
+def root_of(data_dir: Path | None) -> Path:
+    """Return the folder that holds all data sets: the one given, or ``FEDDF_DATA``, or ``data``."""
+    return data_dir or Path(os.environ.get("FEDDF_DATA", "data"))
+
+
+def absent(data: str, root: Path, what: str) -> str:
+    """Return what is missing, and what would help."""
+    return (
+        f"data '{data}' is not complete in {root}: no {what}; "
+        "name the folder that holds it with data_dir=DIR or the variable FEDDF_DATA, or see: feddf data list"
+    )
+
+
+def _folder(data_dir: Path | None, data: str, name: str, needed: list[str]) -> Path:
+    root = root_of(data_dir)
+    missing = [file for file in needed if not (root / name / file).is_file()]
     if missing:
-        raise MissingDataError(
-            f"data '{data}' is not complete in {root}: no file {name}/{missing[0]}; "
-            "name the folder that holds it with data_dir=DIR or the variable FEDDF_DATA"
-        )
+        raise MissingDataError(absent(data, root, f"file {name}/{missing[0]}"))
     return root / name
 
 
@@ -137,4 +233,9 @@ DATASETS: dict[str, Callable[[Path | None], Dataset]] = {
     "toy": toy,
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "mnist": mnist,
+    "fashion-mnist": fashion_mnist,
+    "stl10": stl10,
+    "imagenet32": imagenet32,
+    "tiny-imagenet": tiny_imagenet,
 }

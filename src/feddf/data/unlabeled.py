@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddf.seeds import numpy_generator, torch_generator
-from feddf.types import Inputs
+from feddf.seeds import derive, numpy_generator, torch_generator
+from feddf.types import Inputs, Rows
 
 
 def adapt(source: Tensor, like: Inputs) -> Inputs:
@@ -22,32 +25,83 @@ def adapt(source: Tensor, like: Inputs) -> Inputs:
         raise ValueError(f"inputs of type {source.dtype} cannot stand in for inputs of type {like.raw.dtype}")
     if tuple(source.shape[1:]) == wanted:
         return Inputs(source, like.encode)
-    if source.ndim != 4 or like.raw.ndim != 4:
+    if source.ndim != 4 or len(like.raw.shape) != 4:
         raise ValueError(f"inputs of shape {tuple(source.shape[1:])} cannot stand in for inputs of shape {wanted}")
+    parts = [_resized(part, wanted) for part in source.split(4096)]  # floats take four times the room of bytes
+    return Inputs(torch.cat(parts).to(like.raw.dtype), like.encode)
+
+
+def _resized(images: Tensor, wanted: tuple[int, ...]) -> Tensor:
     channels = wanted[0]
-    pixels = source.to(torch.float32)
+    pixels = images.to(torch.float32)
     if channels == 1:
         pixels = pixels.mean(dim=1, keepdim=True)
     elif pixels.shape[1] == 1:
         pixels = pixels.expand(-1, channels, -1, -1)
     if pixels.shape[1] != channels:
-        raise ValueError(f"images of {source.shape[1]} channels cannot stand in for images of {channels}")
+        raise ValueError(f"images of {images.shape[1]} channels cannot stand in for images of {channels}")
     resized = F.interpolate(pixels, size=wanted[1:], mode="bilinear", align_corners=False, antialias=True)
-    if like.raw.dtype == torch.uint8:
-        resized = resized.round().clamp(0, 255)
-    return Inputs(resized.to(like.raw.dtype), like.encode)
+    return resized.round().clamp(0, 255).to(torch.uint8) if images.dtype == torch.uint8 else resized
 
 
-def choose(source: Tensor, size: int | None, seed: int) -> Tensor:
+def choose(source: Rows, size: int | None, seed: int) -> Tensor:
     """Return ``size`` of the source's inputs, chosen at random without repetition (all of them for ``None``)."""
     if size is None or size == len(source):
-        return source
+        return source if isinstance(source, Tensor) else source[torch.arange(len(source))]
     if size > len(source):
         raise ValueError(f"{size} inputs were asked for, and the source has {len(source)}")
     chosen = numpy_generator(seed).choice(len(source), size, replace=False)
     return source[torch.from_numpy(chosen).sort().values]
 
 
+def of_classes(
+    labels: Tensor, names: Sequence[str], wanted: int | Sequence[str] | None, avoid: Sequence[str], seed: int
+) -> Tensor:
+    """Return the indices of the examples of some classes: so many chosen at random, or those named.
+
+    Classes that share a word with one of the names in ``avoid`` are left out: the paper distils on "classes without
+    overlap" (section 5). It compared synonyms, hyponyms and hypernyms; here words are compared, so "maple tree" and
+    "oak tree" overlap, and "lorry" and "truck" do not: name what else must go.
+    """
+    taken = {word for name in avoid for word in words(name)}
+    free = [number for number, name in enumerate(names) if not words(name) & taken]
+    if wanted is None:
+        chosen = free
+    elif isinstance(wanted, int):
+        if wanted > len(free):
+            raise ValueError(f"{wanted} classes were asked for, and {len(free)} have no word in common with the others")
+        chosen = sorted(numpy_generator(derive(seed, "classes")).permutation(free)[:wanted].tolist())
+    else:
+        unknown = [name for name in wanted if name not in names]
+        if unknown:
+            raise ValueError(f"the source has no class {unknown[0]!r}; it has {', '.join(names[:8])}, ...")
+        chosen = [number for number in free if names[number] in wanted]
+    indices = torch.isin(labels, torch.tensor(chosen, dtype=torch.int64)).nonzero().flatten()
+    if not len(indices):
+        raise ValueError("no class is left")
+    return indices
+
+
+def words(name: str) -> set[str]:
+    """Return the words of a class name, without case, punctuation and a plural's s.
+
+    >>> sorted(words("Aquarium_fish, Sharks"))
+    ['aquarium', 'fish', 'shark']
+    """
+    found = re.findall(r"[a-z]+", name.lower())
+    return {word.removesuffix("s") if len(word) > 3 else word for word in found}
+
+
 def uniform(shape: tuple[int, ...], size: int, low: float, high: float, seed: int) -> Tensor:
     """Return features drawn uniformly from (low, high): the pool of the paper's toy is 60 points in (−3, 3)²."""
     return low + (high - low) * torch.rand((size, *shape), generator=torch_generator(seed))
+
+
+def noise(like: Rows, size: int, seed: int) -> Tensor:
+    """Return uniform noise in the form of ``like``: bytes for images, token numbers are not noise worth having."""
+    shape = tuple(like.shape[1:])
+    if like.dtype == torch.uint8:
+        return torch.randint(0, 256, (size, *shape), generator=torch_generator(seed), dtype=torch.uint8)
+    if like.dtype != torch.float32:
+        raise ValueError(f"there is no noise for inputs of type {like.dtype}")
+    return uniform(shape, size, -3.0, 3.0, seed)

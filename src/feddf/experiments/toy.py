@@ -33,7 +33,7 @@ def draw(parts: Parts, path: Path) -> list[tuple[str, float]]:
     groups = [(update.client_id, [model]) for update, model in zip(closed.updates, locals_, strict=True)]
     groups += [("averaged (FedAvg)", [averaged]), (f"fused ({experiment.method})", [fused]), ("ensemble", locals_)]
     panels = [_panel(title, models, parts) for title, models in groups]
-    pool = parts.task.pool.raw.numpy() if parts.task.pool else None
+    pool = parts.task.pool.raw[torch.arange(len(parts.task.pool))].numpy() if parts.task.pool else None
     decision_regions(panels, list(_points(parts)), pool, path, EXTENT)
     return [(title, accuracy) for title, accuracy, _ in panels]
 

@@ -138,7 +138,7 @@ def kl_divergence(probabilities: Tensor, logits: Tensor, temperature: float = 1.
 
 def held_out_score(pool: Inputs, held_out: Tensor, probabilities: Tensor, temperature: float) -> Score:
     """Return a score that needs no labels: minus the distillation loss over held-out inputs of the pool."""
-    inputs = Inputs(pool.raw[held_out], pool.encode)
+    inputs = pool.take(held_out)
 
     def score(model: nn.Module) -> float:
         return -float(kl_divergence(probabilities, logits(model, inputs), temperature))

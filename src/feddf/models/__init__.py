@@ -15,6 +15,7 @@ from feddf.models.cnn import CNN
 from feddf.models.mlp import MLP
 from feddf.models.resnet import ResNet
 from feddf.models.shufflenet import ShuffleNetV2
+from feddf.models.transformer import Transformer
 from feddf.models.vgg import RELEASED, VGG
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -24,6 +25,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet20": partial(ResNet, depth=20),
     "resnet32": partial(ResNet, depth=32),
     "shufflenetv2": ShuffleNetV2,
+    "transformer": Transformer,
     "vgg9": VGG,
     "vgg9-released": partial(VGG, plan=RELEASED, hidden=()),
 }

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,8 +21,10 @@ from feddf import evaluate
 from feddf.accelerate import Accelerate, can_compile, compiled, eager
 from feddf.data import DATASETS, Dataset, dirichlet, iid, split
 from feddf.data.augment import flip_crop
+from feddf.data.datasets import image_folder
 from feddf.data.partition import by_shards, dirichlet_equal
-from feddf.data.unlabeled import adapt, choose, uniform
+from feddf.data.text import TEXTS, tokenizer
+from feddf.data.text import load as load_texts
 from feddf.engines import Processes, in_process
 from feddf.fusion import FUSIONS, Kit, Schedule
 from feddf.fusion.average import average, uniform_average
@@ -37,9 +39,11 @@ from feddf.fusion.weigh import Weigh, by_accuracy, by_certainty, by_class_counts
 from feddf.fusion.weigh import uniform as uniform_weights
 from feddf.local import Frozen, local_update
 from feddf.models import MODELS
+from feddf.models.transformer import transformers
 from feddf.outcomes import retrying
 from feddf.rounds import Federation
 from feddf.runs.config import ConfigError, Experiment, PrototypeSpec
+from feddf.runs.pool import pool_of
 from feddf.seeds import derive
 from feddf.states import initial
 from feddf.types import (
@@ -90,6 +94,8 @@ class Engines:
 def build(experiment: Experiment) -> Parts:
     """Return the experiment's parts, or raise :class:`ConfigError` where names and data do not fit together."""
     task = build_task(experiment)
+    for spec in experiment.prototypes:
+        _check_vocabulary(spec, experiment)
     prototypes = {spec.label: _prototype(spec, task.data) for spec in experiment.prototypes}
     server = ServerState(0, {name: initial(prototype, experiment.seed) for name, prototype in prototypes.items()})
     layers = _layers(experiment, prototypes)
@@ -108,13 +114,40 @@ def build_task(experiment: Experiment) -> Task:
         raise ConfigError.at(
             "data", experiment.data, f"{data.train.n_classes} classes are more than its {len(data.train)} examples"
         )
+    if experiment.data_size is not None:
+        data = replace(data, train=_some(experiment, data.train))
     rest, held_out = _held_out(experiment, len(data.train))
     if experiment.validation > 0 and len(held_out) == 0:
         raise ConfigError.at(
             "validation", experiment.validation, f"leaves no validation example out of {len(data.train)}"
         )
-    train = data.train.take(rest)
-    return Task(data, train, data.train.take(held_out), _partition(experiment, train), _pool(experiment, data))
+    kept, apart = split(len(rest), experiment.set_apart, derive(experiment.seed, "apart"))
+    train, validation = data.train.take(rest[kept]), data.train.take(held_out)
+    pool = pool_of(
+        experiment.pool,
+        experiment.pool_size,
+        data.train.inputs,
+        own={"validation": validation.inputs, "train": data.train.inputs.take(rest[apart])},
+        find=partial(_found, experiment),
+        seed=derive(experiment.seed, "pool"),
+    )
+    return Task(data, train, validation, _partition(experiment, train), pool)
+
+
+def _some(experiment: Experiment, examples: Examples) -> Examples:
+    size = experiment.data_size or len(examples)
+    if size > len(examples):
+        raise ConfigError.at("data_size", size, f"'{experiment.data}' has {len(examples)} training examples")
+    _, chosen = split(len(examples), size / len(examples), derive(experiment.seed, "size"))
+    return examples.take(chosen)
+
+
+def _found(experiment: Experiment, name: str) -> object:
+    """Return a data set, or what ``module:attribute`` gives: for a pool it may be a generator."""
+    if ":" in name and not name.startswith("folder:"):
+        made = _named("pool", name, {})
+        return made if isinstance(made, torch.nn.Module) else made()
+    return _load("pool", name, experiment)
 
 
 def _held_out(experiment: Experiment, n: int) -> tuple[Tensor, Tensor]:
@@ -135,11 +168,10 @@ def open_engine(experiment: Experiment) -> Iterator[Engines]:
 
 
 def _load(key: str, name: str, experiment: Experiment) -> Dataset:
-    loader = _named(key, name, DATASETS)
     folder = Path(experiment.data_dir).expanduser() if experiment.data_dir else None
     try:
-        data = loader(folder) if name in DATASETS else loader()
-    except ValueError as error:
+        data = _read(key, name, folder, experiment)
+    except (ValueError, FileNotFoundError) as error:
         raise ConfigError.at(key, name, str(error)) from error
     if not isinstance(data, Dataset):
         raise ConfigError.at(key, name, f"must give a feddf.Dataset, and gave a {type(data).__name__}")
@@ -154,6 +186,35 @@ def _load(key: str, name: str, experiment: Experiment) -> Dataset:
             allowed = f"has labels from {low} to {high}, and must have 0 to {data.train.n_classes - 1}"
             raise ConfigError.at(key, name, allowed)
     return data
+
+
+def _read(key: str, name: str, folder: Path | None, experiment: Experiment) -> Any:
+    if name.startswith("folder:"):
+        return image_folder(Path(name.removeprefix("folder:")).expanduser(), experiment.image_size)
+    if name in TEXTS:
+        tokenize, fingerprint, _ = tokenizer(transformers(), _tokenizer_of(experiment), experiment.max_tokens)
+        return load_texts(name, folder, tokenize, fingerprint)
+    loader = _named(key, name, DATASETS, also=TEXTS)
+    return loader(folder) if name in DATASETS else loader()
+
+
+def _tokenizer_of(experiment: Experiment) -> str:
+    """Return the tokenizer that is named, or else that of the first transformer."""
+    paths = [str(spec.options["path"]) for spec in experiment.prototypes if "path" in spec.options]
+    if not experiment.tokenizer and not paths:
+        raise ConfigError.at("tokenizer", None, f"'{experiment.data}' are texts; name a tokenizer or a transformer")
+    return experiment.tokenizer or paths[0]
+
+
+def _check_vocabulary(spec: PrototypeSpec, experiment: Experiment) -> None:
+    """A tokenizer that knows more tokens than the model would fail somewhere inside the first batch that has one."""
+    if experiment.data not in TEXTS or "path" not in spec.options:
+        return
+    _, _, known = tokenizer(transformers(), _tokenizer_of(experiment), experiment.max_tokens)
+    readable = transformers().AutoConfig.from_pretrained(spec.options["path"]).vocab_size
+    if known > readable:
+        allowed = f"it knows {known} tokens, and the model {spec.options['path']} can read {readable}"
+        raise ConfigError.at("tokenizer", _tokenizer_of(experiment), allowed)
 
 
 def _travels(thing: object) -> bool:
@@ -186,22 +247,6 @@ def _partition(experiment: Experiment, train: Examples) -> list[Tensor]:
         return mix(train.labels, clients, alpha=experiment.alpha, seed=seed, n_classes=train.n_classes)
     except ValueError as error:
         raise ConfigError.at("partition", experiment.partition, str(error)) from None
-
-
-def _pool(experiment: Experiment, data: Dataset) -> Inputs | None:
-    if experiment.pool is None:
-        return None
-    seed = derive(experiment.seed, "pool")
-    try:
-        if experiment.pool == "plane":
-            return adapt(uniform((2,), experiment.pool_size or 60, -3.0, 3.0, seed), data.train.inputs)
-        source = _load("pool", experiment.pool, experiment)
-        chosen = choose(source.train.inputs.raw, experiment.pool_size, seed)
-        if len(chosen) < 2:
-            raise ValueError(f"a pool needs at least two inputs, and this has {len(chosen)}")
-        return adapt(chosen, data.train.inputs)
-    except ValueError as error:
-        raise ConfigError.at("pool", experiment.pool, str(error)) from None
 
 
 def prototype_for(spec: PrototypeSpec, shape: tuple[int, ...], n_classes: int) -> Prototype:
@@ -242,7 +287,7 @@ def _train(
     experiment: Experiment, task: Task, prototypes: Mapping[str, Prototype], frozen: Frozen | None
 ) -> LocalTrain:
     wanted = experiment.augment == "flip-crop" or (experiment.augment == "auto" and task.data.flips)
-    if wanted and task.train.inputs.raw.ndim != 4:
+    if wanted and len(task.train.inputs.raw.shape) != 4:
         raise ConfigError.at("augment", experiment.augment, f"the inputs of '{experiment.data}' are not images")
     return partial(
         local_update,
@@ -352,14 +397,14 @@ def _layers(experiment: Experiment, prototypes: Mapping[str, Prototype]) -> dict
         raise ConfigError.at("method", "fedma", str(error)) from None
 
 
-def _named(key: str, name: str, known: Mapping[str, Any]) -> Callable[..., Any]:
+def _named(key: str, name: str, known: Mapping[str, Any], also: Iterable[str] = ()) -> Callable[..., Any]:
     """Return the entry of that name, or the object that ``module:attribute`` names."""
     if name in known:
         found: Callable[..., Any] = known[name]
         return found
     module, colon, attribute = name.partition(":")
     if not colon:
-        raise ConfigError.at(key, name, f"known are {', '.join(known)}, or your own as module:attribute")
+        raise ConfigError.at(key, name, f"known are {', '.join([*known, *also])}, or your own as module:attribute")
     try:
         value: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

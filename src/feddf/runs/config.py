@@ -53,6 +53,27 @@ class PrototypeSpec(BaseModel):
         return dict(self.model_extra or {})
 
 
+class PoolSpec(BaseModel):
+    """One source of unlabeled inputs: a data set, or one of the kinds that ``docs/sources.md`` lists, and a part of it.
+
+    ``classes`` are so many classes at random, or those named; ``avoid`` leaves out those whose names share a word with
+    these names, or with the class names of a data set.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    source: str
+    size: int | None = Field(default=None, ge=2)
+    fraction: float | None = Field(default=None, gt=0, le=1)
+    classes: Annotated[int, Field(ge=1)] | tuple[str, ...] | None = None
+    avoid: str | tuple[str, ...] = ()
+
+    @field_validator("classes", "avoid", mode="before")
+    @classmethod
+    def _from_list(cls, given: Any) -> Any:
+        return tuple(given) if isinstance(given, list) else given
+
+
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -69,6 +90,10 @@ class Experiment(BaseModel):
 
     data: str
     data_dir: str | None = None
+    data_size: int | None = Field(default=None, ge=2)
+    image_size: int | None = Field(default=None, ge=1)
+    tokenizer: str | None = None
+    max_tokens: int = Field(default=64, ge=2)
     validation: float = Field(default=0.1, ge=0, lt=1)
     validation_split: Literal["random", "last"] = "random"
     partition: Literal["dirichlet", "dirichlet-equal", "shards", "iid"] = "dirichlet"
@@ -100,7 +125,7 @@ class Experiment(BaseModel):
     drop_worst: Literal["none", "paper", "released"] = "none"
     fedma_growth: float = Field(default=1.25, ge=1)
 
-    pool: str | None = None
+    pool: tuple[PoolSpec, ...] = ()
     pool_size: int | None = Field(default=None, ge=2)
     pool_augment: bool = False
     mode: Literal["cached", "online"] = "cached"
@@ -133,6 +158,19 @@ class Experiment(BaseModel):
         """Two for a student that learns alone, one for each of several: never a matter of the machine."""
         return self.distill_threads or (2 if len(self.prototypes) == 1 else 1)
 
+    @property
+    def set_apart(self) -> float:
+        """The share of the training data that becomes unlabeled inputs of the server's instead (pool = "train")."""
+        return sum(spec.fraction or 0.5 for spec in self.pool if spec.source == "train")
+
+    @field_validator("pool", mode="before")
+    @classmethod
+    def _one_or_several(cls, given: Any) -> Any:
+        several = [] if given is None else [given] if isinstance(given, str | dict) else given
+        if not isinstance(several, list | tuple):
+            return given
+        return tuple({"source": each} if isinstance(each, str) else each for each in several)
+
     @field_validator("prototypes", mode="before")
     @classmethod
     def _from_list(cls, given: Any) -> Any:
@@ -155,21 +193,24 @@ class Experiment(BaseModel):
             )
         for wrong, key, allowed in self._contradictions():
             if wrong:
-                raise ConfigError.at(key, getattr(self, key), allowed)
+                shown = getattr(self, key)
+                if key == "pool":
+                    shown = ", ".join(spec.source for spec in self.pool) or None
+                raise ConfigError.at(key, shown, allowed)
         return self
 
     def _contradictions(self) -> Iterator[tuple[bool, str, str]]:
         """Yield (is it so?, the key, what would be right) for values that are right alone and wrong together."""
         distils, labelled = self.method == "feddf", self.validation > 0
         yield (
-            distils and self.pool is None,
+            distils and not self.pool,
             "pool",
             "method 'feddf' needs an unlabeled pool, for instance pool = 'cifar100'",
         )
         yield (
-            self.pool is not None and self.pool == self.data,
+            any(spec.source == self.data for spec in self.pool),
             "pool",
-            "the pool must not be the clients' own data; name another source",
+            "the pool must not be the clients' own data; 'train' sets a share of them apart, without labels",
         )
         yield (
             distils and self.stop == "validation" and not labelled,
@@ -185,10 +226,16 @@ class Experiment(BaseModel):
             reads = getattr(self, key) in ("paper", "released", "validation")
             yield reads and not labelled, key, "it reads validation data; set validation above 0"
         yield (
-            self.batchnorm == "recalibrate" and self.pool is None,
+            self.batchnorm == "recalibrate" and not self.pool,
             "batchnorm",
             "statistics are estimated again on unlabeled data; name a pool",
         )
+        yield (
+            any(spec.source == "validation" for spec in self.pool) and not labelled,
+            "pool",
+            "there are no validation inputs to distil on; set validation above 0",
+        )
+        yield self.set_apart >= 1, "pool", "nothing would be left to train on; give 'train' a fraction below 1"
         yield self.pool_augment and self.mode == "cached", "pool_augment", "only with mode = 'online'"
         yield self.swag_samples > 0 and self.mode == "online", "swag_samples", "only with mode = 'cached'"
         yield (

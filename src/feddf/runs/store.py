@@ -61,8 +61,7 @@ class RunFolder:
         folder = cls(path)
         try:
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
-            values = {key: value for key, value in experiment.model_dump().items() if value is not None}
-            text = tomli_w.dumps({**values, "versions": versions(experiment)})
+            text = tomli_w.dumps({**experiment.model_dump(exclude_none=True), "versions": versions(experiment)})
             write_atomically(path / "config.toml", text.encode())
         except OSError as error:
             raise StoreError(f"cannot write to the run folder {path}: {error.strerror or error}") from error
