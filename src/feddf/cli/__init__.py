@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from feddf.cli.bound import bound
+from feddf.cli.generator import generator_app
 from feddf.cli.live import View, follow
 from feddf.cli.tune import tune
 from feddf.cli.words import NameOrFile, Out, Overrides, apart, err_console, free, numbers, out_console, share
@@ -124,6 +125,7 @@ def report(
 
 app.command()(tune)
 app.command()(bound)
+app.add_typer(generator_app, name="generator")
 
 
 @app.command("presets")
