@@ -13,6 +13,7 @@ from rich.table import Table
 
 from feddf.cli.bound import bound
 from feddf.cli.data import data_app
+from feddf.cli.generator import generator_app
 from feddf.cli.live import View, follow
 from feddf.cli.partition import partition
 from feddf.cli.tune import tune
@@ -129,6 +130,7 @@ app.command()(tune)
 app.command()(bound)
 app.command()(partition)
 app.add_typer(data_app, name="data")
+app.add_typer(generator_app, name="generator")
 
 
 @app.command("presets")

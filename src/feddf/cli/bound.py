@@ -12,10 +12,10 @@ from rich.table import Table
 
 from feddf.cli.words import apart, number, out_console, share
 from feddf.experiments.bound import CAVEATS, MEANING, estimate
+from feddf.files import write_atomically
 from feddf.report import read_run
 from feddf.runs import RunFolder, build
 from feddf.runs.config import override, parse
-from feddf.runs.store import write_atomically
 
 
 def bound(

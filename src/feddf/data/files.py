@@ -15,7 +15,7 @@ from torch import Tensor
 
 from feddf.data.mapped import MappedRows
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm"}
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
 
 
 def read_idx(path: Path) -> Tensor:
@@ -109,7 +109,7 @@ def read_folder(folder: Path, size: int | None = None) -> tuple[Tensor, Tensor, 
         found = sorted(path for path in place.rglob("*") if path.suffix.lower() in SUFFIXES)
         if not found:
             raise ValueError(f"{place} holds no image")
-        images += [_image(path, size) for path in found]
+        images += [read_image(path, size) for path in found]
         labels += [number] * len(found)
         different = next((i for i in range(len(images)) if images[i].shape != images[0].shape), None)
         if different is not None:
@@ -120,7 +120,8 @@ def read_folder(folder: Path, size: int | None = None) -> tuple[Tensor, Tensor, 
     return pixels, torch.tensor(labels), names or [folder.name]
 
 
-def _image(path: Path, size: int | None) -> NDArray[np.uint8]:
+def read_image(path: Path, size: int | None) -> NDArray[np.uint8]:
+    """Return one image as H×W×3 bytes; with a size, cut to a square and resized to it."""
     try:
         from PIL import Image, ImageOps
     except ImportError as error:

@@ -21,7 +21,11 @@ class Transformer(nn.Module):
         library = transformers()
         config = library.AutoConfig.from_pretrained(path, num_labels=n_classes)
         automatic = library.AutoModelForSequenceClassification
-        network = automatic.from_pretrained(path, config=config) if pretrained else automatic.from_config(config)
+        network = (
+            automatic.from_pretrained(path, config=config, ignore_mismatched_sizes=True)  # another head than ours
+            if pretrained
+            else automatic.from_config(config)
+        )
         if shape[0] > config.max_position_embeddings:
             raise ValueError(f"{shape[0]} tokens are more than the {config.max_position_embeddings} that it can read")
         self.network: nn.Module = network

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from feddf.data import Dataset
 from feddf.data.unlabeled import adapt, choose, noise, of_classes, uniform
-from feddf.generator import load, sample
+from feddf.generator import GeneratorError, load, sample
 from feddf.runs.config import ConfigError, PoolSpec
 from feddf.seeds import derive
 from feddf.types import Inputs, Rows
@@ -49,7 +49,7 @@ def _adapted(spec: PoolSpec, size: int | None, like: Inputs, own: dict[str, Inpu
     try:
         adapted = adapt(_chosen(spec, size, like, own, find, seed), like).raw
         return adapted if isinstance(adapted, Tensor) else adapted[torch.arange(len(adapted))]
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, GeneratorError) as error:
         raise ConfigError.at("pool", spec.source, str(error)) from None
 
 

@@ -10,8 +10,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -28,6 +26,7 @@ import torch
 from torch import Tensor
 
 from feddf.accelerate import can_compile
+from feddf.files import checksum_line, held, read_checked, write_atomically
 from feddf.runs.config import ConfigError, Experiment, parse
 from feddf.types import ServerState, State
 
@@ -97,11 +96,7 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder for one server: a second one is refused. The lock ends with the process."""
-        with (self.path / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise StoreError(f"another process is running in {self.path}") from error
+        with held(self.path / "lock", StoreError(f"another process is running in {self.path}")):
             yield
 
     def append(self, record: Record) -> None:
@@ -132,8 +127,8 @@ class RunFolder:
         """Write a checkpoint, then remove all but the newest ``keep``."""
         path = self.checkpoints / f"round-{server.round:04d}.safetensors"
         content = pack(server)
-        checksum = f"{hashlib.sha256(content).hexdigest()}  {path.name}\n"
-        write_atomically(path.with_suffix(".sha256"), checksum.encode())  # first: a checkpoint without it is none
+        checksum = checksum_line(path, content)
+        write_atomically(path.with_suffix(".sha256"), checksum)  # first: a checkpoint without it is none
         write_atomically(path, content)
         for old in self._checkpoint_files()[keep:]:
             old.unlink()
@@ -144,7 +139,7 @@ class RunFolder:
         complaints: list[str] = []
         for path in self._checkpoint_files():
             try:
-                return unpack(_checked(path)), complaints
+                return unpack(read_checked(path)), complaints
             except (OSError, ValueError, safetensors.SafetensorError) as error:
                 complaints.append(f"{path.name} is damaged ({error}); going back to an earlier round")
         return None, complaints
@@ -179,30 +174,3 @@ def unpack(content: bytes) -> ServerState:
         part, name, key = json.loads(path)
         states[part].setdefault(name, {})[key] = tensor
     return ServerState(number, states["models"], states["memory"])
-
-
-def _checked(path: Path) -> bytes:
-    content = path.read_bytes()
-    expected = path.with_suffix(".sha256").read_text().split()
-    if not expected or hashlib.sha256(content).hexdigest() != expected[0]:
-        raise ValueError("its checksum does not match")
-    return content
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that after a crash it is either the old one or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -1,0 +1,178 @@
+"""Every source of unlabeled inputs, from its name in a configuration to what the student learns on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import stripes
+from feddf.data import Dataset
+from feddf.generator import train as train_generator
+from feddf.runs import ConfigError
+from feddf.runs.build import build_task
+from feddf.runs.config import parse
+from feddf.types import Inputs
+
+NAMES = ("oak tree", "Trucks", "sea fish")
+
+
+def bands() -> Dataset:
+    return Dataset("bands", stripes(240, 1), stripes(60, 2), classes=("maple", "lorry", "fish"))
+
+
+def other() -> Dataset:
+    return Dataset("other", stripes(90, 3), stripes(60, 4), classes=NAMES)
+
+
+def nameless() -> Dataset:
+    return replace(other(), classes=())
+
+
+def with_unlabeled() -> Dataset:
+    grey = torch.full((30, 1, 8, 8), 9, dtype=torch.uint8)
+    return replace(other(), unlabeled=Inputs(grey, stripes(3, 0).inputs.encode))
+
+
+class Painter(nn.Module):
+    """A user's own generator: the brightness of an image is its first latent."""
+
+    def forward(self, latents: Tensor) -> Tensor:
+        return latents[:, :1].tanh()[:, :, None, None].expand(-1, 1, 8, 8)
+
+
+def painter() -> nn.Module:
+    return Painter()
+
+
+def numbers() -> int:
+    return 3
+
+
+BASE: dict[str, Any] = {
+    "data": f"{__name__}:bands", "prototypes": ["mlp"], "clients": 4, "engine": "in-process", "validation": 0.1,
+}  # fmt: skip
+HERE = f"{__name__}:"
+
+
+def task_with(pool: Any, **changes: Any) -> Any:
+    return build_task(parse({**BASE, "pool": pool, **changes}))
+
+
+def pixels(pool: Inputs) -> Tensor:
+    return pool.raw[torch.arange(len(pool))]
+
+
+def rows(images: Tensor) -> set[bytes]:
+    return {image.numpy().tobytes() for image in images}
+
+
+def test_another_data_set_and_a_part_of_it() -> None:
+    whole = pixels(task_with(HERE + "other").pool)
+    assert len(whole) == 90
+    assert len(pixels(task_with(HERE + "other", pool_size=20).pool)) == 20
+    part = pixels(task_with({"source": HERE + "other", "fraction": 0.1}).pool)
+    assert len(part) == 9
+    assert rows(part) <= rows(whole)
+
+
+def test_the_unlabeled_part_is_preferred() -> None:
+    assert set(pixels(task_with(HERE + "with_unlabeled").pool).flatten().tolist()) == {9}
+
+
+def test_classes_by_number_or_name() -> None:
+    labels = other().train.labels
+    images = pixels(other().train.inputs)
+    named = pixels(task_with({"source": HERE + "other", "classes": ["oak tree"]}).pool)
+    assert rows(named) == rows(images[labels == 0])
+    two = pixels(task_with({"source": HERE + "other", "classes": 2}).pool)
+    assert len(two) == 60
+
+
+def test_classes_that_overlap_are_avoided() -> None:
+    labels, images = other().train.labels, pixels(other().train.inputs)
+    free = pixels(task_with({"source": HERE + "other", "avoid": ["truck", "Tree"]}).pool)
+    assert rows(free) == rows(images[labels == 2])
+    by_data = pixels(task_with({"source": HERE + "other", "avoid": HERE + "bands"}).pool)  # a fish is among its classes
+    assert rows(by_data) == rows(images[labels != 2])
+
+
+def test_noise_is_uniform_bytes() -> None:
+    noise = pixels(task_with("noise", pool_size=400).pool).double()
+    assert noise.shape == (400, 1, 8, 8)
+    assert float(noise.mean()) == pytest.approx(127.5, abs=2)
+    assert float(noise.std()) == pytest.approx(256 / 12**0.5, abs=2)
+    assert len(task_with("noise").pool) == 10_000
+
+
+def test_the_servers_validation_inputs() -> None:
+    task = task_with("validation")
+    assert rows(pixels(task.pool)) == rows(pixels(task.validation.inputs))
+    assert len(task_with("validation", pool_size=5).pool) == 5
+    assert len(task_with("validation", pool_size=5000).pool) == 24
+
+
+@pytest.mark.parametrize(("pool", "share"), [("train", 0.5), ({"source": "train", "fraction": 0.25}, 0.25)])
+def test_a_share_of_the_training_data_is_set_apart_from_all_clients(pool: Any, share: float) -> None:
+    task = task_with(pool)
+    assert len(task.pool) == round(share * 216)
+    assert len(task.train) == 216 - len(task.pool)
+    assert not rows(pixels(task.pool)) & rows(pixels(task.train.inputs))
+    assert not rows(pixels(task.pool)) & rows(pixels(task.validation.inputs))
+    assert sum(len(shard) for shard in task.shards) == len(task.train)
+
+
+def test_a_mix_of_several() -> None:
+    pool = [{"source": HERE + "other", "size": 10}, {"source": "noise", "size": 7}, "validation"]
+    assert len(task_with(pool).pool) == 10 + 7 + 24
+    assert len(task_with(pool, pool_size=12).pool) == 12
+
+
+def test_images_of_a_frozen_generator(tmp_path: Path) -> None:
+    images = torch.randint(0, 256, (32, 3, 32, 32), dtype=torch.uint8)
+    train_generator(images, tmp_path / "made", steps=2, batch=8, width=4, checkpoint_every=2)
+    pools = [pixels(task_with(f"generator:{tmp_path / 'made'}", pool_size=20).pool) for _ in range(2)]
+    assert pools[0].shape == (20, 1, 8, 8)  # made grey and small, as the models expect
+    assert torch.equal(*pools)
+
+
+def test_a_users_own_generator() -> None:
+    made, other_seed = (pixels(task_with(HERE + "painter", pool_size=50, seed=seed).pool) for seed in (0, 1))
+    assert not torch.equal(made, other_seed)
+    assert made.shape == (50, 1, 8, 8)
+    assert len(made[:, 0, 0, 0].unique()) > 10
+
+
+MISTAKES: dict[str, tuple[Any, str]] = {
+    "too few": ({"source": "noise", "size": 1}, "greater than or equal to 2"),
+    "too many": ({"source": HERE + "other", "size": 91}, "91 inputs were asked for, and the source has 90"),
+    "too many classes": ({"source": HERE + "other", "classes": 4}, "4 classes were asked for, and 3 have no word"),
+    "no such class": ({"source": HERE + "other", "classes": ["emu"]}, "no class 'emu'; it has oak tree"),
+    "all avoided": ({"source": HERE + "other", "avoid": ["tree", "truck", "fish"]}, "no class is left"),
+    "no names": ({"source": HERE + "nameless", "classes": 1}, "its classes have no names"),
+    "neither data nor generator": (HERE + "numbers", "must give a feddf.Dataset or a generator, and gave a int"),
+    "no such folder": ("folder:/nowhere", "there is no folder /nowhere"),
+    "no such generator": ("generator:/nowhere", "/nowhere"),
+    "no such data": ("cifar11", "known are mnist-5k"),
+    "the clients' own": (HERE + "bands", "'train' sets a share of them apart"),
+    "a wrong word": ({"source": "noise", "colour": 3}, "colour"),
+    "everything": ({"source": "train", "fraction": 1.0}, "nothing would be left to train on"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line(mistake: str) -> None:
+    pool, said = MISTAKES[mistake]
+    with pytest.raises(ConfigError) as error:
+        task_with(pool)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_without_validation_there_is_nothing_to_distil_on() -> None:
+    with pytest.raises(ConfigError, match="no validation inputs to distil on"):
+        task_with("validation", validation=0.0, stop="steps")

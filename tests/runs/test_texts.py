@@ -1,0 +1,130 @@
+"""Texts from their files to a fused transformer: a tiny DistilBERT with weights drawn at random, and its tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+
+from feddf.models import MODELS
+from feddf.runs import ConfigError, RunFolder, build, play
+from feddf.runs.config import parse
+from feddf.states import digest
+
+WORDS = ["[PAD]", "[UNK]", "a", "good", "bad", "film", *map(str, range(40))]
+
+
+def save(folder: Path, vocabulary: int = len(WORDS), positions: int = 16) -> str:
+    size = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32}
+    config = transformers.DistilBertConfig(
+        vocab_size=vocabulary, max_position_embeddings=positions, pad_token_id=0, initializer_range=0.2, **size
+    )
+    torch.manual_seed(0)
+    transformers.DistilBertForSequenceClassification(config).save_pretrained(folder)
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(
+        folder
+    )
+    return str(folder)
+
+
+def opinion(number: int) -> str:
+    return f"a {('bad', 'good')[number % 2]} film {number % 40}"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("texts")
+    save(root / "model")
+    for folder in ("SST-2", "ag_news_csv"):
+        (root / folder).mkdir()
+    films = ["sentence\tlabel", *(f"{opinion(i)}\t{i % 2}" for i in range(160))]
+    news = [f'"{i % 4 + 1}","","{opinion(i)}"' for i in range(160)]
+    for name in ("SST-2/train.tsv", "SST-2/dev.tsv", "ag_news_csv/train.csv", "ag_news_csv/test.csv"):
+        (root / name).write_text("\n".join(films if name.endswith("tsv") else news) + "\n")
+    return root
+
+
+def experiment(place: Path, **changes: Any) -> Any:
+    values = {
+        "data": "sst2", "data_dir": str(place), "pool": "train", "validation": 0.05, "clients": 3, "fraction": 1.0,
+        "prototypes": [{"model": "transformer", "name": "distilbert", "path": str(place / "model")}], "rounds": 2,
+        "local_epochs": 10, "local_batch": 8, "local_rate": 5e-3, "local_optimizer": "adam", "distill_steps": 10,
+        "distill_batch": 8, "distill_check": 5, "max_tokens": 8, "engine": "in-process", "distill_threads": 1,
+    }  # fmt: skip
+    return parse({**values, **changes})
+
+
+def test_a_transformer_is_fine_tuned_and_fused(place: Path, tmp_path: Path) -> None:
+    """Half of the sentences are the unlabeled pool, as in the paper; the word "good" or "bad" decides."""
+    parts = build(experiment(place))
+    assert parts.task.data.shape == (8,)
+    assert (len(parts.task.train), len(parts.task.pool)) == (76, 76)
+    records = list(play(parts, RunFolder.create(tmp_path / "run", parts.experiment)))
+    assert records[-1]["models"]["distilbert"]["fused"] > 0.9
+    config = json.dumps(parts.experiment.model_dump())
+    assert "distilbert" in config
+
+
+def test_ag_news_has_four_classes(place: Path) -> None:
+    parts = build(experiment(place, data="ag_news"))
+    assert parts.task.train.n_classes == 4
+    assert parts.task.data.classes[1] == "Sports"
+
+
+def test_the_pretrained_weights_are_what_everyone_starts_from(place: Path) -> None:
+    state = build(experiment(place)).server.models["distilbert"]
+    source = transformers.DistilBertForSequenceClassification.from_pretrained(
+        place / "model", num_labels=2
+    ).state_dict()
+    for name, tensor in state.items():
+        if "embeddings" in name or "layer" in name:
+            assert torch.equal(tensor, source[name.removeprefix("network.")]), name
+
+
+def test_padding_does_not_change_an_answer(place: Path) -> None:
+    model = MODELS["transformer"]((12,), 2, path=str(place / "model")).eval()
+    tokens = torch.tensor([[2, 3, 5, 0, 0, 0]])
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), model(tokens[:, :3]))
+
+
+def test_without_pretraining_all_weights_are_drawn(place: Path) -> None:
+    torch.manual_seed(1)
+    one = MODELS["transformer"]((8,), 2, path=str(place / "model"), pretrained=False).state_dict()
+    torch.manual_seed(2)
+    two = MODELS["transformer"]((8,), 2, path=str(place / "model"), pretrained=False).state_dict()
+    assert digest({"m": one}) != digest({"m": two})
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "too many tokens": ({"max_tokens": 20}, "20 tokens are more than the 16 that it can read"),
+    "no tokenizer": ({"prototypes": ["mlp"]}, "'sst2' are texts; name a tokenizer or a transformer"),
+    "no such model": ({"prototypes": [{"model": "transformer", "path": "/nowhere/at/all"}]}, "there is no tokenizer"),
+    "an image model": ({"prototypes": ["resnet8"], "tokenizer": "model"}, "does not work on inputs of shape (8,)"),
+    "noise": ({"pool": "noise"}, "there is no noise for inputs of type torch.int32"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line(place: Path, mistake: str) -> None:
+    changes, said = MISTAKES[mistake]
+    if "tokenizer" in changes:
+        changes = {**changes, "tokenizer": str(place / "model")}
+    with pytest.raises(ConfigError) as error:
+        build(experiment(place, **changes))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_tokenizer_that_does_not_fit_its_model_is_said_before_training(place: Path, tmp_path: Path) -> None:
+    small = save(tmp_path / "small", vocabulary=10)
+    prototypes = [{"model": "transformer", "path": small}]
+    with pytest.raises(ConfigError, match=rf"it knows {len(WORDS)} tokens, and the model .*small can read 10"):
+        build(experiment(place, prototypes=prototypes, tokenizer=str(place / "model")))
