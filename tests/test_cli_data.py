@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from feddf.cli import data as cli_data
@@ -159,8 +160,9 @@ def test_a_label_out_of_range_and_a_damaged_file_are_found(
     assert done.stderr == "error: cifar100: its train part has a label 100, allowed are 0 to 99\n"
 
     (tmp_path / "data" / "cifar-100-python" / "train").write_bytes(b"damaged")
-    (tmp_path / "data" / "tiny-imagenet-32").mkdir()
-    (tmp_path / "data" / "tiny-imagenet-32" / "a.png").write_bytes(b"x")
+    (tmp_path / "data" / "tiny-imagenet-32" / "a").mkdir(parents=True)
+    for number in range(5):
+        Image.new("RGB", (32, 32)).save(tmp_path / "data" / "tiny-imagenet-32" / "a" / f"{number}.png")
     done = feddf("data", "check", cwd=tmp_path)
     assert done.returncode == 1
     assert "cifar-100-python/train is not a CIFAR batch file" in done.stderr

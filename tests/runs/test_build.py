@@ -143,3 +143,14 @@ def test_every_method_can_be_named_in_a_configuration(tmp_path: Path) -> None:
     server, _ = folder.latest()
     assert server is not None
     assert "velocity of mlp" in server.memory
+
+
+def test_a_small_budget_takes_some_examples() -> None:
+    small = build(parse({**BASE, "data_size": 100, "test_size": 50})).task
+    assert (len(small.train) + len(small.validation), len(small.data.test)) == (100, 50)
+    other = build(parse({**BASE, "data_size": 100, "test_size": 50, "seed": 1})).task
+    assert torch.equal(small.data.test.labels, other.data.test.labels)
+    assert not torch.equal(small.data.train.labels, other.data.train.labels)
+    for key in ("data_size", "test_size"):
+        with pytest.raises(ConfigError, match=f"{key} = 99999: there are"):
+            build(parse({**BASE, key: 99999}))

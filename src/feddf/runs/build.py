@@ -114,8 +114,10 @@ def build_task(experiment: Experiment) -> Task:
         raise ConfigError.at(
             "data", experiment.data, f"{data.train.n_classes} classes are more than its {len(data.train)} examples"
         )
-    if experiment.data_size is not None:
-        data = replace(data, train=_some(experiment, data.train))
+    train = _some("data_size", experiment.data_size, data.train, experiment.seed)
+    data = replace(
+        data, train=train, test=_some("test_size", experiment.test_size, data.test, 0)
+    )  # one test for all seeds
     rest, held_out = _held_out(experiment, len(data.train))
     if experiment.validation > 0 and len(held_out) == 0:
         raise ConfigError.at(
@@ -134,11 +136,13 @@ def build_task(experiment: Experiment) -> Task:
     return Task(data, train, validation, _partition(experiment, train), pool)
 
 
-def _some(experiment: Experiment, examples: Examples) -> Examples:
-    size = experiment.data_size or len(examples)
+def _some(key: str, size: int | None, examples: Examples, seed: int) -> Examples:
+    """Return so many examples, chosen at random: for experiments at a small budget."""
+    if size is None:
+        return examples
     if size > len(examples):
-        raise ConfigError.at("data_size", size, f"'{experiment.data}' has {len(examples)} training examples")
-    _, chosen = split(len(examples), size / len(examples), derive(experiment.seed, "size"))
+        raise ConfigError.at(key, size, f"there are {len(examples)} examples")
+    _, chosen = split(len(examples), size / len(examples), derive(seed, key))
     return examples.take(chosen)
 
 

@@ -91,6 +91,7 @@ class Experiment(BaseModel):
     data: str
     data_dir: str | None = None
     data_size: int | None = Field(default=None, ge=2)
+    test_size: int | None = Field(default=None, ge=1)
     image_size: int | None = Field(default=None, ge=1)
     tokenizer: str | None = None
     max_tokens: int = Field(default=64, ge=2)
