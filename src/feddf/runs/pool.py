@@ -25,7 +25,7 @@ Find = Callable[[str], object]
 def pool_of(
     specs: tuple[PoolSpec, ...], size: int | None, like: Inputs, *, own: dict[str, Inputs], find: Find, seed: int
 ) -> Inputs | None:
-    """Return the inputs of all sources, in the form of ``like``; ``size`` of them, chosen at random, if it is given.
+    """Return the inputs of all sources, in the form of ``like``; if ``size`` is given, at most so many, at random.
 
     ``own`` holds what the server has of the task itself: its validation inputs, and those set apart from training.
     """
@@ -36,13 +36,12 @@ def pool_of(
         for number, spec in enumerate(specs)
     ]
     whole = torch.cat(parts) if len(parts) > 1 else parts[0]
-    try:
-        chosen = choose(whole, size, derive(seed, "size")) if len(specs) > 1 else whole
-        if len(chosen) < 2:
-            raise ValueError(f"a pool needs at least two inputs, and this has {len(chosen)}")
-    except ValueError as error:
-        raise ConfigError.at("pool", ", ".join(spec.source for spec in specs), str(error)) from None
-    return Inputs(chosen, like.encode)
+    if size is not None and len(whole) > size:
+        whole = choose(whole, size, derive(seed, "size"))
+    if len(whole) < 2:
+        named = ", ".join(spec.source for spec in specs)
+        raise ConfigError.at("pool", named, f"a pool needs at least two inputs, and this has {len(whole)}")
+    return Inputs(whole, like.encode)
 
 
 def _adapted(spec: PoolSpec, size: int | None, like: Inputs, own: dict[str, Inputs], find: Find, seed: int) -> Tensor:
