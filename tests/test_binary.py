@@ -163,9 +163,41 @@ def test_damaged_bits_do_not_pass_the_gate() -> None:
     key = next(iter(update.state.bits))
     bits = update.state.bits[key]
     for broken in (
+        replace(bits, scales=torch.ones(1)),  # would be broadcast
+        replace(bits, scales=torch.ones(100_000)),  # would be broadcast into the other direction, and fill the memory
         replace(bits, signs=bits.signs[:-1]),
         replace(bits, shape=(1, *bits.shape)),
         replace(bits, scales=bits.scales * np.nan),
     ):
         state = BinaryState(update.state.plain, {**update.state.bits, key: broken}, list(update.state))
         assert admit(replace(update, state=state), {"c0": job}) is not None
+
+
+def test_a_packed_state_cannot_hide_a_tensor_behind_its_names() -> None:
+    """The gate asks for the prototype's tensors, whatever names the sender lists, and lists must be honest anyway."""
+    _, update = trained()
+    assert isinstance(update.state, BinaryState)
+    names = list(update.state)
+    for order in ([*names[:-1], names[0]], names[:-1]):
+        with pytest.raises(ValueError, match="must be those of its tensors, each once"):
+            BinaryState(update.state.plain, update.state.bits, order)
+    with pytest.raises(ValueError, match="must be those of its tensors"):
+        BinaryState({**update.state.plain, "extra": torch.ones(1)}, update.state.bits, names)
+
+
+class Sly(BinaryState):
+    """Lists one name twice, and so never the last one."""
+
+    def __init__(self, state: BinaryState) -> None:
+        self.plain, self.bits = state.plain, state.bits
+        self._order = (*list(state)[:-1], next(iter(state)))
+
+
+def test_what_is_not_listed_is_looked_at_all_the_same() -> None:
+    job, update = trained()
+    assert isinstance(update.state, BinaryState)
+    last = list(update.state)[-1]
+    sly = Sly(update.state)
+    sly.plain = {**sly.plain, last: torch.full_like(sly.plain[last], torch.nan)}
+    failure = admit(replace(update, state=sly), {"c0": job})
+    assert failure is not None

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from feddf.binary import BinaryState
 from feddf.types import Failure, Job, State, Update
 
 LARGEST = 1e4
@@ -33,7 +34,7 @@ def admit(update: object, jobs: Mapping[str, Job]) -> Failure | None:
         return Failure("unknown", f"client {_shown(update.client_id)} was not sampled this round")
     job = jobs[update.client_id]
     try:
-        reason = _sender(update, job) or _form(update.state, job.state) or _values(update.state)
+        reason = _sender(update, job) or _form(update.state, job.state) or _values(update.state, job.state)
         reason = reason or _count(update, job) or _class_counts(update) or _metrics(update)
     except Exception as error:  # whatever a hostile object does when it is looked at, the round goes on
         reason = f"it could not be checked: {type(error).__name__}"
@@ -63,6 +64,8 @@ def _form(state: State, manifest: State) -> str | None:
         missing, extra = sorted(manifest.keys() - state.keys()), sorted(map(str, state.keys() - manifest.keys()))
         return f"keys differ from the prototype's: missing {missing[:3]}, unexpected {extra[:3]}"[:300]
     for key, expected in manifest.items():
+        if isinstance(state, BinaryState) and key in state.bits and state.bits[key].shape != tuple(expected.shape):
+            return f"{key} is packed as {_shown(state.bits[key].shape)}, and its prototype's is {tuple(expected.shape)}"
         tensor = state[key]
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
             return f"{key} is not a dense tensor in memory"
@@ -75,8 +78,9 @@ def _form(state: State, manifest: State) -> str | None:
     return None
 
 
-def _values(state: State) -> str | None:
-    for key, tensor in state.items():
+def _values(state: State, manifest: State) -> str | None:
+    for key in manifest:  # not the sender's own list of names
+        tensor = state[key]
         if tensor.numel() == 0:
             continue
         low, high = (float(value) for value in tensor.aminmax())

@@ -98,8 +98,10 @@ class Bits:
     def weight(self) -> Tensor:
         """Unpack."""
         count = int(np.prod(self.shape))
-        if self.signs.dtype != torch.uint8 or self.signs.shape != (-(-count // 8),) or self.scales.ndim != 1:
+        if self.signs.dtype != torch.uint8 or self.signs.shape != (-(-count // 8),):
             raise ValueError(f"{self.signs.numel()} bytes of signs cannot be {count} weights")
+        if self.scales.shape != self.shape[:1]:
+            raise ValueError(f"{self.scales.numel()} scales cannot be those of {self.shape[0]} filters")
         plus = torch.from_numpy(np.unpackbits(self.signs.numpy(), count=count)).reshape(self.shape[0], -1).bool()
         return torch.where(plus, self.scales[:, None], -self.scales[:, None]).reshape(self.shape)
 
@@ -110,6 +112,8 @@ class BinaryState(Mapping[str, Tensor]):
     def __init__(self, plain: State, bits: Mapping[str, Bits], order: Sequence[str]) -> None:
         self.plain, self.bits = dict(plain), dict(bits)
         self._order = tuple(order)
+        if len(set(self._order)) < len(self._order) or set(self._order) != self.plain.keys() | self.bits.keys():
+            raise ValueError("the names of a packed state must be those of its tensors, each once")
 
     @classmethod
     def of(cls, state: State, names: Sequence[str]) -> BinaryState:

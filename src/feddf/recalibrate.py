@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -30,8 +32,10 @@ def recalibrate(model: nn.Module, inputs: Inputs, most: int = ENOUGH) -> None:
             norm.reset_running_stats()
             norm.momentum = None  # a cumulative mean
             norm.train()
-        for chunk in spread.split(BATCH):
-            if len(chunk) > 1 or len(inputs) == 1:
+        batches = ceil(count / BATCH)
+        for first in range(batches):  # every batch from the whole pool, which may be sorted by class or source
+            chunk = spread[first::batches]
+            if len(chunk) > 1 or count == 1:
                 model(inputs.batch(chunk))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from conftest import stripes
 from feddf.data import Dataset
@@ -28,6 +30,17 @@ def test_clients_that_are_alike_cannot_be_told_apart_and_clients_of_one_class_ca
     apart = estimate(build(parse({**BASE, "alpha": 0.001})))
     assert alike.terms()["discrepancy"] < 0.25
     assert apart.terms()["discrepancy"] > alike.terms()["discrepancy"] + 0.2
+
+
+def test_a_client_with_most_of_the_data_is_not_far_from_them() -> None:
+    parts = build(parse({**BASE, "partition": "iid", "clients": 2, "local_epochs": 5}))
+    most = torch.arange(700)
+    clients = [
+        replace(parts.federation.clients[0], indices=most),
+        replace(parts.federation.clients[1], indices=torch.arange(700, 810)),
+    ]
+    found = estimate(replace(parts, federation=replace(parts.federation, clients=clients)))
+    assert max(found.discrepancies.values()) < 0.5  # always saying "its own" would be right six times of seven
 
 
 def test_the_terms_are_what_they_say() -> None:

@@ -15,6 +15,15 @@ def test_methods_are_named_by_their_parts() -> None:
     assert (both.method, both.proximal, both.swag_samples) == ("feddf", 0.01, 10)
 
 
+def test_a_value_belongs_to_the_methods_that_name_its_part() -> None:
+    """Otherwise "fedavg" beside "fedprox" with proximal=0.1 would be FedProx too."""
+    tuned = parse({**BASE.model_dump(), "proximal": 0.1, "server_momentum": 0.3})
+    found = grid(tuned, ["fedavg", "fedprox", "fedavgm"], [0])
+    assert [(each.proximal, each.server_momentum) for each in found.values()] == [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3)]
+    alone = grid(tuned, ["fedavg", "feddf"], [0])  # nobody names them: they are the experiment's
+    assert {each.proximal for each in alone.values()} == {0.1}
+
+
 def test_a_value_of_the_configuration_wins() -> None:
     tuned = parse({**BASE.model_dump(), "proximal": 0.5})
     assert variant(tuned, "fedprox").proximal == 0.5

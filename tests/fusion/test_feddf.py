@@ -13,6 +13,7 @@ from feddf.evaluate import accuracy, logits
 from feddf.fusion import FUSIONS, Schedule, feddf
 from feddf.fusion.distill import kl_divergence
 from feddf.fusion.ensemble import avg_logits
+from feddf.fusion.feddf import _held_out
 from feddf.fusion.swag import swag
 from feddf.rounds import play
 from feddf.states import digest
@@ -121,6 +122,13 @@ def test_the_held_out_part_of_the_pool_stops_the_distillation_without_labels(tin
     fused = FUSIONS["feddf"](kit)(tiny.server, trained(tiny), 1)
     for student in fused.notes["distillation"].values():
         assert student["score_before"] < student["score_after"] < 0  # minus a divergence
+
+
+@pytest.mark.parametrize(("n", "share", "expected"), [(100, 0.1, 10), (4, 0.1, 1), (4, 0.9, 2), (50, 0.0, 0)])
+def test_something_is_held_out_and_something_is_left(n: int, share: float, expected: int) -> None:
+    kept, apart = _held_out(n, share)
+    assert (len(kept), len(apart)) == (n - expected, expected)
+    assert sorted([*kept.tolist(), *apart.tolist()]) == list(range(n))
 
 
 def test_sampled_teachers_join_the_clients(tiny: Tiny) -> None:

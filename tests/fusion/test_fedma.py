@@ -201,3 +201,42 @@ def test_the_same_clients_are_sampled_for_a_whole_model() -> None:
     drawn = [sample(Federation(clients, 0.3, 0, hold=3), number) for number in range(1, 10)]
     assert drawn[0] == drawn[1] == drawn[2] != drawn[3] == drawn[4]
     assert [sample(Federation(clients, 0.3, 0), number) for number in (1, 2, 3)] == [drawn[0], drawn[3], drawn[6]]
+
+
+def test_a_client_that_joins_within_a_model_is_matched_with_the_others() -> None:
+    """It has the server's grown layers, the others have their own narrow ones: the round must not end in an error."""
+    tiny = make_tiny()
+    mlp = Prototype("mlp", tiny.prototypes["mlp"].build, fit=fit_widths)
+    layers = {"mlp": layers_of(mlp)}
+    random = torch.Generator().manual_seed(0)
+    base = initial(mlp, 0)
+
+    def update(name: str, like: State, number: int) -> Update:
+        return Update(name, "mlp", number, {k: torch.randn(t.shape, generator=random) for k, t in like.items()}, 10)
+
+    fuse = fedma(layers, growth=2.0)
+    first = fuse(ServerState(0, {"mlp": base}), [update(f"c{k}", base, 1) for k in range(3)], 0)
+    assert first.notes["fedma"]["widths"]["mlp"][1] > 16  # the layer above the matched one has grown in the average
+    server = first.server
+    sent = {name: server.sent_to(Client(name, "mlp")) for name in ("c0", "c1", "newcomer")}
+    assert sent["newcomer"]["layers.3.weight"].shape != sent["c0"]["layers.3.weight"].shape
+    second = fuse(server, [update(name, state, 2) for name, state in sent.items()], 1)
+    assert mlp.load(second.server.models["mlp"])(torch.zeros(2, *SHAPE)).shape == (2, CLASSES)
+    assert mlp.load(second.start["mlp"])(torch.zeros(2, *SHAPE)).shape == (2, CLASSES)
+
+
+class Turning(torch.nn.Module):
+    """Brings the channels last before it flattens: the order of neurons does not pass through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4 * 14 * 14, 5)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.last(self.first(inputs).permute(0, 2, 3, 1).flatten(1))
+        return logits
+
+
+def test_what_mixes_neurons_is_refused() -> None:
+    with pytest.raises(ValueError, match="it is not known what permute does to neurons"):
+        layers_of(Prototype("turning", Turning))

@@ -14,7 +14,7 @@ from conftest import stripes
 from feddf.data import Dataset
 from feddf.generator import train as train_generator
 from feddf.runs import ConfigError
-from feddf.runs.build import build_task
+from feddf.runs.build import build, build_task
 from feddf.runs.config import parse
 from feddf.types import Inputs
 
@@ -160,6 +160,11 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "no such data": ("cifar11", "known are mnist-5k"),
     "the clients' own": (HERE + "bands", "'train' sets a share of them apart"),
     "a wrong word": ({"source": "noise", "colour": 3}, "colour"),
+    "classes of noise": ({"source": "noise", "classes": 3}, "pool = 'noise': it has no classes to choose from"),
+    "classes of train": ({"source": "train", "avoid": ["x"]}, "pool = 'train': it has no classes to choose from"),
+    "fraction of noise": ({"source": "noise", "fraction": 0.1}, "give it a size, not a fraction"),
+    "size and fraction": ({"source": HERE + "other", "size": 5, "fraction": 0.1}, "a size or a fraction, not both"),
+    "train twice": (["train", {"source": "train", "fraction": 0.1}], "'train' is named twice"),
     "everything": ({"source": "train", "fraction": 1.0}, "nothing would be left to train on"),
 }
 
@@ -171,6 +176,25 @@ def test_a_mistake_is_one_line(mistake: str) -> None:
         task_with(pool)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": "toy", "pool": "plane", "pool_augment": True, "mode": "online"}, "'toy' are not images"),
+        (
+            {"pool": {"source": "noise", "size": 3}, "stop": "held-out-loss"},
+            "a pool of 3 is too small",
+        ),
+        (
+            {"prototypes": [{"model": "cnn", "depth": 1}], "local_binary": "error-feedback"},
+            "no layer between",
+        ),
+    ],
+)
+def test_what_would_fail_later_is_said_before_training(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        build(parse({**BASE, "pool": "noise", **changes}))
 
 
 def test_without_validation_there_is_nothing_to_distil_on() -> None:

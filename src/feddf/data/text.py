@@ -38,7 +38,7 @@ def widened(tokens: Tensor) -> Tensor:
 
 def read_sst2(path: Path) -> Texts:
     """Return GLUE's SST-2: a header, then a sentence and its label (0 or 1), with a tab between them."""
-    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n")[1:]]
     return _texts(path, [row[0].strip() for row in rows], [row[-1].strip() if len(row) == 2 else "" for row in rows], 2)
 
 
@@ -118,17 +118,29 @@ def _store(path: Path, tokens: Tensor) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def tokenizer(library: Any, path: str, max_tokens: int) -> tuple[Tokenize, str, int]:
-    """Return how a pretrained tokenizer turns sentences into rows, its fingerprint, and how many tokens it knows."""
+@dataclass(frozen=True)
+class Tokenizer:
+    """How a pretrained tokenizer turns sentences into rows, a name for that, its tokens, and the one for padding."""
+
+    tokenize: Tokenize
+    fingerprint: str
+    n_tokens: int
+    padding: int
+
+
+def tokenizer(library: Any, path: str, max_tokens: int) -> Tokenizer:
+    """Return the pretrained tokenizer in a folder, or of a name on a hub."""
     try:
         found = library.AutoTokenizer.from_pretrained(path)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"there is no tokenizer: {reason}") from error
+    if found.pad_token_id is None:
+        raise ValueError(f"the tokenizer {path} has no token for padding")
     backend = getattr(found, "backend_tokenizer", None)
     described = backend.to_str() if backend is not None else json.dumps(found.get_vocab(), sort_keys=True)
     fingerprint = f"{hashlib.sha256(described.encode()).hexdigest()} {max_tokens}"
-    return partial(_tokens, found, max_tokens), fingerprint, len(found)
+    return Tokenizer(partial(_tokens, found, max_tokens), fingerprint, len(found), int(found.pad_token_id))
 
 
 def _tokens(found: Any, max_tokens: int, sentences: Sequence[str]) -> Tensor:

@@ -110,6 +110,8 @@ def tell_apart(
     domain: Domain, *, prototype: Prototype, train: Examples, epochs: int, batch: int, rate: float
 ) -> tuple[str, float]:
     """Return the held-out error of a classifier between a client's examples and others, trained on half of both."""
+    if len(domain.own) < 4:
+        return domain.id, 0.5  # too few to tell anything
     chosen = torch.cat([domain.own, domain.others])
     labels = torch.cat([torch.zeros(len(domain.own)), torch.ones(len(domain.others))]).to(torch.int64)
     examples = Examples(train.take(chosen).inputs, labels, 2)
@@ -127,7 +129,8 @@ def _domain(name: str, shard: Tensor, n: int, most: int, seed: int) -> Domain:
     outside = torch.ones(n, dtype=torch.bool)
     outside[own] = False
     others = outside.nonzero().flatten()
-    return Domain(name, own, others[_order(len(others), seed)][: len(own)], seed)
+    size = min(len(own), len(others))  # as many of both: a classifier that always says one of them errs on half
+    return Domain(name, own[:size], others[_order(len(others), seed)][:size], seed)
 
 
 def _order(n: int, seed: int) -> Tensor:

@@ -29,27 +29,35 @@ PARTS: dict[str, dict[str, Any]] = {
 SHORT = {"fedprox": "fedavg+prox", "fedavgm": "fedavg+momentum"}
 
 
-def variant(experiment: Experiment, method: str) -> Experiment:
+def variant(experiment: Experiment, method: str, others: Sequence[str] = ()) -> Experiment:
     """Return the experiment with a method such as ``fedavg``, ``fedprox`` or ``feddf+prox+swag``.
 
-    A part stands for its value in :data:`PARTS`, unless the configuration has one of its own (``proximal=0.1``).
+    A part stands for its value in :data:`PARTS`, unless the configuration has one of its own (``proximal=0.1``). What
+    only ``others`` name is at its default: a comparison's ``proximal=0.1`` is FedProx's, and not FedAvg's.
     """
+    name, parts = _parts(method)
+    elsewhere = {key for other in others for part in _parts(other)[1] for key in PARTS[part]}
+    default = {key: Experiment.model_fields[key].default for part in PARTS.values() for key in part}
+    mine = {key: value for part in parts for key, value in PARTS[part].items()}
+    values: dict[str, Any] = {**experiment.model_dump(), "method": name}
+    for key, value in mine.items():
+        if values[key] == default[key]:
+            values[key] = value
+    return parse({**values, **{key: default[key] for key in elsewhere - mine.keys()}})
+
+
+def _parts(method: str) -> tuple[str, list[str]]:
     known = get_args(Experiment.model_fields["method"].annotation)
     name, *parts = SHORT.get(method, method).split("+")
     if name not in known or any(part not in PARTS for part in parts):
         allowed = f"known are {', '.join([*known, *SHORT])}, with any of {', '.join(f'+{part}' for part in PARTS)}"
         raise ConfigError.at("methods", method, allowed)
-    values: dict[str, Any] = {**experiment.model_dump(), "method": name}
-    for part in parts:
-        for key, value in PARTS[part].items():
-            if values[key] == Experiment.model_fields[key].default:
-                values[key] = value
-    return parse(values)
+    return name, parts
 
 
 def grid(experiment: Experiment, methods: Sequence[str], seeds: Sequence[int]) -> dict[str, Experiment]:
     """Return the experiment for each seed and method, by the name of its folder."""
-    variants = {method: variant(experiment, method).model_dump() for method in methods}
+    variants = {method: variant(experiment, method, methods).model_dump() for method in methods}
     return {f"{method}-seed{seed}": parse({**variants[method], "seed": seed}) for seed in seeds for method in variants}
 
 

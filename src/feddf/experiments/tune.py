@@ -140,7 +140,9 @@ def _trials(
 
 def _folder(experiment: Experiment, setting: Values, seed: int, out: Path) -> Path:
     trial = parse({**experiment.model_dump(), **setting, "seed": seed})
-    path = out / f"{','.join(f'{key}={value:g}' for key, value in setting.items())}-seed{seed}"
+    if trial.validation == 0:
+        raise ConfigError.at("validation", 0.0, "settings are chosen on validation data; try values above 0")
+    path = out / f"{','.join(f'{key}={value:.12g}' for key, value in setting.items())}-seed{seed}"
     if not (path / "config.toml").exists():
         RunFolder.create(path, trial)
     elif changed := differences(RunFolder.open(path).experiment(), trial):

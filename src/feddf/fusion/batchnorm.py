@@ -12,6 +12,7 @@ from torch import Tensor
 
 from feddf.recalibrate import recalibrate
 from feddf.states import copy, is_statistic
+from feddf.threads import threads
 from feddf.types import Fused, Fusion, Inputs, Prototype, Rule, ServerState, State, Update, own_of
 
 
@@ -34,7 +35,8 @@ def recalibrated(rule: Rule, prototypes: Mapping[str, Prototype], pool: Inputs) 
         if averaged is previous or not any(map(is_statistic, averaged)):
             return averaged
         model = prototypes[updates[0].prototype].load(averaged)
-        recalibrate(model, pool)
+        with threads(1):  # this runs in the server's own process, and bytes must not depend on its cores
+            recalibrate(model, pool)
         return copy(model.state_dict())
 
     return apply
@@ -57,4 +59,4 @@ def local_statistics(inner: Fusion) -> Fusion:
 
 
 def _statistics(state: State) -> dict[str, Tensor]:
-    return {key: state[key] for key in state if is_statistic(key)}
+    return {key: state[key].clone() for key in state if is_statistic(key)}  # not a view of a file that will go

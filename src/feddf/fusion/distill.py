@@ -58,9 +58,9 @@ class Schedule:
     accelerate: Accelerate = eager
 
     @property
-    def swa_start(self) -> int:
-        """The step after which SWA begins to average: the first quarter only approaches."""
-        return self.steps // 4
+    def settling(self) -> int:
+        """The steps before patience counts: SWA begins to average after the first quarter, which only approaches."""
+        return self.steps // 4 if self.optimizer == "swa" else 0
 
 
 @dataclass(frozen=True)
@@ -116,16 +116,16 @@ def distill(
                 nn.utils.clip_grad_norm_(student.parameters(), schedule.clip)
             optimizer.step()  # line 14
             rates.step()
-            if averaged is not None and step > schedule.swa_start and step % schedule.swa_cycle == 0:
+            if averaged is not None and step > schedule.settling and step % schedule.swa_cycle == 0:
                 averaged.update_parameters(student)
             if step % schedule.check_every == 0 or step == schedule.steps:
                 if not is_finite(student.state_dict()):
                     break  # it diverged: what was best before is returned
-                candidate = student if averaged is None else _settled(averaged, student, pool)
+                candidate = student if averaged is None else _settled(averaged, student, pool.take(indices))
                 now = score(candidate) if score else None
                 if now is None or best.best_score is None or now > best.best_score:
                     best = Distilled(copy(candidate.state_dict()), step, step, first, now)
-                if step - best.best_step >= schedule.patience:
+                if step - max(best.best_step, schedule.settling) >= schedule.patience:
                     break
     return Distilled(best.state, best.best_step, step, first, best.best_score)
 

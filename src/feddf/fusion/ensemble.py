@@ -47,7 +47,7 @@ def combine(votes: Iterable[Vote], *, average: Average = "logits", temperature: 
         total, weights, count = total + vote.weight * opinion, weights + vote.weight, count + 1
     if not count:
         raise ValueError("an ensemble needs at least one teacher")
-    mean = total / weights
+    mean = total / torch.where(weights > 0, weights, 1.0)  # a class for which nobody counts has a logit of zero
     if average == "logits":
         return mean.softmax(dim=-1).to(torch.float32)
     return (mean / mean.sum(dim=-1, keepdim=True)).to(torch.float32)  # weights per class leave the simplex

@@ -141,8 +141,7 @@ def _study(
         teach = _remember(lesson.probabilities)
     else:
         teach = _consult(lesson, prototypes, target)
-    order = torch.randperm(len(pool), generator=torch_generator(derive(lesson.seed, "held out")))
-    kept, apart = order[round(held_out * len(pool)) :].sort().values, order[: round(held_out * len(pool))].sort().values
+    kept, apart = _held_out(len(pool), held_out)
     with threads(schedule.threads):
         if len(apart):
             expected = torch.cat([teach(chunk, pool.batch(chunk)) for chunk in apart.split(schedule.batch)])
@@ -159,6 +158,13 @@ def _study(
             augment=augment,
         )
     return lesson.id, studied
+
+
+def _held_out(n: int, share: float) -> tuple[Tensor, Tensor]:
+    """Return (to learn from, held out): the same in every round, so that nothing held out was learned from before."""
+    count = min(max(1, round(share * n)), n - 2) if share else 0
+    order = torch.randperm(n, generator=torch_generator(derive(0, "held out")))
+    return order[count:].sort().values, order[:count].sort().values
 
 
 def _best(models: Sequence[nn.Module], score: Score | None) -> nn.Module:

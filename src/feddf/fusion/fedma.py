@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from feddf.fusion.average import average, start_from
+from feddf.fusion.average import average
 from feddf.fusion.matching import Places, Rows, match
 from feddf.seeds import derive
 from feddf.types import Fused, Fusion, Job, Prototype, ServerState, State, Update, own_of
@@ -24,6 +24,10 @@ PASSIVE = (
     nn.Flatten, nn.Dropout, nn.Identity,
 )  # fmt: skip
 """Modules that treat every neuron alike, so that the order of neurons passes through them."""
+
+
+HARMLESS = {"relu", "tanh", "sigmoid", "gelu", "flatten", "dropout", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"}
+"""Functions of which the same is true."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ def layers_of(prototype: Prototype) -> Layers:
             elif not isinstance(module, PASSIVE):
                 kind = type(module).__name__
                 raise ValueError(f"FedMA cannot match '{prototype.name}': '{node.target}' is a {kind}")
+        elif node.op.startswith("call") and getattr(node.target, "__name__", node.target) not in HARMLESS:
+            raise ValueError(f"FedMA cannot match '{prototype.name}': it is not known what {node} does to neurons")
     if not found or len(set(found)) < len(found):
         raise ValueError(f"FedMA cannot match '{prototype.name}': it needs layers that are each used once")
     widths = tuple(int(modules[name].weight.shape[0]) for name in found)
@@ -105,15 +111,15 @@ def fedma(layers: Mapping[str, Layers], *, growth: float = 1.25, sweeps: int = 3
     """
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
-        averaged = start_from(average, server, updates)
         rounds_a_model = cycle(layers)
         whole = server.round % rounds_a_model == rounds_a_model - 1
         models: dict[str, State] = {}
+        averaged: dict[str, State] = {}
         memory: dict[str, State] = {}
         for prototype, previous in sorted(server.models.items()):
             trained = [update for update in updates if update.prototype == prototype and update.n_examples > 0]
             if not trained:
-                models[prototype] = previous
+                models[prototype] = averaged[prototype] = previous
                 continue
             models[prototype], own = matched_average(
                 trained,
@@ -124,6 +130,9 @@ def fedma(layers: Mapping[str, Layers], *, growth: float = 1.25, sweeps: int = 3
                 sweeps=sweeps,
                 seed=derive(seed, prototype),
             )
+            # a client that joins within a model has the server's grown layers: then there is no plain average
+            alike = len({tuple(tensor.shape for tensor in update.state.values()) for update in trained}) == 1
+            averaged[prototype] = average(previous, trained) if alike else models[prototype]
             if not whole:
                 memory |= {own_of(update.client_id): state for update, state in zip(trained, own, strict=True) if state}
         widths = {name: [len(models[name][f"{layer}.weight"]) for layer in layers[name].names] for name in models}
@@ -182,7 +191,7 @@ def _above(state: State, names: Sequence[str], lowest: Tensor) -> State:
     """Return a client's own layers; only the lowest has to be rearranged, those above it follow its own order."""
     if not names:
         return {}
-    own = {key: state[key] for key in state if key.rpartition(".")[0] in names}
+    own = {key: state[key].clone() for key in state if key.rpartition(".")[0] in names}
     return {**own, f"{names[0]}.weight": lowest}
 
 

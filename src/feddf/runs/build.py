@@ -19,6 +19,7 @@ from torch import Tensor
 
 from feddf import evaluate
 from feddf.accelerate import Accelerate, can_compile, compiled, eager
+from feddf.binary import inner_layers
 from feddf.data import DATASETS, Dataset, dirichlet, iid, split
 from feddf.data.augment import flip_crop
 from feddf.data.datasets import image_folder
@@ -133,6 +134,10 @@ def build_task(experiment: Experiment) -> Task:
         find=partial(_found, experiment),
         seed=derive(experiment.seed, "pool"),
     )
+    if pool is not None and experiment.pool_augment and len(pool.raw.shape) != 4:
+        raise ConfigError.at("pool_augment", True, f"the inputs of '{experiment.data}' are not images")
+    if pool is not None and experiment.stop == "held-out-loss" and len(pool) < 4:
+        raise ConfigError.at("stop", experiment.stop, f"a pool of {len(pool)} is too small to hold some out")
     return Task(data, train, validation, _partition(experiment, train), pool)
 
 
@@ -196,8 +201,8 @@ def _read(key: str, name: str, folder: Path | None, experiment: Experiment) -> A
     if name.startswith("folder:"):
         return image_folder(Path(name.removeprefix("folder:")).expanduser(), experiment.image_size)
     if name in TEXTS:
-        tokenize, fingerprint, _ = tokenizer(transformers(), _tokenizer_of(experiment), experiment.max_tokens)
-        return load_texts(name, folder, tokenize, fingerprint)
+        found = tokenizer(transformers(), _tokenizer_of(experiment), experiment.max_tokens)
+        return load_texts(name, folder, found.tokenize, found.fingerprint)
     loader = _named(key, name, DATASETS, also=TEXTS)
     return loader(folder) if name in DATASETS else loader()
 
@@ -214,10 +219,13 @@ def _check_vocabulary(spec: PrototypeSpec, experiment: Experiment) -> None:
     """A tokenizer that knows more tokens than the model would fail somewhere inside the first batch that has one."""
     if experiment.data not in TEXTS or "path" not in spec.options:
         return
-    _, _, known = tokenizer(transformers(), _tokenizer_of(experiment), experiment.max_tokens)
-    readable = transformers().AutoConfig.from_pretrained(spec.options["path"]).vocab_size
-    if known > readable:
-        allowed = f"it knows {known} tokens, and the model {spec.options['path']} can read {readable}"
+    found = tokenizer(transformers(), _tokenizer_of(experiment), experiment.max_tokens)
+    model = transformers().AutoConfig.from_pretrained(spec.options["path"])
+    if found.n_tokens > model.vocab_size:
+        allowed = f"it knows {found.n_tokens} tokens, and the model {spec.options['path']} can read {model.vocab_size}"
+        raise ConfigError.at("tokenizer", _tokenizer_of(experiment), allowed)
+    if found.padding != (model.pad_token_id or 0):
+        allowed = f"it pads with token {found.padding}, and the model {spec.options['path']} with {model.pad_token_id}"
         raise ConfigError.at("tokenizer", _tokenizer_of(experiment), allowed)
 
 
@@ -291,6 +299,11 @@ def _train(
     experiment: Experiment, task: Task, prototypes: Mapping[str, Prototype], frozen: Frozen | None
 ) -> LocalTrain:
     wanted = experiment.augment == "flip-crop" or (experiment.augment == "auto" and task.data.flips)
+    if experiment.local_binary != "none":
+        for name, prototype in prototypes.items():
+            if not inner_layers(prototype.build()):
+                allowed = f"'{name}' has no layer between its first and its last that could be binarised"
+                raise ConfigError.at("local_binary", experiment.local_binary, allowed)
     if wanted and len(task.train.inputs.raw.shape) != 4:
         raise ConfigError.at("augment", experiment.augment, f"the inputs of '{experiment.data}' are not images")
     return partial(

@@ -68,6 +68,17 @@ class PoolSpec(BaseModel):
     classes: Annotated[int, Field(ge=1)] | tuple[str, ...] | None = None
     avoid: str | tuple[str, ...] = ()
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        made = self.source in ("noise", "plane", "validation") or self.source.startswith("generator:")
+        if (made or self.source == "train") and (self.classes is not None or self.avoid):
+            raise ConfigError.at("pool", self.source, "it has no classes to choose from")
+        if made and self.fraction is not None:
+            raise ConfigError.at("pool", self.source, "give it a size, not a fraction")
+        if self.size is not None and self.fraction is not None:
+            raise ConfigError.at("pool", self.source, "give it a size or a fraction, not both")
+        return self
+
     @field_validator("classes", "avoid", mode="before")
     @classmethod
     def _from_list(cls, given: Any) -> Any:
@@ -245,6 +256,21 @@ class Experiment(BaseModel):
             "its layers grow and are matched one by one, so neither server_momentum nor drop_worst can be used",
         )
         yield (
+            self.method == "fedma" and (self.batchnorm != "average" or self.average_weights != "examples"),
+            "method",
+            "it has averages of its own and no BatchNorm, so neither batchnorm nor average_weights can be chosen",
+        )
+        yield (
+            self.swag_samples > 0 and self.teacher_weights == "validation",
+            "teacher_weights",
+            "sampled teachers have no validation accuracy of their own; use another weight, or swag_samples = 0",
+        )
+        yield (
+            sum(spec.source == "train" for spec in self.pool) > 1,
+            "pool",
+            "'train' is named twice; give it one fraction",
+        )
+        yield (
             self.method == "fedma" and self.local_binary != "none",
             "local_binary",
             "FedMA matches weights of full precision only",
@@ -258,7 +284,7 @@ class Experiment(BaseModel):
     @property
     def discloses(self) -> bool:
         """Whether clients tell how many examples they have of each class: only if something is weighed by it."""
-        return self.teacher_weights == "class-counts"
+        return self.method == "feddf" and self.teacher_weights == "class-counts"
 
 
 def load(name_or_file: str, overrides: Sequence[str] = ()) -> Experiment:

@@ -26,10 +26,21 @@ class Court:
     """Those who judge, and by what: the engine that asks models, and the labelled data of the server."""
 
     engine: Engine
-    prototypes: Mapping[str, Prototype]
     test: Examples
     validation: Examples
+    ask_test: Callable[[Question], Answer]
+    ask_validation: Callable[[Question], Answer]
     log_clients: bool = False
+
+
+def court(
+    engine: Engine, prototypes: Mapping[str, Prototype], test: Examples, validation: Examples, *, log_clients: bool
+) -> Court:
+    """Return a court; what models are asked by is made once for all rounds, because workers keep it."""
+    ask_test, ask_validation = (
+        partial(answer, prototypes=prototypes, inputs=examples.inputs) for examples in (test, validation)
+    )
+    return Court(engine, test, validation, ask_test, ask_validation, log_clients)
 
 
 def judge(sent: ServerState, closed: Round, clients: Sequence[Client], court: Court) -> Record:
@@ -43,8 +54,7 @@ def judge(sent: ServerState, closed: Round, clients: Sequence[Client], court: Co
     questions = [Question(f"teacher {u.client_id}", u.prototype, u.state) for u in closed.updates]
     questions += [Question(f"before {name}", name, state) for name, state in before.items()]
     questions += [Question(f"after {name}", name, after[name]) for name in after if after[name] is not before[name]]
-    examine = partial(answer, prototypes=court.prototypes, inputs=court.test.inputs)
-    accuracies, ensemble = _mark(court.engine, examine, questions, court.test)
+    accuracies, ensemble = _mark(court.engine, court.ask_test, questions, court.test)
     validated = _validated(after, court)
     models = {
         name: {
@@ -77,9 +87,8 @@ def _validated(models: Mapping[str, State], court: Court) -> dict[str, float]:
     """Return each fused model's accuracy on the validation data, where there are any."""
     if not len(court.validation):
         return {}
-    examine = partial(answer, prototypes=court.prototypes, inputs=court.validation.inputs)
     questions = [Question(name, name, state) for name, state in models.items()]
-    answers = gather(court.engine(examine, questions), "the validation of")
+    answers = gather(court.engine(court.ask_validation, questions), "the validation of")
     return {one.client_id: accuracy_of(one.logits, court.validation.labels) for one in answers}
 
 

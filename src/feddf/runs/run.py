@@ -7,7 +7,7 @@ from itertools import islice
 
 from feddf.rounds import rounds
 from feddf.runs.build import Parts, open_engine
-from feddf.runs.judge import Court, judge
+from feddf.runs.judge import court, judge
 from feddf.runs.profile import Profile
 from feddf.runs.spool import forget, remembering
 from feddf.runs.store import Record, RunFolder
@@ -40,10 +40,11 @@ def play(parts: Parts, folder: RunFolder, watch: Watch = unwatched, profile: Pro
         train = watched(remembering(timed("train", engines.clients), spool), watch, "train")
         fuse = parts.fuse(watched(timed("fuse", engines.server), watch, "fuse"))
         evaluation = watched(timed("evaluate", engines.server), watch, "evaluate")
-        court = Court(evaluation, parts.prototypes, parts.task.data.test, parts.task.validation, experiment.log_clients)
+        task = parts.task
+        jury = court(evaluation, parts.prototypes, task.data.test, task.validation, log_clients=experiment.log_clients)
         games = rounds(server, parts.federation, engine=train, train=parts.train, fuse=fuse)
         for closed in islice(games, experiment.rounds - server.round):
-            record = judge(server, closed, parts.federation.clients, court)
+            record = judge(server, closed, parts.federation.clients, jury)
             folder.append(record)
             folder.save(closed.server, experiment.keep_checkpoints)
             forget(spool)

@@ -38,10 +38,19 @@ def remembering(engine: Engine, folder: Path) -> Engine:
         by_id = {job.id: cast(Job, job) for job in missing}
         for outcome in engine(function, missing):
             if isinstance(outcome, Update) and admit(outcome, by_id) is None:  # what the gate will refuse is not kept
-                outcome = cast(R, keep(folder, by_id.pop(outcome.client_id), outcome))
+                outcome = cast(R, _kept(folder, by_id.pop(outcome.client_id), outcome))
             yield outcome
 
     return run
+
+
+def _kept(folder: Path, job: Job, update: Update) -> Update | Failure:
+    try:
+        return keep(folder, job, update)
+    except OSError:
+        raise  # a full disk is the server's trouble
+    except Exception as error:  # an update that cannot be written down is its client's
+        return Failure(job.id, f"it could not be kept: {type(error).__name__}")
 
 
 def keep(folder: Path, job: Job, update: Update) -> Update:
