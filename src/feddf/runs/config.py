@@ -54,7 +54,7 @@ class PrototypeSpec(BaseModel):
 
 
 class PoolSpec(BaseModel):
-    """One source of unlabeled inputs: a data set, or one of the kinds that ``docs/sources.md`` lists, and a part of it.
+    """One source of unlabeled inputs: a data set, or one of the kinds that ``docs/decisions/pool.md`` lists, and a part of it.
 
     ``classes`` are so many classes at random, or those named; ``avoid`` leaves out those whose names share a word with
     these names, or with the class names of a data set.
