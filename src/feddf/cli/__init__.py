@@ -20,6 +20,7 @@ from feddf.cli.tune import tune
 from feddf.cli.words import NameOrFile, Out, Overrides, apart, err_console, free, numbers, out_console, share
 from feddf.data import MissingDataError
 from feddf.data.download import DownloadError
+from feddf.engines import RayError
 from feddf.experiments import compare as comparison
 from feddf.experiments import toy
 from feddf.report import ReportError, alike, find_runs, plots, read_run, tables
@@ -221,6 +222,7 @@ EXIT_CODES: dict[type[BaseException], int] = {
     ReportError: 2,
     StoreError: 1,
     QuorumError: 3,
+    RayError: 1,
     OSError: 1,
     KeyboardInterrupt: 130,
 }

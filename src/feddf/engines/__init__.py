@@ -8,5 +8,6 @@ from __future__ import annotations
 
 from feddf.engines.in_process import in_process
 from feddf.engines.processes import Processes
+from feddf.engines.ray import RayError, RayWorkers
 
-__all__ = ["Processes", "in_process"]
+__all__ = ["Processes", "RayError", "RayWorkers", "in_process"]

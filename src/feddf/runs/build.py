@@ -26,7 +26,7 @@ from feddf.data.datasets import image_folder
 from feddf.data.partition import by_shards, dirichlet_equal
 from feddf.data.text import TEXTS, tokenizer
 from feddf.data.text import load as load_texts
-from feddf.engines import Processes, in_process
+from feddf.engines import Processes, RayWorkers, in_process
 from feddf.fusion import FUSIONS, Kit, Schedule
 from feddf.fusion.average import average, uniform_average
 from feddf.fusion.batchnorm import last_statistics, local_statistics, recalibrated
@@ -172,7 +172,12 @@ def open_engine(experiment: Experiment) -> Iterator[Engines]:
     if experiment.engine == "in-process":
         yield Engines(in_process, in_process)
         return
-    with Processes(experiment.workers or os.cpu_count() or 1) as pool:
+    workers: Processes | RayWorkers = (
+        RayWorkers(experiment.workers, experiment.ray_address)
+        if experiment.engine == "ray"
+        else Processes(experiment.workers or os.cpu_count() or 1)
+    )
+    with workers as pool:
         yield Engines(pool.within(experiment.deadline) if experiment.deadline else pool, retrying(pool))
 
 
@@ -184,7 +189,7 @@ def _load(key: str, name: str, experiment: Experiment) -> Dataset:
         raise ConfigError.at(key, name, str(error)) from error
     if not isinstance(data, Dataset):
         raise ConfigError.at(key, name, f"must give a feddf.Dataset, and gave a {type(data).__name__}")
-    if experiment.engine == "processes" and not _travels(data.train.inputs.encode):
+    if experiment.engine != "in-process" and not _travels(data.train.inputs.encode):
         raise ConfigError.at(key, name, "its encode cannot travel to worker processes; make it a function of a module")
     for examples in (data.train, data.test):
         if not 0 < len(examples.inputs) == len(examples.labels) or examples.labels.dtype != torch.int64:

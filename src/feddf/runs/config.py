@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from feddf.rounds import sample_size
 
-FREE_ON_RESUME = ("data_dir", "engine", "workers", "keep_checkpoints")
+FREE_ON_RESUME = ("data_dir", "engine", "workers", "ray_address", "keep_checkpoints")
 """Keys that may change when a run is resumed: none of them changes a model's bytes."""
 
 
@@ -54,7 +54,7 @@ class PrototypeSpec(BaseModel):
 
 
 class PoolSpec(BaseModel):
-    """One source of unlabeled inputs: a data set, or one of the kinds that ``docs/decisions/pool.md`` lists, and a part of it.
+    """One source of unlabeled inputs (``docs/decisions/pool.md`` lists the kinds), and which part of it.
 
     ``classes`` are so many classes at random, or those named; ``avoid`` leaves out those whose names share a word with
     these names, or with the class names of a data set.
@@ -161,7 +161,8 @@ class Experiment(BaseModel):
 
     log_clients: bool = False
     compile: bool = False
-    engine: Literal["processes", "in-process"] = "processes"
+    engine: Literal["processes", "in-process", "ray"] = "processes"
+    ray_address: str | None = None
     workers: Positive | None = None
     keep_checkpoints: int = Field(default=2, ge=2)
 
@@ -278,7 +279,12 @@ class Experiment(BaseModel):
         yield (
             self.engine == "in-process" and self.deadline is not None,
             "deadline",
-            "only engine = 'processes' can end a late client",
+            "only engine = 'processes' or 'ray' can end a late client",
+        )
+        yield (
+            self.ray_address is not None and self.engine != "ray",
+            "ray_address",
+            "it is the address of a Ray cluster; set engine = 'ray'",
         )
 
     @property

@@ -1,0 +1,236 @@
+"""Work on a Ray cluster: warm actors with one torch thread each. Needs the extra ``ray``.
+
+What a function holds (data sets, the pool) and the weights that several clients are sent are put into Ray's object
+store once; from there each node takes them once. An actor that dies, with its node or alone, is replaced where there is
+room, and its job is run again elsewhere: every job is a pure function of what it is given, so the result is the same to
+the bit.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass, replace
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feddf.engines.in_process import attempt
+from feddf.engines.packing import packed
+from feddf.types import Engine, Failure, J, R
+
+Packed = NDArray[np.uint8]
+"""Bytes as an array: Ray shares arrays between the processes of a node without copying them."""
+
+
+class RayError(Exception):
+    """Ray cannot be used as asked; the message says why."""
+
+
+class RayWorkers:
+    """An engine of actors on a Ray cluster: the one at ``address``, or one started on this machine for the occasion.
+
+    ``workers`` is the number of actors, one CPU each (default: as many as the cluster has). ``tries`` is how often a
+    job is begun whose worker dies under it. Use it as a context manager::
+
+        with RayWorkers(address="auto") as engine:
+            results = list(engine(function, jobs))
+    """
+
+    def __init__(self, workers: int | None = None, address: str | None = None, tries: int = 3) -> None:
+        self._wanted, self._address, self._tries = workers, address, tries
+        self._team: list[_Actor] = []
+        self._functions: list[tuple[Callable[..., Any], Any]] = []  # kept alive: their place is their name
+
+    def __enter__(self) -> RayWorkers:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            self._ray: Any = import_module("ray")
+        except ImportError as error:
+            raise RayError("engine = 'ray' needs Ray: pip install 'feddf[ray]'") from error
+        if self._address is not None:
+            _call(self._address)  # Ray itself would try for many minutes
+        paths = os.pathsep.join(path for path in sys.path if path)  # a user's own modules, where the disk is shared
+        options: dict[str, Any] = {"runtime_env": {"env_vars": {"PYTHONPATH": paths}}, "log_to_driver": False}
+        if self._address is None:
+            options |= {"num_cpus": self._wanted or os.cpu_count() or 1, "include_dashboard": False}
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            self._ray.init(address=self._address or "local", logging_level="ERROR", **options)
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise RayError(f"no Ray cluster answers at {self._address or 'this machine'}: {first}") from error
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray puts one of its own there, which would not end a run safely
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for actor in self._team:
+            self._end(actor)
+        self._team, self._functions = [], []
+        self._ray.shutdown()
+
+    def __call__(self, function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+        """Run the jobs on the actors; yield each outcome as it comes."""
+        return self._run(None, function, jobs)
+
+    def within(self, deadline: float) -> Engine:
+        """Return this engine with a limit of ``deadline`` seconds a job; later is too late."""
+        return partial(self._run, deadline)
+
+    def _run(self, deadline: float | None, function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+        number, body = self._put_function(function)
+        states: dict[int, Any] = {}  # the jobs keep the states alive, so their ids are theirs for as long
+        waiting = deque(_Task(job, 1) for job in jobs)
+        busy: _Busy = {}
+        self._fill(len(jobs))
+        try:
+            while waiting or busy:
+                free = [actor for actor in self._team if all(actor is not other for other, _ in busy.values())]
+                for actor in free[: len(waiting)]:
+                    task = waiting.popleft()
+                    busy[self._begin(actor, number, body, task, states)] = actor, task
+                for answer, actor, task in self._ended(busy, deadline):
+                    outcome = self._outcome(answer, actor, task, waiting, deadline)
+                    if outcome is not _AGAIN:
+                        yield outcome
+        finally:
+            for actor, _ in busy.values():  # the caller went away in mid-round: nothing may answer for an old job later
+                self._drop(actor)
+
+    def _put_function(self, function: Callable[..., Any]) -> tuple[int, Any]:
+        for number, (known, body) in enumerate(self._functions):
+            if known is function:
+                return number, body
+        self._functions.append((function, self._ray.put(_array(packed(function)))))
+        return len(self._functions) - 1, self._functions[-1][1]
+
+    def _fill(self, jobs: int) -> None:
+        """Start actors as there are jobs and CPUs for them; one is always started, and waits for a CPU if it must."""
+        room = int(self._ray.available_resources().get("CPU", 0))
+        most = min(self._wanted or sys.maxsize, jobs)
+        for _ in range(max(min(most - len(self._team), room), 0 if self._team else min(1, jobs))):
+            self._team.append(_Actor(self._ray.remote(num_cpus=1, max_restarts=0)(_Worker).remote()))
+
+    def _begin(self, actor: _Actor, number: int, body: Any, task: _Task, states: dict[int, Any]) -> Any:
+        job, state = task.job, getattr(task.job, "state", None)
+        reference = None
+        if is_dataclass(job) and type(state) is dict:
+            if id(state) not in states:
+                states[id(state)] = self._ray.put(_array(packed(state)))
+            reference, job = states[id(state)], replace(job, state={})  # type: ignore[type-var]
+        task.ready = actor.handle.know.remote(number, body)
+        return actor.handle.work.remote(number, _array(packed(job)), reference)
+
+    def _ended(
+        self, busy: dict[Any, tuple[_Actor, _Task]], deadline: float | None
+    ) -> Iterator[tuple[Any, _Actor, _Task]]:
+        """Wait until a worker has answered, died or run out of time; yield and remove all of which that is true."""
+        if deadline is not None:
+            for _, task in busy.values():
+                if task.started is None and self._ray.wait([task.ready], timeout=0)[0]:
+                    task.started = time.monotonic()  # its data have arrived: now its time runs
+        answered = set(self._ray.wait(list(busy), timeout=None if deadline is None else min(0.05, deadline))[0])
+        now = time.monotonic()
+        for answer, (actor, task) in list(busy.items()):
+            late = deadline is not None and task.started is not None and now - task.started >= deadline
+            if answer in answered or late:
+                del busy[answer]
+                yield answer if answer in answered else None, actor, task
+
+    def _outcome(self, answer: Any, actor: _Actor, task: _Task, waiting: deque[_Task], deadline: float | None) -> Any:
+        if answer is None:
+            self._drop(actor)
+            self._fill(len(waiting) + 1)
+            return Failure(task.job.id, f"late: no answer within {deadline:g} s")
+        try:
+            return pickle.loads(self._ray.get(answer).tobytes())
+        except self._ray.exceptions.RayError as error:
+            kind = type(error).__name__
+        self._drop(actor)
+        self._fill(len(waiting) + 1)
+        if task.number >= self._tries:
+            return Failure(task.job.id, f"its worker died {task.number} times ({kind})")
+        waiting.append(_Task(task.job, task.number + 1))
+        return _AGAIN
+
+    def _drop(self, actor: _Actor) -> None:
+        self._team = [other for other in self._team if other is not actor]
+        self._end(actor)
+
+    def _end(self, actor: _Actor) -> None:
+        try:
+            self._ray.kill(actor.handle, no_restart=True)
+        except Exception:  # it is dead, or the cluster is: both are what was wanted
+            return
+
+
+_AGAIN = object()
+"""Not an outcome: the job is run again."""
+
+
+@dataclass(eq=False)
+class _Actor:
+    handle: Any
+
+
+@dataclass(eq=False)
+class _Task:
+    job: Any
+    number: int
+    ready: Any = None
+    started: float | None = None
+
+
+_Busy = dict[Any, tuple[_Actor, _Task]]
+"""What is being worked on, by the reference of the answer to come."""
+
+
+class _Worker:
+    """The actor's side: it keeps every function that it was ever sent."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self._functions: dict[int, Any] = {}
+
+    def know(self, number: int, body: Packed) -> None:
+        """Load a function, if it is new."""
+        if number not in self._functions:
+            self._functions[number] = pickle.loads(body.tobytes())
+
+    def work(self, number: int, job: Packed, state: Packed | None) -> Packed:
+        """Run a job; whatever it raises is its failure, and not the actor's."""
+        task = pickle.loads(job.tobytes())
+        if state is not None:
+            task = replace(task, state=pickle.loads(state.tobytes()))
+        outcome = attempt(self._functions[number], task)
+        try:
+            return _array(packed(outcome))
+        except Exception as error:
+            return _array(packed(Failure(task.id, f"{type(error).__name__}: its result cannot travel")))
+
+
+def _array(content: bytes) -> Packed:
+    return np.frombuffer(content, np.uint8)
+
+
+def _call(address: str) -> None:
+    """Raise if nobody listens at a ``host:port``; other forms ("auto", "ray://...") are left to Ray."""
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise RayError(f"no Ray cluster answers at {address}: {error.strerror or error}") from error

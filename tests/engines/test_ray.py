@@ -1,0 +1,199 @@
+"""Ray for real: clusters on this machine, of one node and of several, of which one is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conftest import make_tiny
+from feddf.engines import RayError, RayWorkers, in_process
+from feddf.fusion import FUSIONS
+from feddf.rounds import play
+from feddf.runs import RunFolder, build
+from feddf.runs import play as play_run
+from feddf.runs.config import parse
+from feddf.states import digest
+from feddf.types import Failure
+
+pytestmark = pytest.mark.xdist_group("ray")
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+
+@dataclass(frozen=True)
+class Number:
+    value: int
+
+    @property
+    def id(self) -> str:
+        return f"n{self.value}"
+
+
+def square_or_raise(job: Number) -> int:
+    if job.value % 3 == 0:
+        raise ValueError(f"{job.value} is a multiple of three\nsecond line")
+    return job.value**2
+
+
+def threads_and_data(job: Number, data: Tensor) -> tuple[int, int]:
+    return torch.get_num_threads(), int(data.sum()) + job.value
+
+
+def lock(job: Number) -> object:
+    return threading.Lock() if job.value else "fine"
+
+
+def die_once(job: Number, folder: str) -> str:
+    """The first to try dies with its process; whoever comes after it does not."""
+    marker = Path(folder) / job.id
+    if job.value == 2 and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return job.id
+
+
+def always_die(job: Number) -> int:
+    if job.value == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return job.value
+
+
+def hang_or_answer(job: Number) -> int:
+    if job.value == 1:
+        threading.Event().wait()
+    return job.value
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[RayWorkers]:
+    with RayWorkers(2) as opened:
+        yield opened
+
+
+def test_every_job_has_one_outcome(engine: RayWorkers) -> None:
+    outcomes = list(engine(square_or_raise, [Number(i) for i in range(10)]))
+    assert sorted(o for o in outcomes if isinstance(o, int)) == [1, 4, 16, 25, 49, 64]
+    failures = {o.client_id: o.reason for o in outcomes if isinstance(o, Failure)}
+    assert failures == {f"n{i}": f"ValueError: {i} is a multiple of three" for i in (0, 3, 6, 9)}
+    assert list(engine(square_or_raise, [])) == []
+
+
+def test_one_thread_and_the_data_that_the_function_holds(engine: RayWorkers) -> None:
+    function = partial(threads_and_data, data=torch.arange(1000))
+    for _ in range(2):
+        assert sorted(engine(function, [Number(i) for i in range(4)])) == [(1, 499500 + i) for i in range(4)]
+
+
+def test_a_result_that_cannot_travel_is_the_jobs_failure(engine: RayWorkers) -> None:
+    outcomes = list(engine(lock, [Number(0), Number(1)]))
+    assert "fine" in outcomes
+    (failure,) = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    assert failure.client_id == "n1"
+
+
+def test_an_engine_can_be_left_in_the_middle_and_used_again(engine: RayWorkers) -> None:
+    for _ in range(2):
+        for outcome in engine(square_or_raise, [Number(i) for i in (1, 2, 4, 5, 7)]):
+            assert outcome in (1, 4, 16, 25, 49)
+            break
+    assert sorted(engine(square_or_raise, [Number(1), Number(2)])) == [1, 4]
+
+
+def test_the_job_of_a_worker_that_died_is_run_again(engine: RayWorkers, tmp_path: Path) -> None:
+    function = partial(die_once, folder=str(tmp_path))
+    assert sorted(engine(function, [Number(i) for i in range(4)])) == ["n0", "n1", "n2", "n3"]
+
+
+def test_a_job_that_kills_every_worker_is_given_up(engine: RayWorkers) -> None:
+    outcomes = list(engine(always_die, [Number(i) for i in range(4)]))
+    assert sorted(o for o in outcomes if isinstance(o, int)) == [0, 1, 3]
+    (failure,) = [o for o in outcomes if isinstance(o, Failure)]
+    assert (failure.client_id, failure.reason.startswith("its worker died 3 times")) == ("n2", True)
+
+
+def test_a_late_job_is_ended_and_the_others_are_not(engine: RayWorkers) -> None:
+    outcomes = list(engine.within(3.0)(hang_or_answer, [Number(i) for i in range(4)]))
+    assert sorted(o for o in outcomes if isinstance(o, int)) == [0, 2, 3]
+    (failure,) = [o for o in outcomes if isinstance(o, Failure)]
+    assert failure == Failure("n1", "late: no answer within 3 s")
+
+
+def test_a_round_has_the_same_bytes(engine: RayWorkers) -> None:
+    tiny = make_tiny()
+    fuse = FUSIONS["feddf"](replace(tiny.kit, engine=engine))
+    closed = play(tiny.server, tiny.federation, engine=engine, train=tiny.local, fuse=fuse)
+    plain = play(tiny.server, tiny.federation, engine=in_process, train=tiny.local, fuse=FUSIONS["feddf"](tiny.kit))
+    assert not closed.failures
+    assert digest(closed.server.models) == digest(plain.server.models)
+
+
+CONFIG: dict[str, Any] = {
+    "data": "toy", "pool": "plane", "prototypes": ["mlp"], "clients": 4, "rounds": 2, "local_epochs": 2,
+    "distill_steps": 20, "distill_threads": 1,
+}  # fmt: skip
+
+
+def test_a_configuration_ends_with_the_same_bytes_on_every_engine(tmp_path: Path, engine: RayWorkers) -> None:
+    """The module's own cluster is in the way of another one in this process: its address is used."""
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    engine.__exit__()
+    found = set()
+    try:
+        for number, changes in enumerate(({"engine": "in-process"}, {"engine": "processes"}, {"engine": "ray"})):
+            parts = build(parse({**CONFIG, **changes, "workers": 2}))
+            folder = RunFolder.create(tmp_path / str(number), parts.experiment)
+            list(play_run(parts, folder))
+            server, _ = folder.latest()
+            assert server is not None
+            found.add(digest(server.models))
+    finally:
+        engine.__enter__()
+    assert address
+    assert len(found) == 1
+
+
+def test_a_node_killed_in_mid_round_changes_nothing() -> None:
+    """A head without CPUs and two nodes, all processes of their own; one node goes while its client is training."""
+    tiny = make_tiny(clients=8, fraction=1.0)
+    plain = play(tiny.server, tiny.federation, engine=in_process, train=tiny.local, fuse=FUSIONS["fedavg"](tiny.kit))
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        cluster.wait_for_nodes()
+        with RayWorkers(2, address=cluster.address) as engine:
+
+            def killing(function: Any, jobs: Any, /) -> Iterator[Any]:
+                for number, outcome in enumerate(engine(function, jobs)):
+                    if number == 1:
+                        cluster.remove_node(nodes[0], allow_graceful=False)  # SIGKILL
+                    yield outcome
+
+            closed = play(
+                tiny.server, tiny.federation, engine=killing, train=tiny.local, fuse=FUSIONS["fedavg"](tiny.kit)
+            )
+        assert not closed.failures
+        assert digest(closed.server.models) == digest(plain.server.models)
+    finally:
+        cluster.shutdown()
+
+
+def test_no_cluster_at_an_address_is_one_line() -> None:
+    with pytest.raises(RayError, match=r"no Ray cluster answers at 127.0.0.1:1"), RayWorkers(1, address="127.0.0.1:1"):
+        pass
+
+
+def test_the_servers_own_signal_handler_stays(engine: RayWorkers) -> None:
+    """Ray puts another one in its place, under which a run would not stop in a safe state."""
+    assert "ray" not in getattr(signal.getsignal(signal.SIGTERM), "__module__", "")
