@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -80,6 +81,16 @@ def engine() -> Iterator[RayWorkers]:
         yield opened
 
 
+@contextmanager
+def away(engine: RayWorkers) -> Iterator[None]:
+    """A process has one Ray cluster at a time: leave the module's own for another."""
+    engine.__exit__()
+    try:
+        yield
+    finally:
+        engine.__enter__()
+
+
 def test_every_job_has_one_outcome(engine: RayWorkers) -> None:
     outcomes = list(engine(square_or_raise, [Number(i) for i in range(10)]))
     assert sorted(o for o in outcomes if isinstance(o, int)) == [1, 4, 16, 25, 49, 64]
@@ -144,56 +155,67 @@ CONFIG: dict[str, Any] = {
 
 
 def test_a_configuration_ends_with_the_same_bytes_on_every_engine(tmp_path: Path, engine: RayWorkers) -> None:
-    """The module's own cluster is in the way of another one in this process: its address is used."""
-    import ray
-
-    address = ray.get_runtime_context().gcs_address
-    engine.__exit__()
     found = set()
-    try:
-        for number, changes in enumerate(({"engine": "in-process"}, {"engine": "processes"}, {"engine": "ray"})):
-            parts = build(parse({**CONFIG, **changes, "workers": 2}))
-            folder = RunFolder.create(tmp_path / str(number), parts.experiment)
+    with away(engine):
+        for name in ("in-process", "processes", "ray"):
+            parts = build(parse({**CONFIG, "engine": name, "workers": 2}))
+            folder = RunFolder.create(tmp_path / name, parts.experiment)
             list(play_run(parts, folder))
             server, _ = folder.latest()
             assert server is not None
             found.add(digest(server.models))
-    finally:
-        engine.__enter__()
-    assert address
     assert len(found) == 1
 
 
-def test_a_node_killed_in_mid_round_changes_nothing() -> None:
+def test_a_node_killed_in_mid_round_changes_nothing(engine: RayWorkers) -> None:
     """A head without CPUs and two nodes, all processes of their own; one node goes while its client is training."""
     tiny = make_tiny(clients=8, fraction=1.0)
     plain = play(tiny.server, tiny.federation, engine=in_process, train=tiny.local, fuse=FUSIONS["fedavg"](tiny.kit))
-    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    try:
-        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
-        cluster.wait_for_nodes()
-        with RayWorkers(2, address=cluster.address) as engine:
+    with away(engine):
+        cluster = cluster_utils.Cluster(True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        try:
+            nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+            cluster.wait_for_nodes()
+            with RayWorkers(2, address=cluster.address) as workers:
 
-            def killing(function: Any, jobs: Any, /) -> Iterator[Any]:
-                for number, outcome in enumerate(engine(function, jobs)):
-                    if number == 1:
-                        cluster.remove_node(nodes[0], allow_graceful=False)  # SIGKILL
-                    yield outcome
+                def killing(function: Any, jobs: Any, /) -> Iterator[Any]:
+                    for number, outcome in enumerate(workers(function, jobs)):
+                        if number == 1:
+                            cluster.remove_node(nodes[0], allow_graceful=False)  # SIGKILL
+                        yield outcome
 
-            closed = play(
-                tiny.server, tiny.federation, engine=killing, train=tiny.local, fuse=FUSIONS["fedavg"](tiny.kit)
-            )
-        assert not closed.failures
-        assert digest(closed.server.models) == digest(plain.server.models)
-    finally:
-        cluster.shutdown()
+                fuse = FUSIONS["fedavg"](tiny.kit)
+                closed = play(tiny.server, tiny.federation, engine=killing, train=tiny.local, fuse=fuse)
+        finally:
+            cluster.shutdown()
+    assert not closed.failures
+    assert digest(closed.server.models) == digest(plain.server.models)
 
 
-def test_no_cluster_at_an_address_is_one_line() -> None:
-    with pytest.raises(RayError, match=r"no Ray cluster answers at 127.0.0.1:1"), RayWorkers(1, address="127.0.0.1:1"):
-        pass
+def test_no_cluster_at_an_address_is_one_line(engine: RayWorkers) -> None:
+    nowhere = RayWorkers(1, address="127.0.0.1:1")
+    with away(engine), pytest.raises(RayError, match=r"no Ray cluster answers at 127.0.0.1:1: Connection refused"):
+        nowhere.__enter__()
+
+
+def test_a_cluster_that_the_process_has_already_is_used_and_left_alone(engine: RayWorkers) -> None:
+    with RayWorkers(1) as second:
+        assert list(second(square_or_raise, [Number(2)])) == [4]
+    assert list(engine(square_or_raise, [Number(2)])) == [4]
+    with pytest.raises(RayError, match="connected to a Ray cluster already"):
+        RayWorkers(1, address="127.0.0.1:1").__enter__()
 
 
 def test_the_servers_own_signal_handler_stays(engine: RayWorkers) -> None:
     """Ray puts another one in its place, under which a run would not stop in a safe state."""
-    assert "ray" not in getattr(signal.getsignal(signal.SIGTERM), "__module__", "")
+
+    def mine(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        with away(engine), RayWorkers(1):
+            assert signal.getsignal(signal.SIGTERM) is mine
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -59,27 +60,34 @@ class RayWorkers:
             self._ray: Any = import_module("ray")
         except ImportError as error:
             raise RayError("engine = 'ray' needs Ray: pip install 'feddf[ray]'") from error
+        self._own = not self._ray.is_initialized()
+        if self._own:
+            self._connect()
+        elif self._address is not None:
+            raise RayError("this process is connected to a Ray cluster already; leave ray_address out to use it")
+        return self
+
+    def _connect(self) -> None:
         if self._address is not None:
             _call(self._address)  # Ray itself would try for many minutes
         paths = os.pathsep.join(path for path in sys.path if path)  # a user's own modules, where the disk is shared
         options: dict[str, Any] = {"runtime_env": {"env_vars": {"PYTHONPATH": paths}}, "log_to_driver": False}
         if self._address is None:
             options |= {"num_cpus": self._wanted or os.cpu_count() or 1, "include_dashboard": False}
-        handler = signal.getsignal(signal.SIGTERM)
-        try:
-            self._ray.init(address=self._address or "local", logging_level="ERROR", **options)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise RayError(f"no Ray cluster answers at {self._address or 'this machine'}: {first}") from error
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)  # Ray puts one of its own there, which would not end a run safely
-        return self
+        with _own_signals():
+            try:
+                self._ray.init(address=self._address or "local", logging_level="ERROR", **options)
+            except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+                first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise RayError(f"no Ray cluster answers at {self._address or 'this machine'}: {first}") from error
 
     def __exit__(self, *error: object) -> None:
         for actor in self._team:
             self._end(actor)
         self._team, self._functions = [], []
-        self._ray.shutdown()
+        if self._own:
+            with _own_signals():
+                self._ray.shutdown()
 
     def __call__(self, function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
         """Run the jobs on the actors; yield each outcome as it comes."""
@@ -223,6 +231,17 @@ class _Worker:
 
 def _array(content: bytes) -> Packed:
     return np.frombuffer(content, np.uint8)
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handler of SIGTERM: Ray puts one of its own there, under which a run would not end in a safe state."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _call(address: str) -> None:
