@@ -57,6 +57,6 @@ def test_without_a_compiler_a_run_goes_on_and_says_so(monkeypatch: pytest.Monkey
 
 def test_a_student_that_learns_alone_gets_two_threads_whatever_the_machine() -> None:
     base = {"data": "toy", "pool": "plane", "prototypes": ["mlp"], "clients": 4}
-    assert parse(base).threads_of_a_student == 2
-    assert parse({**base, "prototypes": [{"model": "mlp", "name": name} for name in "ab"]}).threads_of_a_student == 1
-    assert parse({**base, "distill_threads": 3}).threads_of_a_student == 3
+    assert parse(base).threads_of_a_student(1) == 2
+    assert parse(base).threads_of_a_student(2) == 1
+    assert parse({**base, "distill_threads": 3}).threads_of_a_student(2) == 3

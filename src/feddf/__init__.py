@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from feddf.models import MODELS
     from feddf.rounds import Federation, QuorumError
     from feddf.runs.build import build
-    from feddf.runs.config import ConfigError, Experiment, load
+    from feddf.runs.config import Experiment, load
     from feddf.runs.run import play
+    from feddf.runs.settings import ConfigError
     from feddf.runs.store import RunFolder
     from feddf.states import initial
     from feddf.types import (

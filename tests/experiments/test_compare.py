@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from feddf.experiments.compare import PARTS, SHORT, grid, variant
-from feddf.runs.config import ConfigError, Experiment, parse
+from feddf.runs.config import Experiment, parse
+from feddf.runs.settings import ConfigError
 
 BASE = parse({"data": "toy", "pool": "plane", "prototypes": ["mlp"], "clients": 4})
 

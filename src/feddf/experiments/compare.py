@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from feddf.runs.config import ConfigError, Experiment, differences, parse
+from feddf.runs.config import Experiment, differences, parse
+from feddf.runs.settings import ConfigError
 from feddf.runs.store import RunFolder, StoreError
 
 PARTS: dict[str, dict[str, Any]] = {

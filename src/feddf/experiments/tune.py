@@ -19,7 +19,8 @@ from typing import Any
 
 from feddf.report import Run, read_run
 from feddf.report.tables import Comparison, spread
-from feddf.runs.config import ConfigError, Experiment, differences, parse
+from feddf.runs.config import Experiment, differences, parse
+from feddf.runs.settings import ConfigError
 from feddf.runs.store import RunFolder, StoreError
 
 PAPER: dict[str, tuple[float, ...]] = {

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import os
 import pickle
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,34 +16,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddf import evaluate
-from feddf.accelerate import Accelerate, can_compile, compiled, eager
 from feddf.binary import inner_layers
 from feddf.data import DATASETS, Dataset, dirichlet, iid, split
 from feddf.data.augment import flip_crop
 from feddf.data.datasets import image_folder
 from feddf.data.partition import by_shards, dirichlet_equal
-from feddf.data.text import TEXTS, tokenizer
-from feddf.data.text import load as load_texts
+from feddf.data.text import TEXTS
 from feddf.engines import Processes, RayWorkers, in_process
-from feddf.fusion import FUSIONS, Kit, Schedule
-from feddf.fusion.average import average, uniform_average
-from feddf.fusion.batchnorm import last_statistics, local_statistics, recalibrated
-from feddf.fusion.ensemble import answer, combine
-from feddf.fusion.feddf import MoreTeachers, nobody_else
 from feddf.fusion.fedma import Layers, cycle, fit_widths, frozen_layers, layers_of
-from feddf.fusion.momentum import momentum
-from feddf.fusion.select import JUDGES, drop_worst, examined
-from feddf.fusion.swag import swag
-from feddf.fusion.weigh import Weigh, by_accuracy, by_certainty, by_class_counts, by_examples
-from feddf.fusion.weigh import uniform as uniform_weights
 from feddf.local import Frozen, local_update
 from feddf.models import MODELS
-from feddf.models.transformer import transformers
 from feddf.outcomes import retrying
 from feddf.rounds import Federation
-from feddf.runs.config import ConfigError, Experiment, PrototypeSpec
+from feddf.runs.config import Experiment, PrototypeSpec
+from feddf.runs.methods import accelerate_of, fusion_of
 from feddf.runs.pool import pool_of
+from feddf.runs.settings import ConfigError
+from feddf.runs.texts import check_vocabulary, read_texts
 from feddf.seeds import derive
 from feddf.states import initial
 from feddf.types import (
@@ -55,7 +43,6 @@ from feddf.types import (
     Inputs,
     LocalTrain,
     Prototype,
-    Rule,
     ServerState,
 )
 
@@ -96,7 +83,7 @@ def build(experiment: Experiment) -> Parts:
     """Return the experiment's parts, or raise :class:`ConfigError` where names and data do not fit together."""
     task = build_task(experiment)
     for spec in experiment.prototypes:
-        _check_vocabulary(spec, experiment)
+        check_vocabulary(spec, experiment)
     prototypes = {spec.label: _prototype(spec, task.data) for spec in experiment.prototypes}
     server = ServerState(0, {name: initial(prototype, experiment.seed) for name, prototype in prototypes.items()})
     layers = _layers(experiment, prototypes)
@@ -104,7 +91,7 @@ def build(experiment: Experiment) -> Parts:
         prototypes = {name: replace(prototype, fit=fit_widths) for name, prototype in prototypes.items()}
     federation = _federation(experiment, task.shards, hold=cycle(layers) if layers else 1)
     train = _train(experiment, task, prototypes, partial(frozen_layers, layers=layers) if layers else None)
-    fuse = partial(_fusion, experiment, task, prototypes)
+    fuse = partial(fusion_of, experiment, prototypes, task.validation, task.pool)
     return Parts(experiment, task, prototypes, federation, server, train, fuse)
 
 
@@ -206,32 +193,9 @@ def _read(key: str, name: str, folder: Path | None, experiment: Experiment) -> A
     if name.startswith("folder:"):
         return image_folder(Path(name.removeprefix("folder:")).expanduser(), experiment.image_size)
     if name in TEXTS:
-        found = tokenizer(transformers(), _tokenizer_of(experiment), experiment.max_tokens)
-        return load_texts(name, folder, found.tokenize, found.fingerprint)
+        return read_texts(name, folder, experiment)
     loader = _named(key, name, DATASETS, also=TEXTS)
     return loader(folder) if name in DATASETS else loader()
-
-
-def _tokenizer_of(experiment: Experiment) -> str:
-    """Return the tokenizer that is named, or else that of the first transformer."""
-    paths = [str(spec.options["path"]) for spec in experiment.prototypes if "path" in spec.options]
-    if not experiment.tokenizer and not paths:
-        raise ConfigError.at("tokenizer", None, f"'{experiment.data}' are texts; name a tokenizer or a transformer")
-    return experiment.tokenizer or paths[0]
-
-
-def _check_vocabulary(spec: PrototypeSpec, experiment: Experiment) -> None:
-    """A tokenizer that knows more tokens than the model would fail somewhere inside the first batch that has one."""
-    if experiment.data not in TEXTS or "path" not in spec.options:
-        return
-    found = tokenizer(transformers(), _tokenizer_of(experiment), experiment.max_tokens)
-    model = transformers().AutoConfig.from_pretrained(spec.options["path"])
-    if found.n_tokens > model.vocab_size:
-        allowed = f"it knows {found.n_tokens} tokens, and the model {spec.options['path']} can read {model.vocab_size}"
-        raise ConfigError.at("tokenizer", _tokenizer_of(experiment), allowed)
-    if found.padding != (model.pad_token_id or 0):
-        allowed = f"it pads with token {found.padding}, and the model {spec.options['path']} with {model.pad_token_id}"
-        raise ConfigError.at("tokenizer", _tokenizer_of(experiment), allowed)
 
 
 def _travels(thing: object) -> bool:
@@ -322,89 +286,11 @@ def _train(
         decay=experiment.local_decay,
         proximal=experiment.proximal,
         augment=flip_crop if wanted else None,
-        accelerate=_accelerate(experiment),
+        accelerate=accelerate_of(experiment),
         binary=None if experiment.local_binary == "none" else experiment.local_binary,
         frozen=frozen,
         disclose=experiment.discloses,
     )
-
-
-def _accelerate(experiment: Experiment) -> Accelerate:
-    if not experiment.compile:
-        return eager
-    if not can_compile():
-        warnings.warn("this machine cannot compile (is a C++ compiler installed?); going on without", stacklevel=2)
-        return eager
-    return compiled
-
-
-def _fusion(experiment: Experiment, task: Task, prototypes: Mapping[str, Prototype], engine: Engine) -> Fusion:
-    validation = task.validation
-    examine = partial(answer, prototypes=prototypes, inputs=validation.inputs)
-    weigh: Mapping[str, Weigh] = {
-        "uniform": uniform_weights,
-        "examples": by_examples,
-        "certainty": by_certainty,
-        "class-counts": partial(by_class_counts, n_classes=task.train.n_classes),
-        "validation": partial(
-            by_accuracy, examine=partial(examined, engine=engine, examine=examine, labels=validation.labels)
-        ),
-    }
-    kit = Kit(
-        prototypes,
-        task.pool,
-        engine,
-        score=partial(evaluate.accuracy, examples=validation) if experiment.stop == "validation" else None,
-        schedule=_schedule(experiment),
-        mode=experiment.mode,
-        rule=_rule(experiment, task, prototypes),
-        start=experiment.start,
-        target=partial(combine, average=experiment.teacher_average, temperature=experiment.temperature),
-        weigh=weigh[experiment.teacher_weights],
-        more_teachers=_swag(experiment),
-        held_out=experiment.held_out if experiment.stop == "held-out-loss" else 0.0,
-        augment=flip_crop if experiment.pool_augment else None,
-        growth=experiment.fedma_growth,
-    )
-    fuse = FUSIONS[experiment.method](kit)
-    if experiment.batchnorm == "local":
-        fuse = local_statistics(fuse)
-    if experiment.server_momentum:
-        fuse = momentum(experiment.server_momentum, fuse, prototypes)
-    if experiment.drop_worst != "none":
-        judge = JUDGES[experiment.drop_worst]
-        fuse = drop_worst(judge, fuse, engine=engine, examine=examine, validation=validation)
-    return fuse
-
-
-def _schedule(experiment: Experiment) -> Schedule:
-    return Schedule(
-        steps=experiment.distill_steps,
-        batch=experiment.distill_batch,
-        rate=experiment.distill_rate,
-        check_every=experiment.distill_check,
-        patience=experiment.distill_patience,
-        optimizer=experiment.distill_optimizer,
-        temperature=experiment.temperature,
-        clip=experiment.distill_clip,
-        threads=experiment.threads_of_a_student,
-        accelerate=_accelerate(experiment),
-    )
-
-
-def _rule(experiment: Experiment, task: Task, prototypes: Mapping[str, Prototype]) -> Rule:
-    rule = average if experiment.average_weights == "examples" else uniform_average
-    if experiment.batchnorm == "last":
-        return last_statistics(rule)
-    if experiment.batchnorm == "recalibrate" and task.pool is not None:
-        return recalibrated(rule, prototypes, task.pool)
-    return rule
-
-
-def _swag(experiment: Experiment) -> MoreTeachers:
-    if not experiment.swag_samples:
-        return nobody_else
-    return partial(swag, samples=experiment.swag_samples, scale=experiment.swag_scale)
 
 
 def _layers(experiment: Experiment, prototypes: Mapping[str, Prototype]) -> dict[str, Layers]:

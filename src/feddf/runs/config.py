@@ -14,19 +14,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from feddf.rounds import sample_size
+from feddf.runs.settings import ConfigError, Contradiction, Positive, Settings, shown
 
 FREE_ON_RESUME = ("data_dir", "engine", "workers", "ray_address", "keep_checkpoints")
 """Keys that may change when a run is resumed: none of them changes a model's bytes."""
-
-
-class ConfigError(Exception):
-    """A user's mistake in a configuration: one line that names the key, what was given and what is allowed."""
-
-    @classmethod
-    def at(cls, key: str, given: object, allowed: str) -> Self:
-        """Return the error for one key."""
-        return cls(f"{key} = {_shown(given)}: {allowed}")
 
 
 class PrototypeSpec(BaseModel):
@@ -85,19 +76,8 @@ class PoolSpec(BaseModel):
         return tuple(given) if isinstance(given, list) else given
 
 
-Positive = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(gt=0, le=1)]
-
-
-class Experiment(BaseModel):
-    """Everything that determines a run. The defaults are the paper's where it states them."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)
-    about: str = ""
-    seed: int = Field(default=0, ge=0)
-    rounds: Positive = 100
+class Experiment(Settings):
+    """Everything that determines a run: the data, who has them, the architectures, and the settings."""
 
     data: str
     data_dir: str | None = None
@@ -111,65 +91,14 @@ class Experiment(BaseModel):
     partition: Literal["dirichlet", "dirichlet-equal", "shards", "iid"] = "dirichlet"
     alpha: float = Field(default=1.0, gt=0)
     classes_per_client: Positive = 2
-    clients: Positive = 20
     min_shard: int = Field(default=10, ge=2)
 
     prototypes: tuple[PrototypeSpec, ...] = Field(min_length=1)
-
-    fraction: Share = 0.4
-    quorum: Share = 0.5
-    attempts: Positive = 3
-    deadline: float | None = Field(default=None, gt=0)
-
-    local_epochs: Positive = 40
-    local_batch: int = Field(default=64, ge=2)
-    local_rate: float = Field(default=0.1, gt=0)
-    local_optimizer: Literal["sgd", "adam"] = "sgd"
-    local_decay: Literal["none", "linear", "cosine"] = "none"
-    proximal: float = Field(default=0.0, ge=0)
     local_binary: Literal["none", "straight-through", "error-feedback"] = "none"
     augment: Literal["auto", "none", "flip-crop"] = "auto"
 
-    method: Literal["fedavg", "feddf", "fedma"] = "feddf"
-    average_weights: Literal["examples", "uniform"] = "examples"
-    batchnorm: Literal["average", "last", "recalibrate", "local"] = "average"
-    server_momentum: float = Field(default=0.0, ge=0, lt=1)
-    drop_worst: Literal["none", "paper", "released"] = "none"
-    fedma_growth: float = Field(default=1.25, ge=1)
-
     pool: tuple[PoolSpec, ...] = ()
     pool_size: int | None = Field(default=None, ge=2)
-    pool_augment: bool = False
-    mode: Literal["cached", "online"] = "cached"
-    teacher_average: Literal["logits", "probabilities", "losses"] = "logits"
-    teacher_weights: Literal["uniform", "examples", "validation", "certainty", "class-counts"] = "uniform"
-    temperature: float = Field(default=1.0, gt=0)
-    swag_samples: int = Field(default=0, ge=0)
-    swag_scale: float = Field(default=0.5, gt=0)
-
-    start: Literal["average", "previous", "best"] = "average"
-    stop: Literal["validation", "held-out-loss", "steps"] = "validation"
-    held_out: float = Field(default=0.1, gt=0, lt=1)
-    distill_optimizer: Literal["adam", "sgd", "swa"] = "adam"
-    distill_clip: float | None = Field(default=None, gt=0)
-    distill_steps: Positive = 10_000
-    distill_batch: int = Field(default=128, ge=2)
-    distill_rate: float = Field(default=1e-3, gt=0)
-    distill_check: Positive = 100
-    distill_patience: Positive = 1_000
-    distill_threads: Positive | None = None
-
-    log_clients: bool = False
-    compile: bool = False
-    engine: Literal["processes", "in-process", "ray"] = "processes"
-    ray_address: str | None = None
-    workers: Positive | None = None
-    keep_checkpoints: int = Field(default=2, ge=2)
-
-    @property
-    def threads_of_a_student(self) -> int:
-        """Two for a student that learns alone, one for each of several: never a matter of the machine."""
-        return self.distill_threads or (2 if len(self.prototypes) == 1 else 1)
 
     @property
     def set_apart(self) -> float:
@@ -198,12 +127,6 @@ class Experiment(BaseModel):
             raise ConfigError.at("prototypes", labels, "two have the same name; give each a name of its own")
         if len(labels) > self.clients:
             raise ConfigError.at("prototypes", labels, f"there are more prototypes than clients ({self.clients})")
-        if sample_size(self.clients, self.fraction) < 1:
-            raise ConfigError.at(
-                "fraction",
-                self.fraction,
-                f"no client would be sampled from {self.clients}; it must be above {0.5 / self.clients:g}",
-            )
         for wrong, key, allowed in self._contradictions():
             if wrong:
                 shown = getattr(self, key)
@@ -212,36 +135,13 @@ class Experiment(BaseModel):
                 raise ConfigError.at(key, shown, allowed)
         return self
 
-    def _contradictions(self) -> Iterator[tuple[bool, str, str]]:
-        """Yield (is it so?, the key, what would be right) for values that are right alone and wrong together."""
-        distils, labelled = self.method == "feddf", self.validation > 0
-        yield (
-            distils and not self.pool,
-            "pool",
-            "method 'feddf' needs an unlabeled pool, for instance pool = 'cifar100'",
-        )
+    def _contradictions(self) -> Iterator[Contradiction]:
+        labelled = self.validation > 0
+        yield from self.contradictions(labelled=labelled, pooled=bool(self.pool))
         yield (
             any(spec.source == self.data for spec in self.pool),
             "pool",
             "the pool must not be the clients' own data; 'train' sets a share of them apart, without labels",
-        )
-        yield (
-            distils and self.stop == "validation" and not labelled,
-            "validation",
-            "early stopping reads validation data; hold some out (0.1), or set stop = 'held-out-loss' or 'steps'",
-        )
-        yield (
-            distils and self.start == "best" and self.stop == "steps",
-            "start",
-            "the best is found by a score; set stop = 'validation' or 'held-out-loss'",
-        )
-        for key in ("drop_worst", "teacher_weights"):
-            reads = getattr(self, key) in ("paper", "released", "validation")
-            yield reads and not labelled, key, "it reads validation data; set validation above 0"
-        yield (
-            self.batchnorm == "recalibrate" and not self.pool,
-            "batchnorm",
-            "statistics are estimated again on unlabeled data; name a pool",
         )
         yield (
             any(spec.source == "validation" for spec in self.pool) and not labelled,
@@ -249,23 +149,6 @@ class Experiment(BaseModel):
             "there are no validation inputs to distil on; set validation above 0",
         )
         yield self.set_apart >= 1, "pool", "nothing would be left to train on; give 'train' a fraction below 1"
-        yield self.pool_augment and self.mode == "cached", "pool_augment", "only with mode = 'online'"
-        yield self.swag_samples > 0 and self.mode == "online", "swag_samples", "only with mode = 'cached'"
-        yield (
-            self.method == "fedma" and (self.server_momentum > 0 or self.drop_worst != "none"),
-            "method",
-            "its layers grow and are matched one by one, so neither server_momentum nor drop_worst can be used",
-        )
-        yield (
-            self.method == "fedma" and (self.batchnorm != "average" or self.average_weights != "examples"),
-            "method",
-            "it has averages of its own and no BatchNorm, so neither batchnorm nor average_weights can be chosen",
-        )
-        yield (
-            self.swag_samples > 0 and self.teacher_weights == "validation",
-            "teacher_weights",
-            "sampled teachers have no validation accuracy of their own; use another weight, or swag_samples = 0",
-        )
         yield (
             sum(spec.source == "train" for spec in self.pool) > 1,
             "pool",
@@ -281,16 +164,6 @@ class Experiment(BaseModel):
             "deadline",
             "only engine = 'processes' or 'ray' can end a late client",
         )
-        yield (
-            self.ray_address is not None and self.engine != "ray",
-            "ray_address",
-            "it is the address of a Ray cluster; set engine = 'ray'",
-        )
-
-    @property
-    def discloses(self) -> bool:
-        """Whether clients tell how many examples they have of each class: only if something is weighed by it."""
-        return self.method == "feddf" and self.teacher_weights == "class-counts"
 
 
 def load(name_or_file: str, overrides: Sequence[str] = ()) -> Experiment:
@@ -333,7 +206,7 @@ def differences(old: Experiment, new: Experiment) -> list[str]:
     """Return a line for every key that would change a run's result and that differs."""
     before, after = old.model_dump(), new.model_dump()
     return [
-        f"{key}: {_shown(before[key])} -> {_shown(after[key])}"
+        f"{key}: {shown(before[key])} -> {shown(after[key])}"
         for key in before
         if key not in FREE_ON_RESUME and before[key] != after[key]
     ]
@@ -358,7 +231,7 @@ def _one_line(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"the key '{key}' is missing: {_allowed(key) or 'a value is needed'}"
     given = first["input"]
-    return f"{key} = {_shown(given)}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    return f"{key} = {shown(given)}: {first['msg'][0].lower()}{first['msg'][1:]}"
 
 
 def _allowed(key: str) -> str:
@@ -371,8 +244,3 @@ def _allowed(key: str) -> str:
 def _closest(word: str, known: Mapping[str, Any] | Sequence[str]) -> str:
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean '{near[0]}'?" if near else f"; known are: {', '.join(known)}"
-
-
-def _shown(value: object) -> str:
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= 120 else text[:117] + "..."

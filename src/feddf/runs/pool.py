@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from feddf.data import Dataset
 from feddf.data.unlabeled import adapt, choose, noise, of_classes, uniform
 from feddf.generator import GeneratorError, load, sample
-from feddf.runs.config import ConfigError, PoolSpec
+from feddf.runs.config import PoolSpec
+from feddf.runs.settings import ConfigError
 from feddf.seeds import derive
 from feddf.types import Inputs, Rows
 

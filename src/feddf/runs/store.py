@@ -27,7 +27,8 @@ from torch import Tensor
 
 from feddf.accelerate import can_compile
 from feddf.files import checksum_line, held, read_checked, write_atomically
-from feddf.runs.config import ConfigError, Experiment, parse
+from feddf.runs.config import Experiment, parse
+from feddf.runs.settings import ConfigError
 from feddf.types import ServerState, State
 
 Record = dict[str, Any]
