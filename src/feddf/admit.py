@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -60,9 +60,8 @@ def _shown(value: object) -> str:
 def _form(state: State, manifest: State) -> str | None:
     if not isinstance(state, Mapping):
         return f"its state is a {type(state).__name__}, not a mapping"
-    if len(state) != len(manifest) or state.keys() != manifest.keys():
-        missing, extra = sorted(manifest.keys() - state.keys()), sorted(map(str, state.keys() - manifest.keys()))
-        return f"keys differ from the prototype's: missing {missing[:3]}, unexpected {extra[:3]}"[:300]
+    if complaint := different_keys(state.keys(), manifest):
+        return complaint
     for key, expected in manifest.items():
         if isinstance(state, BinaryState) and key in state.bits and state.bits[key].shape != tuple(expected.shape):
             return f"{key} is packed as {_shown(state.bits[key].shape)}, and its prototype's is {tuple(expected.shape)}"
@@ -76,6 +75,14 @@ def _form(state: State, manifest: State) -> str | None:
         if tensor.dtype != expected.dtype:
             return f"{key} is {tensor.dtype}, and its prototype {expected.dtype}"
     return None
+
+
+def different_keys(keys: Collection[str], manifest: State) -> str | None:
+    """Return how a state's keys differ from its prototype's, or ``None`` where they are the same."""
+    if len(keys) == len(manifest) and set(keys) == manifest.keys():
+        return None
+    missing, extra = sorted(manifest.keys() - set(keys)), sorted(map(str, set(keys) - manifest.keys()))
+    return f"keys differ from the prototype's: missing {missing[:3]}, unexpected {extra[:3]}"[:300]
 
 
 def _values(state: State, manifest: State) -> str | None:

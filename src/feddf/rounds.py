@@ -62,7 +62,7 @@ def play(server: ServerState, federation: Federation, *, engine: Engine, train: 
         chosen = sample(federation, server.round + 1, attempt)  # line 6
         needed = max(1, ceil(federation.quorum * len(chosen)))
         clock = perf_counter()
-        updates, failed = collect(engine, train, [_job(server, federation, client) for client in chosen])
+        updates, failed = collect(engine, train, jobs_for(server, federation, chosen))
         trained = perf_counter()
         fused, updates, refused = _fuse(
             fuse, server, updates, needed, derive(federation.seed, "fuse", server.round + 1)
@@ -119,9 +119,13 @@ def _known(failure: Failure, asked: Mapping[str, Job]) -> Failure:
     return failure if known else Failure("unknown", f"somebody who was not asked: {failure.reason}"[:300])
 
 
-def _job(server: ServerState, federation: Federation, client: Client) -> Job:
-    seed = derive(federation.seed, "train", server.round + 1, client.id)
-    return Job(client, server.round + 1, server.sent_to(client), seed)
+def jobs_for(server: ServerState, federation: Federation, clients: Sequence[Client]) -> list[Job]:
+    """Return what each client is asked to do in the round after ``server``."""
+    number = server.round + 1
+    return [
+        Job(client, number, server.sent_to(client), derive(federation.seed, "train", number, client.id))
+        for client in clients
+    ]
 
 
 def _fuse(

@@ -49,9 +49,13 @@ def _line(axes: object, curves: Sequence[Sequence[float]], style: str, colour: o
 def _title(runs: Sequence[Run]) -> str:
     config = runs[0].config
     seeds = sorted({run.seed for run in runs})
-    skew = f"α = {config['alpha']:g}" if config["partition"] == "dirichlet" else config["partition"]
+    if "transport" in config:  # nobody knows what data the clients have
+        data, skew = config["name"], f"over {config['transport']}"
+    else:
+        data = config["data"]
+        skew = f"α = {config['alpha']:g}" if config["partition"] == "dirichlet" else config["partition"]
     mean = f", mean of {len(seeds)} seeds" if len(seeds) > 1 else f", seed {seeds[0]}"
-    return f"{config['data']}, {config['clients']} clients, C = {config['fraction']:g}, {skew}{mean}"
+    return f"{data}, {config['clients']} clients, C = {config['fraction']:g}, {skew}{mean}"
 
 
 def decision_regions(

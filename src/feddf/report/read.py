@@ -72,11 +72,11 @@ class Run:
     def curve(self, prototype: str | None = None, which: str = "fused") -> list[float]:
         """Return test accuracies by round: of one prototype, or the mean over all."""
         names = [prototype] if prototype else self.prototypes
-        return [fmean(record["models"][name][which] for name in names) for record in self.records]
+        return [fmean(_number(record["models"][name][which]) for name in names) for record in self.records]
 
     def ensemble(self) -> list[float]:
         """Return the ensemble's test accuracy by round (not a number where it had none)."""
-        return [float("nan") if record["ensemble"] is None else record["ensemble"] for record in self.records]
+        return [_number(record["ensemble"]) for record in self.records]
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds spent in each stage, over all rounds."""
@@ -85,6 +85,10 @@ class Run:
             for stage, value in record["seconds"].items():
                 total[stage] = total.get(stage, 0.0) + value
         return total
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
 
 
 def read_run(path: Path) -> Run:

@@ -31,7 +31,7 @@ from feddf.rounds import Federation
 from feddf.runs.config import Experiment, PrototypeSpec
 from feddf.runs.methods import accelerate_of, fusion_of
 from feddf.runs.pool import pool_of
-from feddf.runs.settings import ConfigError
+from feddf.runs.settings import ConfigError, Settings
 from feddf.runs.texts import check_vocabulary, read_texts
 from feddf.seeds import derive
 from feddf.states import initial
@@ -154,7 +154,7 @@ def _held_out(experiment: Experiment, n: int) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def open_engine(experiment: Experiment) -> Iterator[Engines]:
+def open_engine(experiment: Settings) -> Iterator[Engines]:
     """Start the workers that the experiment asks for, and end them with the block."""
     if experiment.engine == "in-process":
         yield Engines(in_process, in_process)
@@ -256,18 +256,27 @@ def _prototype(spec: PrototypeSpec, data: Dataset) -> Prototype:
 def _federation(experiment: Experiment, shards: list[Tensor], hold: int) -> Federation:
     """Deal the prototypes evenly over the clients, in turn."""
     labels = [spec.label for spec in experiment.prototypes]
-    digits = len(str(len(shards) - 1))
     clients = [
-        Client(f"client-{number:0{digits}d}", labels[number % len(labels)], indices)
+        Client(client_name(number, len(shards)), labels[number % len(labels)], indices)
         for number, indices in enumerate(shards)
     ]
     return Federation(clients, experiment.fraction, experiment.seed, experiment.quorum, experiment.attempts, hold)
 
 
+def augments(experiment: Experiment, task: Task) -> bool:
+    """Say whether clients flip and crop their images."""
+    return experiment.augment == "flip-crop" or (experiment.augment == "auto" and task.data.flips)
+
+
+def client_name(number: int, clients: int) -> str:
+    """Return a client's name, such that names are in the order of numbers."""
+    return f"client-{number:0{len(str(clients - 1))}d}"
+
+
 def _train(
     experiment: Experiment, task: Task, prototypes: Mapping[str, Prototype], frozen: Frozen | None
 ) -> LocalTrain:
-    wanted = experiment.augment == "flip-crop" or (experiment.augment == "auto" and task.data.flips)
+    wanted = augments(experiment, task)
     if experiment.local_binary != "none":
         for name, prototype in prototypes.items():
             if not inner_layers(prototype.build()):

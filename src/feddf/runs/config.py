@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from feddf.runs.settings import ConfigError, Contradiction, Positive, Settings, shown
+
+S = TypeVar("S", bound=Settings)
 
 FREE_ON_RESUME = ("data_dir", "engine", "workers", "ray_address", "keep_checkpoints")
 """Keys that may change when a run is resumed: none of them changes a model's bytes."""
@@ -127,12 +129,7 @@ class Experiment(Settings):
             raise ConfigError.at("prototypes", labels, "two have the same name; give each a name of its own")
         if len(labels) > self.clients:
             raise ConfigError.at("prototypes", labels, f"there are more prototypes than clients ({self.clients})")
-        for wrong, key, allowed in self._contradictions():
-            if wrong:
-                shown = getattr(self, key)
-                if key == "pool":
-                    shown = ", ".join(spec.source for spec in self.pool) or None
-                raise ConfigError.at(key, shown, allowed)
+        check(self, self._contradictions())
         return self
 
     def _contradictions(self) -> Iterator[Contradiction]:
@@ -173,12 +170,30 @@ def load(name_or_file: str, overrides: Sequence[str] = ()) -> Experiment:
     return parse({**values, **dict(override(text) for text in overrides)})
 
 
-def parse(values: Mapping[str, Any]) -> Experiment:
+@overload
+def parse(values: Mapping[str, Any]) -> Experiment: ...
+
+
+@overload
+def parse(values: Mapping[str, Any], kind: type[S]) -> S: ...
+
+
+def parse(values: Mapping[str, Any], kind: type[Settings] = Experiment) -> Settings:
     """Return a checked experiment, or raise :class:`ConfigError` with one line about the first mistake."""
     try:
-        return Experiment.model_validate(dict(values))
+        return kind.model_validate(dict(values))
     except ValidationError as error:
-        raise ConfigError(_one_line(error)) from None
+        raise ConfigError(_one_line(error, kind)) from None
+
+
+def check(settings: Settings, contradictions: Iterable[Contradiction]) -> None:
+    """Raise :class:`ConfigError` for the first contradiction that is so."""
+    for wrong, key, allowed in contradictions:
+        if wrong:
+            given = getattr(settings, key, None)
+            if key == "pool" and isinstance(settings, Experiment):
+                given = ", ".join(spec.source for spec in settings.pool) or None
+            raise ConfigError.at(key, given, allowed)
 
 
 def read(name_or_file: str) -> dict[str, Any]:
@@ -202,13 +217,13 @@ def presets() -> dict[str, str]:
     return {name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for name, entry in found}
 
 
-def differences(old: Experiment, new: Experiment) -> list[str]:
+def differences(old: Settings, new: Settings, also_free: Sequence[str] = ()) -> list[str]:
     """Return a line for every key that would change a run's result and that differs."""
     before, after = old.model_dump(), new.model_dump()
     return [
         f"{key}: {shown(before[key])} -> {shown(after[key])}"
         for key in before
-        if key not in FREE_ON_RESUME and before[key] != after[key]
+        if key not in (*FREE_ON_RESUME, *also_free) and before[key] != after[key]
     ]
 
 
@@ -223,11 +238,11 @@ def override(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()  # a bare word is a string
 
 
-def _one_line(error: ValidationError) -> str:
+def _one_line(error: ValidationError, kind: type[Settings]) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"unknown key '{key}'{_closest(key, list(Experiment.model_fields))}"
+        return f"unknown key '{key}'{_closest(key, list(kind.model_fields))}"
     if first["type"] == "missing":
         return f"the key '{key}' is missing: {_allowed(key) or 'a value is needed'}"
     given = first["input"]

@@ -58,8 +58,8 @@ def judge(sent: ServerState, closed: Round, clients: Sequence[Client], court: Co
     validated = _validated(after, court)
     models = {
         name: {
-            "averaged": accuracies[f"before {name}"],
-            "fused": accuracies.get(f"after {name}", accuracies[f"before {name}"]),
+            "averaged": accuracies.get(f"before {name}"),
+            "fused": accuracies.get(f"after {name}", accuracies.get(f"before {name}")),
             **({"validation": validated[name]} if validated else {}),
         }
         for name in sorted(after)
@@ -97,6 +97,8 @@ def _mark(
 ) -> tuple[dict[str, float], float | None]:
     """Return each model's accuracy by its question's name, and that of the teachers together."""
     accuracies: dict[str, float] = {}
+    if not len(test):
+        return accuracies, None
 
     def teachers() -> Iterator[Tensor]:
         for outcome in in_order(engine(examine, questions), [question.id for question in questions]):

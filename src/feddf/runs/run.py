@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from feddf.rounds import rounds
 from feddf.runs.build import Parts, open_engine
-from feddf.runs.judge import court, judge
+from feddf.runs.judge import Court, court, judge
 from feddf.runs.profile import Profile
 from feddf.runs.spool import forget, remembering
 from feddf.runs.store import Record, RunFolder
-from feddf.types import Engine, Failure, J, R
+from feddf.types import Client, Engine, Failure, J, R, Round, ServerState
 
 Watch = Callable[[str, int, int], None]
 """(stage, done, total): called as the work within a round goes on."""
@@ -43,15 +43,34 @@ def play(parts: Parts, folder: RunFolder, watch: Watch = unwatched, profile: Pro
         task = parts.task
         jury = court(evaluation, parts.prototypes, task.data.test, task.validation, log_clients=experiment.log_clients)
         games = rounds(server, parts.federation, engine=train, train=parts.train, fuse=fuse)
-        for closed in islice(games, experiment.rounds - server.round):
-            record = judge(server, closed, parts.federation.clients, jury)
-            folder.append(record)
-            folder.save(closed.server, experiment.keep_checkpoints)
-            forget(spool)
-            server = closed.server
-            yield record
+        planned = islice(games, experiment.rounds - server.round)
+        yield from recorded(planned, server, folder, jury, parts.federation.clients, experiment.keep_checkpoints)
+
+
+def recorded(
+    games: Iterable[Round],
+    server: ServerState,
+    folder: RunFolder,
+    jury: Court,
+    clients: Sequence[Client],
+    keep: int,
+    add: Callable[[Record], Record] = lambda record: record,
+) -> Iterator[Record]:
+    """Judge each round, write it down and yield its record; at the end write the models.
+
+    ``server`` is the state before the first round. ``clients`` may grow while rounds are played; ``add`` may add to a
+    record before it is written.
+    """
+    spool = folder.path / "spool"
+    for closed in games:
+        record = add(judge(server, closed, clients, jury))
+        folder.append(record)
+        folder.save(closed.server, keep)
         forget(spool)
-        folder.finish(server.models)
+        server = closed.server
+        yield record
+    forget(spool)
+    folder.finish(server.models)
 
 
 def watched(engine: Engine, watch: Watch, stage: str) -> Engine:

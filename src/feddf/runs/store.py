@@ -27,8 +27,8 @@ from torch import Tensor
 
 from feddf.accelerate import can_compile
 from feddf.files import checksum_line, held, read_checked, write_atomically
-from feddf.runs.config import Experiment, parse
-from feddf.runs.settings import ConfigError
+from feddf.runs.config import Experiment, S, parse
+from feddf.runs.settings import ConfigError, Settings
 from feddf.types import ServerState, State
 
 Record = dict[str, Any]
@@ -38,7 +38,7 @@ class StoreError(Exception):
     """A run folder cannot be used as asked; the message says why and what would be right."""
 
 
-def versions(experiment: Experiment) -> dict[str, str]:
+def versions(experiment: Settings) -> dict[str, str]:
     """Return what a model's bytes may depend on besides the configuration."""
     packages = {name: version(name) for name in ("feddf", "torch", "numpy")}
     found = {"python": platform.python_version(), **packages, "cpu": torch.backends.cpu.get_cpu_capability()}
@@ -54,7 +54,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
 
     @classmethod
-    def create(cls, path: Path, experiment: Experiment) -> RunFolder:
+    def create(cls, path: Path, experiment: Settings) -> RunFolder:
         """Make the folder and write its configuration; an existing run is never written over."""
         if (path / "config.toml").exists():
             raise StoreError(f"{path} already holds a run; continue it with: feddf resume {path}")
@@ -74,14 +74,21 @@ class RunFolder:
             raise StoreError(f"{path} is not a run folder: it has no config.toml")
         return cls(path)
 
-    def experiment(self) -> Experiment:
-        """Return the configuration that the run was started with."""
+    def settings(self, kind: type[S]) -> S:
+        """Return the configuration that the run was started with, of a kind."""
         values = self._config()
         values.pop("versions", None)
         try:
-            return parse(values)
+            return parse(values, kind)
         except ConfigError as error:
             raise StoreError(f"{self.path / 'config.toml'}: {error}") from error
+
+    def experiment(self) -> Experiment:
+        """Return the configuration that the run was started with."""
+        transport = self._config().get("transport")
+        if transport is not None:
+            raise StoreError(f"{self.path} was played over {transport}; start its server app again and it goes on")
+        return self.settings(Experiment)
 
     def versions(self) -> dict[str, str]:
         """Return the versions that the run was started with."""

@@ -1,0 +1,28 @@
+"""A Flower server that distils: clients of two sizes teach each other through unlabeled images."""
+
+from functools import partial
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from digits.client_app import WIDTHS
+from digits.task import CLIENTS, Net, load_test
+from feddf.flower import FedDF
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    images, labels = load_test()
+    strategy = FedDF(
+        {name: partial(Net, width) for name, width in WIDTHS.items()},
+        pool=images[:200],
+        validation=(images[200:300], labels[200:300]),
+        test=(images[300:], labels[300:]),
+        clients=CLIENTS,
+        distill_steps=300,
+        distill_check=50,
+        folder=str(context.run_config["folder"]),
+    )
+    strategy.start(grid, num_rounds=int(context.run_config["rounds"]))

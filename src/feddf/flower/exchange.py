@@ -1,0 +1,77 @@
+"""Jobs over a Flower grid: pushed to the nodes, their replies pulled as they come, each under its own client's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from time import monotonic, sleep
+from typing import TypeVar
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from feddf.types import Failure, Job
+
+PULLED_AT_ONCE = 16
+"""Replies held in memory at a time: a cohort of a thousand would not fit."""
+
+R = TypeVar("R")
+Connected = Callable[[], Mapping[str, int]]
+"""Returns the node of every client that is connected now."""
+
+
+def exchange(
+    grid: Grid,
+    jobs: Sequence[Job],
+    connected: Connected,
+    *,
+    message: Callable[[Job, int], Message],
+    read: Callable[[Message, Job], R],
+    deadline: float,
+    wait: float,
+    poll: float,
+) -> Iterator[R | Failure]:
+    """Send each job to its client's node; yield what comes back, and a failure for each client that has no answer.
+
+    A client that is not connected has ``wait`` seconds to come; all have ``deadline`` seconds to answer. Replies are
+    told apart by the message that they answer: the error for a node that died names another sender.
+    """
+    began = monotonic()
+    absent = {job.id: job for job in jobs}
+    asked: dict[str, Job] = {}
+    while (absent or asked) and monotonic() - began < deadline:
+        moved = False
+        nodes = connected() if absent else {}
+        for job in list(absent.values()):
+            if job.id in nodes:
+                moved = True
+                sent = push(grid, message(absent.pop(job.id), nodes[job.id]))
+                if sent is None:
+                    yield Failure(job.id, f"its node {nodes[job.id]} could not be sent its job")
+                else:
+                    asked[sent] = job
+            elif monotonic() - began >= min(wait, deadline):
+                yield Failure(absent.pop(job.id).id, f"it was not connected for {min(wait, deadline):g} s")
+        for reply in pull(grid, list(asked)):
+            moved = True
+            yield read(reply, asked.pop(reply.metadata.reply_to_message_id))
+        if not moved:
+            sleep(poll)
+    for job in (*absent.values(), *asked.values()):
+        yield Failure(job.id, f"no answer within {deadline:g} s")
+
+
+def push(grid: Grid, message: Message) -> str | None:
+    """Send one message; return its id, or ``None`` where it was not taken."""
+    sent = [number for number in grid.push_messages([message]) if number]
+    return sent[0] if sent else None
+
+
+def pull(grid: Grid, asked: Collection[str]) -> Iterator[Message]:
+    """Yield the replies to these messages that are there, a few at a time; each of them once."""
+    left = iter(asked)
+    while some := list(islice(left, PULLED_AT_ONCE)):
+        for reply in grid.pull_messages(some):
+            if reply.metadata.reply_to_message_id in some:
+                some.remove(reply.metadata.reply_to_message_id)
+                yield reply

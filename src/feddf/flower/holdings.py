@@ -1,0 +1,62 @@
+"""What a Flower user hands over, in the forms that the rest of feddf takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from feddf.runs.settings import ConfigError
+from feddf.states import initial
+from feddf.types import Examples, Inputs, Prototype
+
+Architectures = Mapping[str, Prototype | Callable[[], nn.Module]]
+Labelled = Examples | tuple[Tensor, Tensor]
+
+
+def as_prototypes(given: Architectures) -> dict[str, Prototype]:
+    """Return prototypes: each one as it is, or made of a function that builds the module."""
+    if not given:
+        raise ConfigError.at("prototypes", [], "name at least one architecture")
+    return {name: one if isinstance(one, Prototype) else Prototype(name, one) for name, one in given.items()}
+
+
+def as_inputs(given: Inputs | Tensor) -> Inputs:
+    """Return inputs; a tensor holds them as the models expect them."""
+    return given if isinstance(given, Inputs) else Inputs(given, _as_it_is)
+
+
+def as_examples(given: Labelled, n_classes: int | None = None) -> Examples:
+    """Return examples; a pair of tensors holds inputs as the models expect them, and int64 labels."""
+    if isinstance(given, Examples):
+        return given
+    inputs, labels = given
+    return Examples(as_inputs(inputs), labels, n_classes or int(labels.max()) + 1)
+
+
+def nothing() -> Examples:
+    """Return no examples at all."""
+    return Examples(as_inputs(torch.zeros(0, 1)), torch.zeros(0, dtype=torch.int64), 2)
+
+
+def classes_of(prototypes: Mapping[str, Prototype], inputs: Inputs) -> int:
+    """Return the number of logits that all prototypes give on the inputs; raise where they differ or fail."""
+    found: dict[str, int] = {}
+    for name, prototype in prototypes.items():
+        try:
+            with torch.no_grad():
+                logits = prototype.load(initial(prototype, 0))(inputs.batch(torch.zeros(2, dtype=torch.int64)))
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise ConfigError.at("prototypes", name, f"does not work on the server's inputs: {lines[0]}") from error
+        if logits.ndim != 2:
+            raise ConfigError.at("prototypes", name, f"gives outputs of shape {tuple(logits.shape)[1:]}, not logits")
+        found[name] = logits.shape[1]
+    if len(set(found.values())) > 1:
+        raise ConfigError.at("prototypes", found, "all must have the same number of logits")
+    return next(iter(found.values()))
+
+
+def _as_it_is(batch: Tensor) -> Tensor:
+    return batch

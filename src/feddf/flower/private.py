@@ -1,0 +1,11 @@
+"""All that is used of Flower and is not in its public interface; tests/flower/test_private.py keeps watch over it."""
+
+from __future__ import annotations
+
+from flwr.app import Message
+from flwr.common.constant import ErrorCode
+
+
+def has_no_such_function(reply: Message) -> bool:
+    """Say whether a client's app raised, as one without a function for a message's type does."""
+    return reply.has_error() and reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION

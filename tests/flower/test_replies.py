@@ -1,0 +1,174 @@
+"""Nothing that a node sends is believed: neither what it says it is, nor what it says it learned."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from feddf.flower.roster import Roster
+from feddf.flower.wire import from_arrays, to_arrays, update_from
+from feddf.types import Client, Failure, Job, Update
+from flower.local_grid import LocalGrid, Node
+
+STATE = {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(4)}
+JOB = Job(Client("site", "net"), 3, STATE, 7)
+
+
+def reply(arrays: ArrayRecord | None = None, **metrics: Any) -> Message:
+    LocalGrid({})  # tells Flower which run this is
+    asked = Message(RecordDict(), 1, "train")
+    content: dict[str, Any] = {"arrays": arrays if arrays is not None else to_arrays(STATE)}
+    content["metrics"] = MetricRecord({"num-examples": 5, **metrics})
+    return Message(RecordDict(content), reply_to=asked)
+
+
+def raw(content: bytes, stype: str = "numpy.ndarray") -> Array:
+    return Array("float32", (2, 3), stype, content)
+
+
+def saved(array: Any, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array, **options)
+    return stream.getvalue()
+
+
+def archive() -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("w.npy", b"\0" * 100)
+    return stream.getvalue()
+
+
+def lying_header() -> bytes:
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": (2**40,)})
+    return stream.getvalue()
+
+
+W = np.zeros((2, 3), np.float32)
+N = Array(np.array(4))
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"w": raw(archive()), "n": N}, "magic"),
+        ({"w": raw(saved(np.array([{}]), allow_pickle=True)), "n": N}, "object"),
+        ({"w": raw(lying_header()), "n": N}, "1099511627776"),
+        ({"w": raw(saved(W)[:-4]), "n": N}, "buffer is smaller"),
+        ({"w": raw(b""), "n": N}, "magic"),
+        ({"w": raw(saved(np.zeros(5000, np.float32))), "n": N}, "bytes, and its prototype's"),
+        ({"w": Array(W.astype(np.float64)), "n": N}, "float64"),
+        ({"w": Array(W.astype(">f4")), "n": N}, ">f4"),
+        ({"w": Array(W.T.copy()), "n": N}, r"\(3, 2\)"),
+        ({"w": raw(saved(W), "torch.pickle"), "n": N}, "serialised as"),
+        ({"w": Array(W)}, "keys differ"),
+        ({"w": Array(W), "n": N, "more": N}, "keys differ"),
+    ],
+)
+def test_arrays_of_another_form_are_refused_before_they_are_read(record: dict[str, Array], said: str) -> None:
+    outcome = update_from(reply(ArrayRecord(record)), JOB)
+    assert isinstance(outcome, Failure)
+    assert outcome.client_id == "site"
+    assert outcome.reason.startswith("its reply could not be read")
+    assert re.search(said, outcome.reason), outcome.reason
+
+
+@given(
+    arrays_of.arrays(
+        dtype=st.sampled_from([np.float32, np.float64, np.int64, np.uint8]),
+        shape=arrays_of.array_shapes(min_dims=0, max_dims=4, max_side=4),
+    )
+)
+def test_what_is_sent_is_what_arrives(array: Any) -> None:
+    state = {"x": torch.from_numpy(array.copy()), "turned": torch.from_numpy(array.copy()).contiguous()}
+    if state["x"].ndim == 4:
+        state["turned"] = state["x"].contiguous(memory_format=torch.channels_last)
+    arrived = from_arrays(to_arrays(state), state)
+    for key, tensor in state.items():
+        assert arrived[key].dtype == tensor.dtype
+        assert arrived[key].numpy().tobytes() == tensor.contiguous().numpy().tobytes()
+
+
+def test_fortran_order_is_read_as_it_is_meant() -> None:
+    array = raw(saved(np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))))
+    assert torch.equal(from_arrays(ArrayRecord({"w": array, "n": N}), STATE)["w"], STATE["w"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda content: content.pop("metrics"), "0 of the one metric record"),
+        (lambda content: content.pop("arrays"), "0 of the one array record"),
+        (lambda content: content.update(more=ArrayRecord()), "2 of the one array record"),
+        (lambda content: content.update(metrics=MetricRecord({"loss": 1.0})), "no 'num-examples'"),
+        (lambda content: content.update(metrics=MetricRecord({"num-examples": 2.5})), "no 'num-examples'"),
+    ],
+)
+def test_replies_without_their_parts_are_refused(change: Callable[[RecordDict], Any], said: str) -> None:
+    message = reply()
+    change(message.content)
+    outcome = update_from(message, JOB)
+    assert isinstance(outcome, Failure)
+    assert said in outcome.reason
+
+
+def test_metrics_are_numbers_and_class_counts_are_apart() -> None:
+    outcome = update_from(reply(loss=0.5, history=[0.1], **{"class-counts": [2, 3]}), JOB)
+    assert isinstance(outcome, Update)
+    assert (outcome.n_examples, dict(outcome.metrics), outcome.class_counts) == (5, {"loss": 0.5}, (2, 3))
+    assert (outcome.round, outcome.prototype) == (3, "net")
+
+
+def saying(client: Any, prototype: Any) -> ClientApp:
+    app = ClientApp()
+
+    @app.query()
+    def who(message: Message, context: Context) -> Message:
+        return Message(
+            RecordDict({"config": ConfigRecord({"client": client, "prototype": prototype})}), reply_to=message
+        )
+
+    return app
+
+
+def test_who_may_take_part(tmp_path: Path) -> None:
+    nodes = {
+        1: Node(saying("a", "small"), {}),
+        2: Node(saying("b", "large"), {}),
+        3: Node(saying("b", "small"), {}),  # a name that is taken
+        4: Node(saying("c", "unheard-of"), {}),
+        5: Node(saying("../../etc", "small"), {}),
+        6: Node(saying(7, "small"), {}),
+        7: Node(ClientApp(), {}),  # says nothing, and there are two architectures
+    }
+    grid = LocalGrid(nodes)
+    roster = Roster(tmp_path / "roster.json", ["small", "large"])
+    assert roster.connected(grid) == {"a": 1, "b": 2}
+    assert [(client.id, client.prototype) for client in roster.clients] == [("a", "small"), ("b", "large")]
+    nodes[2].online = False
+    assert roster.connected(grid) == {"a": 1}
+    nodes[8] = Node(saying("b", "small"), {})  # the client has a new node, and another architecture
+    assert roster.connected(grid) == {"a": 1, "b": 8}
+    again = Roster(tmp_path / "roster.json", ["small", "large"])
+    assert [(client.id, client.prototype) for client in again.clients] == [("a", "small"), ("b", "small")]
+    assert nodes[1].asked == ["query"]  # once, not in every round
+
+
+def test_only_members_take_part_under_the_names_that_the_server_gives(tmp_path: Path) -> None:
+    grid = LocalGrid({1: Node(saying("boss", "small"), {}), 2: Node(saying("b", "small"), {})})
+    roster = Roster(tmp_path / "roster.json", ["small"], members={1: "clinic"})
+    assert roster.connected(grid) == {"clinic": 1}

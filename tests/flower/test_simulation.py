@@ -1,0 +1,35 @@
+"""The real thing: Flower's simulation on Ray, against the same experiment in-process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from feddf.runs.config import parse
+from flower.test_strategy import BASE, in_process
+
+pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
+
+OFFLINE = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def test_a_flower_simulation_ends_with_the_same_bytes_as_in_process(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BASE))
+    program = Path(__file__).with_name("simulated.py")
+    words = [sys.executable, str(program), str(tmp_path / "config.json"), str(tmp_path / "run")]
+    environment = {**os.environ, **OFFLINE, "FLWR_HOME": str(tmp_path / "flwr")}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["digest"] == in_process(parse(BASE), tmp_path / "here")[0]
+    assert found["no such function"] is True

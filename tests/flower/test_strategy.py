@@ -1,0 +1,334 @@
+"""FedDF over Flower: the same bytes as in-process, whatever nodes do, and over a server that was killed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import Strategy
+from torch import nn
+from typer.testing import CliRunner
+
+from feddf.cli import app as command
+from feddf.flower import FedDF, client_app, client_app_of, introduce, strategy_of
+from feddf.flower.wire import packed
+from feddf.report.read import read_run
+from feddf.rounds import QuorumError, sample
+from feddf.runs import ConfigError, RunFolder, StoreError, build, play
+from feddf.runs.config import Experiment, parse
+from feddf.states import digest
+from flower.local_grid import LocalGrid, Node, died
+
+TWO = [{"model": "mlp", "name": "narrow", "width": 8}, {"model": "mlp", "name": "wide", "width": 12}]
+BASE: dict[str, Any] = {
+    "data": "toy",
+    "pool": "plane",
+    "prototypes": TWO,
+    "clients": 5,
+    "fraction": 0.6,
+    "rounds": 3,
+    "local_epochs": 2,
+    "local_rate": 0.05,
+    "distill_steps": 20,
+    "distill_check": 10,
+    "engine": "in-process",
+}
+
+
+def experiment(**changes: Any) -> Experiment:
+    return parse({**BASE, **changes})
+
+
+def grid_of(played: Experiment) -> LocalGrid:
+    app = client_app_of(played)
+    return LocalGrid({1000 + 7 * number: Node(app, {"partition-id": number}) for number in range(played.clients)})
+
+
+def strategy(played: Experiment, folder: Path, **more: Any) -> FedDF:
+    return strategy_of(played, folder, **{"wait": 0.0, "poll": 0.0, **more})
+
+
+def in_process(played: Experiment, folder: Path) -> tuple[str, list[dict[str, Any]]]:
+    run = RunFolder.create(folder, played)
+    records = list(play(build(played), run))
+    saved, _ = run.latest()
+    assert saved is not None
+    return digest(saved.models), [without_times(record) for record in records]
+
+
+def without_times(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key != "seconds"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"teacher_weights": "class-counts"},
+        {"method": "fedavg", "server_momentum": 0.3, "drop_worst": "paper"},
+        {"method": "fedavg", "proximal": 0.1, "prototypes": ["mlp"], "local_optimizer": "adam"},
+        {"stop": "held-out-loss", "validation": 0.0, "fraction": 1.0},
+    ],
+    ids=lambda changes: "-".join(changes) or "plain",
+)
+def test_same_bytes_and_records_as_in_process(tmp_path: Path, changes: dict[str, Any]) -> None:
+    played = experiment(**changes)
+    expected = in_process(played, tmp_path / "here")
+    over = strategy(played, tmp_path / "flower")
+    result = over.start(grid_of(played))
+    records = [without_times(record) for record in RunFolder.open(tmp_path / "flower").records()]
+    assert (digest(over.models), records) == expected
+    assert digest({"all": result.arrays.to_torch_state_dict()}) == digest(
+        {"all": packed(over.models).to_torch_state_dict()}
+    )
+
+
+def test_a_killed_server_goes_on_at_its_round_and_trains_nobody_twice(tmp_path: Path) -> None:
+    played = experiment(rounds=4)
+    expected = in_process(played, tmp_path / "here")
+
+    class Killed(BaseException):
+        pass
+
+    def die_in_mid_round(message: Message, reply: Message | None) -> Message | None:
+        if message.content["config"]["server-round"] == 2:
+            raise Killed
+        return reply
+
+    grid = grid_of(played)
+    second = [client.id for client in sample(build(played).federation, 2)]
+    victim = grid.nodes[1000 + 7 * int(second[-1].removeprefix("client-"))]
+    victim.behave = die_in_mid_round
+    with pytest.raises(Killed):
+        strategy(played, tmp_path / "run").start(grid)
+    victim.behave = None
+    done = {number: node.asked.count("train") for number, node in grid.nodes.items()}
+    again = grid_of(played)  # a new server, and nodes with ids of their own
+    again.nodes = {number + 500: node for number, node in again.nodes.items()}
+    over = strategy(played, tmp_path / "run")
+    over.start(again)
+    records = [without_times(record) for record in RunFolder.open(tmp_path / "run").records()]
+    assert (digest(over.models), records) == expected
+    assert sum(done.values()) + sum(node.asked.count("train") for node in again.nodes.values()) <= 4 * 3 + 3
+
+
+def test_a_finished_update_survives_a_server_killed_in_its_round(tmp_path: Path) -> None:
+    played = experiment(rounds=1, fraction=1.0)
+    grid = grid_of(played)
+
+    class Killed(BaseException):
+        pass
+
+    pulled: list[str] = []
+    honest = grid.pull_messages
+
+    def pull_then_die(message_ids: Any) -> Any:
+        wanted = list(message_ids)
+        replies = list(honest(wanted[:1] if grid.nodes[1000].asked[-1] == "train" else wanted))
+        trained = [reply for reply in replies if reply.metadata.message_type == "train"]
+        if trained and len(pulled) == 2:
+            raise Killed
+        pulled.extend(reply.metadata.message_id for reply in trained)
+        return replies
+
+    grid.pull_messages = pull_then_die  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        strategy(played, tmp_path / "run").start(grid)
+    again = grid_of(played)
+    over = strategy(played, tmp_path / "run")
+    over.start(again)
+    assert digest(over.models) == in_process(played, tmp_path / "here")[0]
+    assert sum(node.asked.count("train") for node in again.nodes.values()) == 5 - 2
+
+
+def test_dead_and_late_nodes_are_recorded_under_their_own_names(tmp_path: Path) -> None:
+    played = experiment(rounds=1, fraction=1.0)
+    grid = grid_of(played)
+    grid.nodes[1000].behave = died
+    grid.nodes[1007].behave = lambda message, reply: None
+    over = strategy(played, tmp_path / "run", deadline=0.5)
+    over.start(grid)
+    (record,) = RunFolder.open(tmp_path / "run").records()
+    dropped = {one["client"]: one["reason"] for one in record["dropped"]}
+    assert record["clients"] == ["client-2", "client-3", "client-4"]
+    assert dropped == {
+        "client-0": "Flower's error 5: Error: Node Unavailable",
+        "client-1": "no answer within 0.5 s",
+    }
+
+
+def test_a_client_that_is_away_is_missed_and_taken_back(tmp_path: Path) -> None:
+    played = experiment(rounds=2, fraction=1.0)
+    grid = grid_of(played)
+    strategy(played, tmp_path / "run").start(grid, num_rounds=1)
+    grid.nodes[1014].online = False
+    over = strategy(played, tmp_path / "run")
+    over.start(grid, num_rounds=2)
+    grid.nodes[1014].online = True
+    over = strategy(played, tmp_path / "run")
+    over.start(grid, num_rounds=3)
+    records = RunFolder.open(tmp_path / "run").records()
+    assert [len(record["clients"]) for record in records] == [5, 4, 5]
+    assert records[1]["dropped"] == [{"client": "client-2", "reason": "it was not connected for 0 s"}]
+
+
+def test_too_few_to_begin_with_is_said(tmp_path: Path) -> None:
+    played = experiment()
+    grid = grid_of(played)
+    for number in (1000, 1007, 1014):
+        grid.nodes[number].online = False
+    with pytest.raises(QuorumError, match="2 of 5 clients introduced themselves within 0 s; at least 3 are needed"):
+        strategy(played, tmp_path / "run").start(grid)
+
+
+def test_flowers_own_loop_gives_the_same_models(tmp_path: Path) -> None:
+    played = experiment()
+    expected, _ = in_process(played, tmp_path / "here")
+    over = strategy(played, tmp_path / "run")
+    Strategy.start(over, grid_of(played), packed(over.models), num_rounds=3)
+    assert digest(over.models) == expected
+
+
+def line(width: int) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+def some(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
+    return inputs, (inputs.sum(1) > 0).long()
+
+
+def own_app() -> ClientApp:
+    """An app as Flower's tutorials have it: it knows nothing of feddf."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        model = line(6)()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        inputs, labels = some(64, int(context.node_config["partition-id"]))
+        for _ in range(20):
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+            model.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight -= 0.5 * weight.grad
+        metrics = MetricRecord({"num-examples": 64, "train_loss": loss.item(), "history": [0.1, 0.2]})
+        arrays = ArrayRecord(model.state_dict())
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        number = int(context.node_config["partition-id"])
+        metrics = MetricRecord({"num-examples": 10 + number, "score": float(number)})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def test_an_app_that_knows_nothing_of_feddf_takes_part(tmp_path: Path) -> None:
+    grid = LocalGrid({number: Node(own_app(), {"partition-id": number}) for number in range(3)})
+    over = FedDF(
+        {"net": line(6)},
+        pool=some(50, 8)[0],
+        test=some(200, 9),
+        folder=tmp_path / "run",
+        clients=3,
+        stop="steps",
+        distill_steps=30,
+        evaluate_fraction=1.0,
+        poll=0.0,
+    )
+    seen: list[int] = []
+
+    def evaluate_fn(number: int, arrays: ArrayRecord) -> MetricRecord:
+        seen.append(number)
+        return MetricRecord({"own": float(len(arrays))})
+
+    result = over.start(grid, num_rounds=2, evaluate_fn=evaluate_fn, train_config=ConfigRecord({"lr": 0.5}))
+    records = RunFolder.open(tmp_path / "run").records()
+    assert records[-1]["clients"] == ["node-0", "node-1", "node-2"]
+    assert records[-1]["models"]["net"]["fused"] > 0.8
+    assert seen == [1, 2]
+    assert result.evaluate_metrics_serverapp[2] == {"own": 4.0}
+    expected = (10 * 0 + 11 * 1 + 12 * 2) / 33
+    assert result.evaluate_metrics_clientapp[2]["score"] == pytest.approx(expected)
+    assert records[1]["evaluated_by_clients"]["means"]["score"] == pytest.approx(expected)
+
+
+def test_clients_of_ones_own_and_of_feddf_with_different_architectures_learn_together(tmp_path: Path) -> None:
+    def data(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        return some(64, int(context.node_config["partition-id"]))
+
+    ours = client_app({"net": line(6), "big": line(20)}, data, prototype="big", test=data)
+    theirs = introduce(own_app(), "net", name=lambda context: "hospital")
+    grid = LocalGrid({5: Node(ours, {"partition-id": 1}), 6: Node(theirs, {"partition-id": 2})})
+    over = FedDF(
+        {"net": line(6), "big": line(20)},
+        pool=some(50, 8)[0],
+        validation=some(50, 7),
+        folder=tmp_path / "run",
+        clients=2,
+        distill_steps=40,
+        distill_check=20,
+        local_epochs=20,
+        poll=0.0,
+    )
+    over.start(grid, num_rounds=2)
+    record = RunFolder.open(tmp_path / "run").records()[-1]
+    assert record["clients"] == ["client-1", "hospital"]
+    assert record["models"]["net"]["fused"] > 0.8
+    assert record["models"]["big"]["fused"] > 0.8
+    assert json.loads((tmp_path / "run" / "roster.json").read_text()) == {"client-1": "big", "hospital": "net"}
+
+
+def test_without_labels_on_the_server_accuracies_are_not_known(tmp_path: Path) -> None:
+    grid = LocalGrid({number: Node(own_app(), {"partition-id": number}) for number in range(2)})
+    over = FedDF({"net": line(6)}, folder=tmp_path / "run", clients=2, method="fedavg", poll=0.0)
+    over.start(grid, num_rounds=1)
+    run = read_run(tmp_path / "run")
+    assert run.records[0]["models"]["net"] == {"averaged": None, "fused": None}
+    assert all(value != value for value in run.curve())
+
+
+def test_its_folder_can_be_reported_on_but_not_resumed_by_the_command(tmp_path: Path) -> None:
+    played = experiment(rounds=1)
+    strategy(played, tmp_path / "run").start(grid_of(played))
+    assert CliRunner().invoke(command, ["report", str(tmp_path / "run")]).exit_code == 0
+    with pytest.raises(StoreError, match="was played over flower; start its server app again and it goes on"):
+        RunFolder.open(tmp_path / "run").experiment()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"method": "fedma"}, "method = 'fedma': through Flower there are 'feddf' and 'fedavg'"),
+        ({"pool": None}, "pool = nothing: method 'feddf' needs an unlabeled pool"),
+        ({"validation": None}, "validation = nothing: early stopping reads validation data"),
+        ({"fractoin": 0.5}, "unknown key 'fractoin'; did you mean 'fraction'?"),
+        ({"quorum": 2.0}, "quorum = 2.0: "),
+        ({"prototypes": {}}, "prototypes = \\[\\]: name at least one architecture"),
+        ({"prototypes": {"a": line(3), "b": lambda: nn.Linear(4, 5)}}, "must have the same number of logits"),
+        ({"prototypes": {"a": lambda: nn.Linear(9, 2)}}, "does not work on the server's inputs"),
+        ({"prototypes": {"a": lambda: nn.Linear(4, 2).to(torch.bfloat16)}}, "prototypes = 'a'"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    usual: dict[str, Any] = {"prototypes": {"net": line(6)}, "pool": some(9, 1)[0], "validation": some(9, 2)}
+    with pytest.raises(ConfigError, match=said) as caught:
+        FedDF(folder=tmp_path / "run", **{**usual, **given})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
+    played = experiment(rounds=1)
+    strategy(played, tmp_path / "run").start(grid_of(played))
+    with pytest.raises(ConfigError, match=r"holds a run with other settings: seed: 0 -> 1; use another folder"):
+        strategy(experiment(rounds=1, seed=1), tmp_path / "run").start(grid_of(played))
