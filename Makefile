@@ -3,13 +3,14 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 SEEDS ?= 0
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench deploy-test clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo           FedAvg and FedDF on embedded digits, side by side (about a minute; SEEDS=0,1,2 for three)"
 	@echo "make test           ruff, mypy, import-linter and pytest"
 	@echo "make bench          the speed tables (15 minutes on a quiet machine; ONLY=local for one part)"
+	@echo "make deploy-test    a real Flower deployment on this machine: TLS, registered keys, accidents, intruders (5 minutes)"
 	@echo "make clean          remove .venv and caches"
 
 .venv/demo: pyproject.toml constraints.txt
@@ -27,6 +28,9 @@ demo: .venv/demo
 
 bench: .venv/demo
 	$(BIN)/python benchmarks/bench.py $(ONLY)
+
+deploy-test: .venv/dev
+	$(BIN)/python examples/flower-deployment/deploy.py
 
 lint: .venv/dev
 	$(BIN)/ruff check .

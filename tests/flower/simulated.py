@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from feddf.flower import client_app_of, strategy_of
-from feddf.flower.exchange import pull, push
+from feddf.flower.post import Post
 from feddf.flower.private import has_no_such_function
 from feddf.runs.config import parse
 from feddf.states import digest
@@ -28,9 +28,10 @@ def main(config: Path, folder: Path) -> None:
         strategy.start(grid)
         found["digest"] = digest(strategy.models)
         node = next(iter(grid.get_node_ids()))
-        sent = push(grid, Message(RecordDict(), node, "query.nothing"))
+        post = Post(grid)
+        sent = post.push(Message(RecordDict(), node, "query.nothing"))
         assert sent is not None
-        while not (replies := list(pull(grid, [sent]))):
+        while not (replies := list(post.pull([sent]))):
             pass
         found["no such function"] = has_no_such_function(replies[0])
 

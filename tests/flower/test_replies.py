@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
+from feddf.flower.exchange import exchange
+from feddf.flower.post import Post
 from feddf.flower.roster import Roster
-from feddf.flower.wire import from_arrays, to_arrays, update_from
+from feddf.flower.wire import from_arrays, job_message, to_arrays, update_from
 from feddf.types import Client, Failure, Job, Update
 from flower.local_grid import LocalGrid, Node
 
@@ -155,20 +158,58 @@ def test_who_may_take_part(tmp_path: Path) -> None:
         6: Node(saying(7, "small"), {}),
         7: Node(ClientApp(), {}),  # says nothing, and there are two architectures
     }
-    grid = LocalGrid(nodes)
+    post = Post(LocalGrid(nodes))
     roster = Roster(tmp_path / "roster.json", ["small", "large"])
-    assert roster.connected(grid) == {"a": 1, "b": 2}
+    assert roster.connected(post) == {"a": 1, "b": 2}
     assert [(client.id, client.prototype) for client in roster.clients] == [("a", "small"), ("b", "large")]
     nodes[2].online = False
-    assert roster.connected(grid) == {"a": 1}
+    assert roster.connected(post) == {"a": 1}
     nodes[8] = Node(saying("b", "small"), {})  # the client has a new node, and another architecture
-    assert roster.connected(grid) == {"a": 1, "b": 8}
+    assert roster.connected(post) == {"a": 1, "b": 8}
     again = Roster(tmp_path / "roster.json", ["small", "large"])
     assert [(client.id, client.prototype) for client in again.clients] == [("a", "small"), ("b", "small")]
     assert nodes[1].asked == ["query"]  # once, not in every round
 
 
 def test_only_members_take_part_under_the_names_that_the_server_gives(tmp_path: Path) -> None:
-    grid = LocalGrid({1: Node(saying("boss", "small"), {}), 2: Node(saying("b", "small"), {})})
+    post = Post(LocalGrid({1: Node(saying("boss", "small"), {}), 2: Node(saying("b", "small"), {})}))
     roster = Roster(tmp_path / "roster.json", ["small"], members={1: "clinic"})
-    assert roster.connected(grid) == {"clinic": 1}
+    assert roster.connected(post) == {"clinic": 1}
+
+
+def test_a_reply_that_never_arrives_whole_holds_up_nobody_else() -> None:
+    """Flower's pull of a reply whose upload was broken off does not return for minutes."""
+    never = threading.Event()
+
+    class Stuck(LocalGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            replies = list(super().pull_messages(message_ids))
+            if any(reply.metadata.src_node_id == 3 for reply in replies):
+                self._replies.update({reply.metadata.reply_to_message_id: reply for reply in replies})
+                never.wait()
+            return replies
+
+    app = ClientApp()
+
+    @app.train()
+    def send_back(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": 5})
+        return Message(RecordDict({"arrays": message.content["arrays"], "metrics": metrics}), reply_to=message)
+
+    post = Post(Stuck({number: Node(app, {}) for number in range(1, 6)}), patience=0.05)
+    jobs = [Job(Client(f"c{number}", "net"), 1, STATE, number) for number in range(1, 6)]
+    outcomes = list(
+        exchange(
+            post,
+            jobs,
+            lambda: {f"c{number}": number for number in range(1, 6)},
+            message=lambda job, node: job_message(job, node, {}, kind="train", ttl=60.0),
+            read=update_from,
+            deadline=1.0,
+            wait=0.0,
+            poll=0.01,
+        )
+    )
+    never.set()
+    assert sorted(outcome.client_id for outcome in outcomes if isinstance(outcome, Update)) == ["c1", "c2", "c4", "c5"]
+    assert [outcome for outcome in outcomes if isinstance(outcome, Failure)] == [Failure("c3", "no answer within 1 s")]

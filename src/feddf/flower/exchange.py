@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic, sleep
 from typing import TypeVar
 
 from flwr.app import Message
-from flwr.serverapp import Grid
 
+from feddf.flower.post import Post
 from feddf.types import Failure, Job
-
-PULLED_AT_ONCE = 16
-"""Replies held in memory at a time: a cohort of a thousand would not fit."""
 
 R = TypeVar("R")
 Connected = Callable[[], Mapping[str, int]]
@@ -21,7 +17,7 @@ Connected = Callable[[], Mapping[str, int]]
 
 
 def exchange(
-    grid: Grid,
+    post: Post,
     jobs: Sequence[Job],
     connected: Connected,
     *,
@@ -45,33 +41,17 @@ def exchange(
         for job in list(absent.values()):
             if job.id in nodes:
                 moved = True
-                sent = push(grid, message(absent.pop(job.id), nodes[job.id]))
+                sent = post.push(message(absent.pop(job.id), nodes[job.id]))
                 if sent is None:
                     yield Failure(job.id, f"its node {nodes[job.id]} could not be sent its job")
                 else:
                     asked[sent] = job
             elif monotonic() - began >= min(wait, deadline):
                 yield Failure(absent.pop(job.id).id, f"it was not connected for {min(wait, deadline):g} s")
-        for reply in pull(grid, list(asked)):
+        for reply in post.pull(list(asked)):
             moved = True
             yield read(reply, asked.pop(reply.metadata.reply_to_message_id))
         if not moved:
             sleep(poll)
     for job in (*absent.values(), *asked.values()):
         yield Failure(job.id, f"no answer within {deadline:g} s")
-
-
-def push(grid: Grid, message: Message) -> str | None:
-    """Send one message; return its id, or ``None`` where it was not taken."""
-    sent = [number for number in grid.push_messages([message]) if number]
-    return sent[0] if sent else None
-
-
-def pull(grid: Grid, asked: Collection[str]) -> Iterator[Message]:
-    """Yield the replies to these messages that are there, a few at a time; each of them once."""
-    left = iter(asked)
-    while some := list(islice(left, PULLED_AT_ONCE)):
-        for reply in grid.pull_messages(some):
-            if reply.metadata.reply_to_message_id in some:
-                some.remove(reply.metadata.reply_to_message_id)
-                yield reply

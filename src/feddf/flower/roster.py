@@ -16,10 +16,9 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from flwr.serverapp import Grid
 
 from feddf.files import write_atomically
-from feddf.flower.exchange import pull, push
+from feddf.flower.post import Post
 from feddf.flower.private import has_no_such_function
 from feddf.flower.wire import CONFIG, complaint_of
 from feddf.rounds import QuorumError
@@ -40,22 +39,22 @@ class Roster:
         self._asked: dict[str, int] = {}
         self._seen: set[int] = set()
 
-    def connected(self, grid: Grid) -> dict[str, int]:
+    def connected(self, post: Post) -> dict[str, int]:
         """Return the node of each client that is connected now; nodes that are new are asked who they are."""
-        online = set(grid.get_node_ids())
+        online = post.nodes()
         for node in sorted(online - self._seen):
-            sent = push(grid, Message(RecordDict({CONFIG: ConfigRecord({"feddf": "who"})}), node, MessageType.QUERY))
+            sent = post.push(Message(RecordDict({CONFIG: ConfigRecord({"feddf": "who"})}), node, MessageType.QUERY))
             if sent is not None:
                 self._seen.add(node)
                 self._asked[sent] = node
-        for reply in pull(grid, list(self._asked)):
+        for reply in post.pull(list(self._asked)):
             self._meet(self._asked.pop(reply.metadata.reply_to_message_id), reply, online)
         return {name: node for name, node in self._nodes.items() if node in online}
 
-    def gather(self, grid: Grid, *, expected: int, quorum: float, wait: float, poll: float) -> None:
+    def gather(self, post: Post, *, expected: int, quorum: float, wait: float, poll: float) -> None:
         """Wait until as many clients are connected as are expected, or ``wait`` seconds for a quorum of them."""
         began = monotonic()
-        while len(found := self.connected(grid)) < expected:
+        while len(found := self.connected(post)) < expected:
             if monotonic() - began >= wait:
                 needed = max(1, ceil(quorum * expected))
                 if len(found) < needed:

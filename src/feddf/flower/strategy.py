@@ -18,6 +18,7 @@ from torch import Tensor
 from feddf.flower import evaluation
 from feddf.flower.exchange import exchange
 from feddf.flower.holdings import Architectures, Labelled, as_examples, as_inputs, as_prototypes, classes_of, nothing
+from feddf.flower.post import Post
 from feddf.flower.roster import Roster
 from feddf.flower.settings import FlowerSettings, orders
 from feddf.flower.wire import job_message, packed, to_arrays, unpacked, update_from
@@ -133,12 +134,13 @@ class FedDF(Strategy):
             folder.forget_after(self._server.round)
             self.summary()
             fuse = fusion_of(self.settings, self.prototypes, self.validation, self.pool, engines.server)
-            clients = remembering(self._clients(grid, train_config or ConfigRecord()), folder.path / "spool")
-            games = self._games(grid, engine=clients, fuse=fuse)
+            post = Post(grid)
+            clients = remembering(self._clients(post, train_config or ConfigRecord()), folder.path / "spool")
+            games = self._games(post, engine=clients, fuse=fuse)
             jury = court(
                 engines.server, self.prototypes, self.test, self.validation, log_clients=self.settings.log_clients
             )
-            ask = partial(self._evaluate, grid, evaluate_config or ConfigRecord(), evaluate_fn, result)
+            ask = partial(self._evaluate, post, evaluate_config or ConfigRecord(), evaluate_fn, result)
             planned = islice(games, max(0, self.settings.rounds - self._server.round))
             known, keep = self._roster_of(folder.path).clients, self.settings.keep_checkpoints
             for record in recorded(planned, self._server, folder, jury, known, keep, ask):
@@ -175,11 +177,11 @@ class FedDF(Strategy):
             self._roster = Roster(folder / "roster.json", list(self.prototypes), self._members)
         return self._roster
 
-    def _games(self, grid: Grid, *, engine: Engine, fuse: Any) -> Iterator[Round]:
+    def _games(self, post: Post, *, engine: Engine, fuse: Any) -> Iterator[Round]:
         roster, settings = self._roster_of(self.folder), self.settings
-        roster.gather(grid, expected=settings.clients, quorum=settings.quorum, wait=self.wait, poll=self.poll)
+        roster.gather(post, expected=settings.clients, quorum=settings.quorum, wait=self.wait, poll=self.poll)
         while True:
-            roster.connected(grid)  # newcomers join between rounds
+            roster.connected(post)  # newcomers join between rounds
             closed = play(self._server, self._federation(), engine=engine, train=_elsewhere, fuse=fuse)
             self._server = closed.server
             yield closed
@@ -189,7 +191,7 @@ class FedDF(Strategy):
         clients = list(self._roster_of(self.folder).clients)
         return Federation(clients, settings.fraction, settings.seed, settings.quorum, settings.attempts)
 
-    def _clients(self, grid: Grid, extra: ConfigRecord) -> Engine:
+    def _clients(self, post: Post, extra: ConfigRecord) -> Engine:
         """Return the engine whose workers are Flower's clients; they train by their own code, not by ours."""
         settings = self.settings
         message = partial(
@@ -197,25 +199,25 @@ class FedDF(Strategy):
         )
 
         def run(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
-            outcomes = self._exchange(grid, cast(Sequence[Job], jobs), message, update_from)
+            outcomes = self._exchange(post, cast(Sequence[Job], jobs), message, update_from)
             yield from cast(Iterator[R | Failure], outcomes)
 
         return run
 
     def _exchange(
         self,
-        grid: Grid,
+        post: Post,
         jobs: Sequence[Job],
         message: Callable[[Job, int], Message],
         read: Callable[[Message, Job], Any],
     ) -> Iterator[Any]:
         limits = {"deadline": self.settings.deadline, "wait": self.wait, "poll": self.poll}
-        connected = partial(self._roster_of(self.folder).connected, grid)
-        return exchange(grid, jobs, connected, message=message, read=read, **limits)
+        connected = partial(self._roster_of(self.folder).connected, post)
+        return exchange(post, jobs, connected, message=message, read=read, **limits)
 
     def _evaluate(
         self,
-        grid: Grid,
+        post: Post,
         config: ConfigRecord,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
         result: Result,
@@ -233,7 +235,7 @@ class FedDF(Strategy):
         if not jobs:
             return record
         message = partial(job_message, orders=dict(config), kind=MessageType.EVALUATE, ttl=self.settings.deadline)
-        answers = list(self._exchange(grid, jobs, message, evaluation.metrics_from))
+        answers = list(self._exchange(post, jobs, message, evaluation.metrics_from))
         means = evaluation.weighted_mean([answer for answer in answers if not isinstance(answer, Failure)])
         result.evaluate_metrics_clientapp[number] = MetricRecord(dict(means))
         silent = {answer.client_id: answer.reason for answer in answers if isinstance(answer, Failure)}
@@ -260,8 +262,8 @@ class FedDF(Strategy):
         """Return the messages to this round's clients."""
         roster, settings = self._roster_of(self.folder), self.settings
         if not roster.clients:
-            roster.gather(grid, expected=settings.clients, quorum=settings.quorum, wait=self.wait, poll=self.poll)
-        nodes = roster.connected(grid)
+            roster.gather(Post(grid), expected=settings.clients, quorum=settings.quorum, wait=self.wait, poll=self.poll)
+        nodes = roster.connected(Post(grid))
         models = unpacked(arrays, self._server.models)
         self._server = ServerState(server_round - 1, models, self._server.memory)
         federation = self._federation()
@@ -297,7 +299,7 @@ class FedDF(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the messages that ask clients to try the fused models on their own data."""
-        nodes = self._roster_of(self.folder).connected(grid)
+        nodes = self._roster_of(self.folder).connected(Post(grid))
         order = partial(job_message, orders=dict(config), kind=MessageType.EVALUATE, ttl=self.settings.deadline)
         jobs = self._evaluations(server_round)
         self._sent = [(order(job, nodes[job.id]), job) for job in jobs if job.id in nodes]
