@@ -33,7 +33,6 @@ from feddf.accelerate import can_compile, compiled, eager
 from feddf.data.augment import flip_crop
 from feddf.data.encode import Pixels
 from feddf.evaluate import accuracy
-from feddf.fusion.average import average
 from feddf.fusion.ensemble import answer, ask, avg_logits
 from feddf.fusion.feddf import Lesson, _study, feddf
 from feddf.local import local_update
@@ -260,7 +259,7 @@ def agree(repeats: int = 3, rounds: int = 3) -> dict[str, object]:
             local_update, prototypes=RESNET, train=train, epochs=2, batch=64, rate=0.1, augment=flip_crop,
             accelerate=schedule.accelerate,
         )  # fmt: skip
-        fuse = feddf(RESNET, pool.inputs, engine=in_process, score=None, schedule=schedule, start=average)
+        fuse = feddf(RESNET, pool.inputs, engine=in_process, score=None, schedule=schedule)
         for number in range(rounds):
             jobs = [
                 Job(Client(f"{k}", "resnet8", s), number, state, 1000 * seed + 10 * number + k)

@@ -117,7 +117,7 @@ class Deployment:
         self.start_supernode(site, *self.tls("ca.pem"), *self.key(site))
 
     def readmit(self, site: str) -> None:
-        """Start a SuperNode that was killed, again and again: Flower refuses it until it has noticed the loss (60 s)."""
+        """Start a SuperNode that was killed, again and again: Flower refuses it until it notices the loss (60 s)."""
         logged = (self.folder / f"{site}.log").stat().st_size
 
         def admitted() -> bool:

@@ -56,7 +56,8 @@ def test_training_is_untouched_and_few_lines_change() -> None:
 def test_the_app_of_the_deployment_fuses_three_architectures(tmp_path: Path) -> None:
     sites = {"north": "mlp", "south": "wide", "west": "cnn"}
     specification = importlib.util.spec_from_file_location("shards", DEPLOYMENT / "shards.py")
-    assert specification is not None and specification.loader is not None
+    assert specification is not None
+    assert specification.loader is not None
     shards = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(shards)
     shards.share_digits(tmp_path, list(sites))

@@ -1,0 +1,65 @@
+"""Fusion in two levels: four regions fuse their own clients, and the server fuses the regions' models.
+
+What a fusion returns is a model like any client's, so it can be fused again. The server hears from four regions instead
+of twelve clients, and no region's clients are known outside of it. Flat fusion of the same clients is printed beside.
+
+pip install 'feddf[demo]' && python examples/hierarchical_fusion.py
+"""
+
+from functools import partial
+
+from feddf import (
+    DATASETS,
+    Client,
+    Federation,
+    Prototype,
+    Schedule,
+    ServerState,
+    Update,
+    accuracy,
+    adapt,
+    dirichlet,
+    feddf,
+    in_process,
+    initial,
+    local_update,
+    split,
+)
+from feddf.models import CNN
+from feddf.rounds import play
+
+digits = DATASETS["mnist-5k"](None)
+pool = adapt(DATASETS["digits"](None).train.inputs.raw, like=digits.train.inputs)
+rest, held_out = split(len(digits.train), 0.1, seed=0)
+train, validation = digits.train.take(rest), digits.train.take(held_out)
+prototypes = {"cnn": Prototype("cnn", partial(CNN, digits.shape, 10, width=8))}
+shards = dirichlet(train.labels, 12, alpha=0.3, seed=0, n_classes=10)
+clients = [Client(f"client-{k:02d}", "cnn", shard) for k, shard in enumerate(shards)]
+
+local = partial(local_update, prototypes=prototypes, train=train, epochs=5, batch=64, rate=0.05)
+score = partial(accuracy, examples=validation)
+fuse = feddf(prototypes, pool, engine=in_process, score=score, schedule=Schedule(steps=100, check_every=50))
+play_with = partial(play, engine=in_process, train=local, fuse=fuse)
+
+
+def flat(server: ServerState) -> ServerState:
+    return play_with(server, Federation(clients, fraction=1.0, seed=0)).server
+
+
+def in_regions(server: ServerState) -> ServerState:
+    """Play a round in each region, and fuse what the regions send as if they were clients."""
+    updates = []
+    for number in range(4):
+        closed = play_with(server, Federation(clients[3 * number : 3 * number + 3], fraction=1.0, seed=0))
+        examples = sum(update.n_examples for update in closed.updates)
+        updates.append(Update(f"region-{number}", "cnn", server.round + 1, closed.server.models["cnn"], examples))
+    return fuse(server, updates, server.round).server
+
+
+first = ServerState(0, {"cnn": initial(prototypes["cnn"], seed=0)})
+for name, play_round in (("flat", flat), ("in regions", in_regions)):
+    server = first
+    for _ in range(2):
+        server = play_round(server)
+        reached = accuracy(prototypes["cnn"].load(server.models["cnn"]), digits.test)
+        print(f"{name}, round {server.round}: {reached:.3f}")
