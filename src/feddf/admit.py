@@ -18,7 +18,8 @@ LARGEST = 1e4
 MOST_EXAMPLES = 10**9
 MOST_STEPS = 10**12
 MOST_CLASSES = 100_000
-_METRIC_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+MOST_METRICS = 100
+METRIC_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 
 def admit(update: object, jobs: Mapping[str, Job]) -> Failure | None:
@@ -128,10 +129,10 @@ def _class_counts(update: Update) -> str | None:
 
 
 def _metrics(update: Update) -> str | None:
-    if not isinstance(update.metrics, Mapping) or len(update.metrics) > 100:
-        return "its metrics are not a mapping of at most 100 names"
+    if not isinstance(update.metrics, Mapping) or len(update.metrics) > MOST_METRICS:
+        return f"its metrics are not a mapping of at most {MOST_METRICS} names"
     for name, value in update.metrics.items():
-        if not isinstance(name, str) or not _METRIC_NAME.fullmatch(name):
+        if not isinstance(name, str) or not METRIC_NAME.fullmatch(name):
             return f"metric name {_shown(name)} is not made of letters, digits, '_', '.' and '-'"
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return f"metric {name} is {_shown(value)}, not a finite number"

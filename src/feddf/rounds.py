@@ -64,7 +64,7 @@ def play(server: ServerState, federation: Federation, *, engine: Engine, train: 
         clock = perf_counter()
         updates, failed = collect(engine, train, jobs_for(server, federation, chosen))
         trained = perf_counter()
-        fused, updates, refused = _fuse(
+        fused, updates, refused = fuse_usable(
             fuse, server, updates, needed, derive(federation.seed, "fuse", server.round + 1)
         )
         seconds["train"] += trained - clock
@@ -81,7 +81,7 @@ def play(server: ServerState, federation: Federation, *, engine: Engine, train: 
 def sample(federation: Federation, round_number: int, attempt: int = 0) -> list[Client]:
     """Return a random C fraction of the clients, ordered by id; each attempt takes the next ones in line."""
     clients = sorted(federation.clients, key=lambda client: client.id)
-    count = sample_size(len(clients), federation.fraction)
+    count = max(1, sample_size(len(clients), federation.fraction))
     draw = (round_number - 1) // federation.hold + 1
     order = numpy_generator(derive(federation.seed, "sample", draw)).permutation(len(clients))
     chosen = [int(order[(attempt * count + i) % len(order)]) for i in range(count)]
@@ -128,7 +128,7 @@ def jobs_for(server: ServerState, federation: Federation, clients: Sequence[Clie
     ]
 
 
-def _fuse(
+def fuse_usable(
     fuse: Fusion, server: ServerState, updates: list[Update], needed: int, seed: int
 ) -> tuple[Fused | None, list[Update], list[Failure]]:
     """Fuse, again without the updates that the fusion refuses; ``None`` where too few are left."""

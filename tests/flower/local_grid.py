@@ -37,6 +37,7 @@ class LocalGrid(Grid):
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1  # as Flower's own processes set it
         self.nodes = nodes
         self._replies: dict[str, Message] = {}
+        self._sent: dict[str, Message] = {}
 
     def set_run(self, run: object) -> None:
         raise NotImplementedError
@@ -56,6 +57,7 @@ class LocalGrid(Grid):
 
     def _push(self, message: Message) -> str:
         message.metadata.__dict__["_message_id"] = str(uuid4())
+        self._sent[message.metadata.message_id] = message
         node = self.nodes[message.metadata.dst_node_id]
         node.asked.append(message.metadata.message_type)
         context = Context(1, message.metadata.dst_node_id, node.config, RecordDict(), {})
@@ -70,7 +72,18 @@ class LocalGrid(Grid):
         return message.metadata.message_id
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [self._replies.pop(number) for number in message_ids if number in self._replies]
+        """Hand each reply out once; a second question for it is answered as Flower does."""
+        return [found for number in message_ids if (found := self._pull(number)) is not None]
+
+    def _pull(self, number: str) -> Message | None:
+        if number in self._replies:
+            self._sent.pop(number)
+            return self._replies.pop(number)
+        if number in self._sent:
+            return None
+        asked = Message(RecordDict(), 1, "query")
+        asked.metadata.__dict__["_message_id"] = number
+        return Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, "Error: Message Unavailable"), reply_to=asked)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))

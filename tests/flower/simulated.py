@@ -33,7 +33,8 @@ def main(config: Path, folder: Path) -> None:
         assert sent is not None
         while not (replies := list(post.pull([sent]))):
             pass
-        found["no such function"] = has_no_such_function(replies[0])
+        _, reply = replies[0]
+        found["no such function"] = isinstance(reply, Message) and has_no_such_function(reply)
 
     backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"include_dashboard": False}}
     run_simulation(server, client_app_of(experiment), experiment.clients, backend_config=backend)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import given
 from hypothesis import strategies as st
@@ -163,9 +164,9 @@ def test_who_may_take_part(tmp_path: Path) -> None:
     assert roster.connected(post) == {"a": 1, "b": 2}
     assert [(client.id, client.prototype) for client in roster.clients] == [("a", "small"), ("b", "large")]
     nodes[2].online = False
-    assert roster.connected(post) == {"a": 1}
-    nodes[8] = Node(saying("b", "small"), {})  # the client has a new node, and another architecture
-    assert roster.connected(post) == {"a": 1, "b": 8}
+    assert roster.connected(post) == {"a": 1, "b": 3}  # the client has a new node, and another architecture
+    nodes[2].online = True
+    assert roster.connected(post) == {"a": 1, "b": 3}
     again = Roster(tmp_path / "roster.json", ["small", "large"])
     assert [(client.id, client.prototype) for client in again.clients] == [("a", "small"), ("b", "small")]
     assert nodes[1].asked == ["query"]  # once, not in every round
@@ -183,12 +184,18 @@ def test_a_reply_that_never_arrives_whole_holds_up_nobody_else() -> None:
 
     class Stuck(LocalGrid):
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            replies = list(super().pull_messages(message_ids))
+            replies = list(super().pull_messages(message_ids))  # which hands each out once, as Flower does
             if any(reply.metadata.src_node_id == 3 for reply in replies):
-                self._replies.update({reply.metadata.reply_to_message_id: reply for reply in replies})
                 never.wait()
             return replies
 
+    outcomes = played(Stuck({number: Node(echo_app(), {}) for number in range(1, 6)}))
+    never.set()
+    assert sorted(outcome.client_id for outcome in outcomes if isinstance(outcome, Update)) == ["c1", "c2", "c4", "c5"]
+    assert [outcome for outcome in outcomes if isinstance(outcome, Failure)] == [Failure("c3", "no answer within 1 s")]
+
+
+def echo_app() -> ClientApp:
     app = ClientApp()
 
     @app.train()
@@ -196,20 +203,152 @@ def test_a_reply_that_never_arrives_whole_holds_up_nobody_else() -> None:
         metrics = MetricRecord({"num-examples": 5})
         return Message(RecordDict({"arrays": message.content["arrays"], "metrics": metrics}), reply_to=message)
 
-    post = Post(Stuck({number: Node(app, {}) for number in range(1, 6)}), patience=0.05)
-    jobs = [Job(Client(f"c{number}", "net"), 1, STATE, number) for number in range(1, 6)]
-    outcomes = list(
-        exchange(
-            post,
-            jobs,
-            lambda: {f"c{number}": number for number in range(1, 6)},
-            message=lambda job, node: job_message(job, node, {}, kind="train", ttl=60.0),
-            read=update_from,
-            deadline=1.0,
-            wait=0.0,
-            poll=0.01,
-        )
-    )
+    return app
+
+
+def played(grid: LocalGrid, deadline: float = 1.0, patience: float = 0.05) -> list[Any]:
+    names = {f"c{number}": number for number in grid.nodes}
+    jobs = [Job(Client(name, "net"), 1, STATE, number) for name, number in names.items()]
+    asking = {
+        "message": lambda job, node: job_message(job, node, {}, kind="train", ttl=60.0),
+        "read": update_from,
+        "deadline": deadline,
+        "wait": 0.0,
+        "poll": 0.01,
+    }
+    return list(exchange(Post(grid, patience), jobs, lambda: names, **asking))
+
+
+def test_many_who_stall_cost_the_deadline_and_no_more() -> None:
+    never = threading.Event()
+
+    class Stuck(LocalGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            replies = list(super().pull_messages(message_ids))
+            if any(reply.metadata.src_node_id > 5 for reply in replies):
+                never.wait()
+            return replies
+
+    began = time.monotonic()
+    outcomes = played(Stuck({number: Node(echo_app(), {}) for number in range(1, 46)}), deadline=2.0)
     never.set()
-    assert sorted(outcome.client_id for outcome in outcomes if isinstance(outcome, Update)) == ["c1", "c2", "c4", "c5"]
-    assert [outcome for outcome in outcomes if isinstance(outcome, Failure)] == [Failure("c3", "no answer within 1 s")]
+    assert time.monotonic() - began < 10
+    assert sorted(one.client_id for one in outcomes if isinstance(one, Update)) == ["c1", "c2", "c3", "c4", "c5"]
+    assert len([one for one in outcomes if isinstance(one, Failure)]) == 40
+
+
+def test_a_reply_that_flower_cannot_read_is_its_senders_failure() -> None:
+    class Raises(LocalGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            replies = list(super().pull_messages(message_ids))
+            if any(reply.metadata.src_node_id == 2 for reply in replies):
+                raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+            return replies
+
+    outcomes = played(Raises({number: Node(echo_app(), {}) for number in (1, 2, 3)}))
+    assert [one.client_id for one in outcomes if isinstance(one, Failure)] == ["c2"]
+    assert len(outcomes) == 3
+
+
+def test_an_answer_to_somebody_elses_message_is_refused() -> None:
+    grid = LocalGrid({number: Node(echo_app(), {}) for number in (1, 2)})
+    first: list[str] = []
+
+    def as_if_for_the_first(message: Message, answer: Message | None) -> Message | None:
+        assert answer is not None
+        first.append(message.metadata.message_id)
+        answer.metadata.__dict__["_reply_to_message_id"] = first[0]
+        return answer
+
+    grid.nodes[1].behave = grid.nodes[2].behave = as_if_for_the_first
+    outcomes = {one.client_id: one for one in played(grid)}
+    assert isinstance(outcomes["c1"], Update)
+    assert "answers another message" in outcomes["c2"].reason
+
+
+def test_a_superlink_that_is_gone_ends_the_round_with_its_own_error() -> None:
+    class Gone(LocalGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            raise ConnectionRefusedError("nobody listens")
+
+    with pytest.raises(ConnectionRefusedError, match="nobody listens"):
+        played(Gone({1: Node(echo_app(), {})}))
+
+
+def test_late_replies_do_not_pile_up() -> None:
+    grid = LocalGrid({1: Node(echo_app(), {})})
+    late = threading.Event()
+    honest = grid.pull_messages
+
+    def slow(message_ids: Iterable[str]) -> Iterable[Message]:
+        late.wait()
+        return honest(message_ids)
+
+    grid.pull_messages = slow  # type: ignore[method-assign]
+    post = Post(grid, patience=0.01)
+    sent = [post.push(job_message(JOB, 1, {}, kind="train", ttl=60.0)) for _ in range(4)]
+    asked = [number for number in sent if number is not None]
+    assert list(post.pull(asked)) == []
+    post.forget(asked)
+    late.set()
+    deadline = time.monotonic() + 10
+    while post._pulling and time.monotonic() < deadline:
+        assert list(post.pull([])) == []
+    assert not post._kept
+
+
+def test_what_a_client_says_harms_no_terminal() -> None:
+    LocalGrid({})
+    message = Message(Error(2, "\x1b[2J\x1b]0;owned\x07ok"), reply_to=Message(RecordDict(), 1, "train"))
+    outcome = update_from(message, JOB)
+    assert isinstance(outcome, Failure)
+    assert outcome.reason == "Flower's error 2: ?[2J?]0;owned?ok"
+
+
+def test_metrics_that_cannot_be_logged_are_left_out_and_the_weights_are_not() -> None:
+    outcome = update_from(reply(**{"train/loss": 0.5, "loss": 0.25}), JOB)
+    assert isinstance(outcome, Update)
+    assert dict(outcome.metrics) == {"loss": 0.25}
+
+
+def test_a_client_that_restarts_under_a_new_id_gets_its_name_once_the_old_one_is_gone(tmp_path: Path) -> None:
+    nodes = {1: Node(saying("a", "small"), {}), 2: Node(saying("a", "small"), {})}
+    post, roster = Post(LocalGrid(nodes)), Roster(tmp_path / "roster.json", ["small"])
+    assert roster.connected(post) == {"a": 1}
+    nodes[1].online = False
+    assert roster.connected(post) == {"a": 2}
+    nodes[1].online = True
+    assert roster.connected(post) == {"a": 2}
+
+
+def test_an_introduction_that_was_lost_is_asked_for_again(tmp_path: Path) -> None:
+    class Loses(LocalGrid):
+        def _pull(self, number: str) -> Message | None:
+            return None
+
+    nodes = {1: Node(saying("a", "small"), {})}
+    grid = Loses(nodes)
+    post, roster = Post(grid), Roster(tmp_path / "roster.json", ["small"])
+    assert roster.connected(post) == roster.connected(post) == {}
+    assert nodes[1].asked == ["query"]
+    nodes[1].online = False
+    roster.connected(post)
+    nodes[1].online = True
+    roster.connected(post)
+    assert nodes[1].asked == ["query", "query"]
+
+
+def test_a_client_whose_app_does_not_load_is_not_asked_all_the_time(tmp_path: Path) -> None:
+    nodes = {1: Node(ClientApp(), {})}
+    post, roster = Post(LocalGrid(nodes)), Roster(tmp_path / "roster.json", ["small", "large"])
+    for _ in range(20):
+        assert roster.connected(post) == {}
+    assert nodes[1].asked == ["query"]
+
+
+def test_clients_without_names_are_not_waited_for_when_their_ids_have_changed(tmp_path: Path) -> None:
+    for base in (10, 20, 30):
+        post = Post(LocalGrid({base + number: Node(ClientApp(), {}) for number in range(3)}))
+        roster = Roster(tmp_path / "roster.json", ["small"])
+        roster.gather(post, expected=3, quorum=1.0, wait=5.0, poll=0.01)
+        assert [client.id for client in roster.clients] == [f"node-{base + number}" for number in range(3)]

@@ -129,8 +129,7 @@ def test_a_finished_update_survives_a_server_killed_in_its_round(tmp_path: Path)
     honest = grid.pull_messages
 
     def pull_then_die(message_ids: Any) -> Any:
-        wanted = list(message_ids)
-        replies = list(honest(wanted[:1] if grid.nodes[1000].asked[-1] == "train" else wanted))
+        replies = list(honest(message_ids))
         trained = [reply for reply in replies if reply.metadata.message_type == "train"]
         if trained and len(pulled) == 2:
             raise Killed
@@ -256,7 +255,9 @@ def test_an_app_that_knows_nothing_of_feddf_takes_part(tmp_path: Path) -> None:
     records = RunFolder.open(tmp_path / "run").records()
     assert records[-1]["clients"] == ["node-0", "node-1", "node-2"]
     assert records[-1]["models"]["net"]["fused"] > 0.8
-    assert seen == [1, 2]
+    assert seen == [0, 1, 2]
+    assert 0 < result.train_metrics_clientapp[2]["train_loss"] < result.train_metrics_clientapp[1]["train_loss"]
+    assert records[1]["metrics_of_clients"] == dict(result.train_metrics_clientapp[2])
     assert result.evaluate_metrics_serverapp[2] == {"own": 4.0}
     expected = (10 * 0 + 11 * 1 + 12 * 2) / 33
     assert result.evaluate_metrics_clientapp[2]["score"] == pytest.approx(expected)
@@ -312,6 +313,12 @@ def test_its_folder_can_be_reported_on_but_not_resumed_by_the_command(tmp_path: 
         ({"method": "fedma"}, "method = 'fedma': through Flower there are 'feddf' and 'fedavg'"),
         ({"pool": None}, "pool = nothing: method 'feddf' needs an unlabeled pool"),
         ({"validation": None}, "validation = nothing: early stopping reads validation data"),
+        ({"clients": None}, "clients = nothing"),
+        ({"evaluate_fraction": 0.1}, "evaluate_fraction = 0.1: no client would be asked of 3"),
+        ({"validation": (some(9, 2)[0], some(8, 2)[1])}, "9 inputs and 8 labels of torch.int64"),
+        ({"validation": (some(9, 2)[0], some(9, 2)[1] + 2)}, "the models have logits for 0 to 1"),
+        ({"test": (some(9, 2)[0], some(9, 2)[1].float())}, "as many int64 labels as inputs are needed"),
+        ({"members": {"seven": "a"}}, "it gives names to Flower's node ids, which are numbers"),
         ({"fractoin": 0.5}, "unknown key 'fractoin'; did you mean 'fraction'?"),
         ({"quorum": 2.0}, "quorum = 2.0: "),
         ({"prototypes": {}}, "prototypes = \\[\\]: name at least one architecture"),
@@ -322,6 +329,7 @@ def test_its_folder_can_be_reported_on_but_not_resumed_by_the_command(tmp_path: 
 )
 def test_mistakes_are_one_line(tmp_path: Path, given: dict[str, Any], said: str) -> None:
     usual: dict[str, Any] = {"prototypes": {"net": line(6)}, "pool": some(9, 1)[0], "validation": some(9, 2)}
+    usual["clients"] = 3
     with pytest.raises(ConfigError, match=said) as caught:
         FedDF(folder=tmp_path / "run", **{**usual, **given})
     assert "\n" not in str(caught.value)
@@ -332,3 +340,45 @@ def test_a_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
     strategy(played, tmp_path / "run").start(grid_of(played))
     with pytest.raises(ConfigError, match=r"holds a run with other settings: seed: 0 -> 1; use another folder"):
         strategy(experiment(rounds=1, seed=1), tmp_path / "run").start(grid_of(played))
+
+
+def test_a_folder_with_another_architecture_of_that_name_is_refused(tmp_path: Path) -> None:
+    grid = LocalGrid({number: Node(own_app(), {"partition-id": number}) for number in range(2)})
+    given: dict[str, Any] = {"folder": tmp_path / "run", "clients": 2, "method": "fedavg", "poll": 0.0}
+    FedDF({"net": line(6)}, **given).start(grid, num_rounds=1)
+    with pytest.raises(ConfigError, match="holds a run with another architecture of that name"):
+        FedDF({"net": line(7)}, **given).start(grid, num_rounds=2)
+
+
+def test_orders_of_ones_own_belong_to_the_run(tmp_path: Path) -> None:
+    grid = LocalGrid({number: Node(own_app(), {"partition-id": number}) for number in range(2)})
+    given: dict[str, Any] = {"folder": tmp_path / "run", "clients": 2, "method": "fedavg", "poll": 0.0}
+    FedDF({"net": line(6)}, **given).start(grid, num_rounds=1, train_config=ConfigRecord({"lr": 0.1}))
+    with pytest.raises(ConfigError, match=r"train_config: {'lr': 0\.1} -> {'lr': 9\.0}"):
+        FedDF({"net": line(6)}, **given).start(grid, num_rounds=2, train_config=ConfigRecord({"lr": 9.0}))
+
+
+def test_a_shard_without_the_last_class_discloses_all_the_classes(tmp_path: Path) -> None:
+    def only_zeros(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        return some(20, 3)[0], torch.zeros(20, dtype=torch.int64)
+
+    grid = LocalGrid({5: Node(client_app({"net": line(6)}, only_zeros), {"partition-id": 1})})
+    over = FedDF(
+        {"net": line(6)},
+        pool=some(9, 1)[0],
+        validation=some(9, 2),
+        folder=tmp_path / "run",
+        clients=1,
+        teacher_weights="class-counts",
+        distill_steps=2,
+        local_epochs=1,
+        poll=0.0,
+    )
+    over.start(grid, num_rounds=1)
+    (record,) = RunFolder.open(tmp_path / "run").records()
+    assert (record["clients"], record["dropped"]) == (["client-1"], [])
+
+
+def test_a_client_says_which_architecture_it_has() -> None:
+    with pytest.raises(ConfigError, match="say which of a, b this client has"):
+        client_app({"a": line(3), "b": line(4)}, lambda context: some(3, 1))

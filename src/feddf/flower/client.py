@@ -12,9 +12,10 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from feddf import evaluate
-from feddf.flower.holdings import Architectures, Labelled, as_examples, as_prototypes
+from feddf.flower.holdings import Architectures, Labelled, as_examples, as_inputs, as_prototypes, classes_of
 from feddf.flower.wire import ARRAYS, CLASS_COUNTS, CONFIG, COUNT, METRICS, from_arrays, to_arrays
 from feddf.local import Augment, local_update
+from feddf.runs.settings import ConfigError
 from feddf.threads import threads as on_threads
 from feddf.types import Client, Examples, Job, Prototype, State
 
@@ -70,16 +71,19 @@ def client_app(
     the same seeds give the same bytes on any machine of a kind; ``threads=None`` leaves torch as it is, for speed.
     """
     known = as_prototypes(prototypes)
+    if prototype is None and len(known) > 1:
+        raise ConfigError.at("prototype", None, f"say which of {', '.join(known)} this client has")
     chosen = prototype if prototype is not None else next(iter(known))
 
     def which(context: Context) -> str:
         return chosen if isinstance(chosen, str) else chosen(context)
 
     def site(context: Context) -> Site:
+        own = known[which(context)]
         return Site(
-            known[which(context)],
-            lambda: as_examples(data(context)),
-            (lambda: as_examples(test(context))) if test is not None else None,
+            own,
+            lambda: _labelled(data(context), own),
+            (lambda: _labelled(test(context), own)) if test is not None else None,
             augment,
         )
 
@@ -120,6 +124,13 @@ def app_at(site: Callable[[Context], Site], prototype: Of, name: Of, threads: in
         return Message(RecordDict({METRICS: metrics}), reply_to=message)
 
     return app
+
+
+def _labelled(given: Labelled, prototype: Prototype) -> Examples:
+    """Return examples; a shard does not tell how many classes there are, so the model does."""
+    if isinstance(given, Examples):
+        return given
+    return as_examples(given, classes_of({prototype.name: prototype}, as_inputs(given[0])))
 
 
 def _job(message: Message, prototype: Prototype, n_examples: int) -> Job:

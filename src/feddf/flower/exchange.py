@@ -9,6 +9,7 @@ from typing import TypeVar
 from flwr.app import Message
 
 from feddf.flower.post import Post
+from feddf.flower.wire import unreadable
 from feddf.types import Failure, Job
 
 R = TypeVar("R")
@@ -48,10 +49,12 @@ def exchange(
                     asked[sent] = job
             elif monotonic() - began >= min(wait, deadline):
                 yield Failure(absent.pop(job.id).id, f"it was not connected for {min(wait, deadline):g} s")
-        for reply in post.pull(list(asked)):
+        for number, reply in post.pull(list(asked)):
             moved = True
-            yield read(reply, asked.pop(reply.metadata.reply_to_message_id))
+            job = asked.pop(number)
+            yield unreadable(job, reply) if isinstance(reply, Exception) else read(reply, job)
         if not moved:
             sleep(poll)
+    post.forget(asked)
     for job in (*absent.values(), *asked.values()):
         yield Failure(job.id, f"no answer within {deadline:g} s")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from feddf.admit import different_keys
 from feddf.runs.settings import ConfigError
 from feddf.states import initial
-from feddf.types import Examples, Inputs, Prototype
+from feddf.types import Examples, Inputs, Prototype, State
 
 Architectures = Mapping[str, Prototype | Callable[[], nn.Module]]
 Labelled = Examples | tuple[Tensor, Tensor]
@@ -32,7 +34,27 @@ def as_examples(given: Labelled, n_classes: int | None = None) -> Examples:
     if isinstance(given, Examples):
         return given
     inputs, labels = given
-    return Examples(as_inputs(inputs), labels, n_classes or int(labels.max()) + 1)
+    highest = int(labels.max()) if labels.numel() else 0
+    return Examples(as_inputs(inputs), labels, n_classes or highest + 1)
+
+
+def check_labels(key: str, examples: Examples, n_classes: int) -> None:
+    """Raise where labels do not fit their inputs or the models' logits."""
+    found = f"{len(examples.inputs)} inputs and {len(examples.labels)} labels of {examples.labels.dtype}"
+    if len(examples.inputs) != len(examples.labels) or examples.labels.dtype != torch.int64:
+        raise ConfigError.at(key, found, "as many int64 labels as inputs are needed")
+    low, high = (int(label) for label in examples.labels.aminmax())
+    if low < 0 or high >= n_classes:
+        raise ConfigError.at(key, f"labels from {low} to {high}", f"the models have logits for 0 to {n_classes - 1}")
+
+
+def check_weights(folder: Path, saved: Mapping[str, State], prototypes: Mapping[str, State]) -> None:
+    """Raise where a folder's checkpoint is not of these architectures."""
+    for name, manifest in prototypes.items():
+        state = saved.get(name, {})
+        other = [key for key in manifest if key in state and state[key].shape != manifest[key].shape]
+        if other or different_keys(state.keys(), manifest):
+            raise ConfigError.at("prototypes", name, f"{folder} holds a run with another architecture of that name")
 
 
 def nothing() -> Examples:

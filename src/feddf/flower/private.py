@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
+from httpx import HTTPError
+
+TRANSPORT_ERRORS = (HTTPError, OSError)
+"""What Flower's grid raises when the SuperLink cannot be reached, after its own retries."""
 
 
 def has_no_such_function(reply: Message) -> bool:

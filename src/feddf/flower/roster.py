@@ -17,15 +17,21 @@ from time import monotonic, sleep
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
+from feddf.engines.in_process import reason
 from feddf.files import write_atomically
 from feddf.flower.post import Post
 from feddf.flower.private import has_no_such_function
-from feddf.flower.wire import CONFIG, complaint_of
+from feddf.flower.wire import CONFIG, complaint_of, printable
 from feddf.rounds import QuorumError
 from feddf.types import Client
 
+UNNAMED = "node-"
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _log = logging.getLogger("flwr")
+
+
+ASK_AGAIN = 60.0
+"""Seconds after which a node is asked again that did not answer, or not as it should."""
 
 
 class Roster:
@@ -36,24 +42,67 @@ class Roster:
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         self.clients = [Client(name, prototype) for name, prototype in sorted(known.items())]
         self._nodes: dict[str, int] = {}
+        self._claims: dict[int, Client] = {}
         self._asked: dict[str, int] = {}
-        self._seen: set[int] = set()
+        self._when: dict[int, float] = {}
 
     def connected(self, post: Post) -> dict[str, int]:
         """Return the node of each client that is connected now; nodes that are new are asked who they are."""
         online = post.nodes()
-        for node in sorted(online - self._seen):
-            sent = post.push(Message(RecordDict({CONFIG: ConfigRecord({"feddf": "who"})}), node, MessageType.QUERY))
-            if sent is not None:
-                self._seen.add(node)
-                self._asked[sent] = node
-        for reply in post.pull(list(self._asked)):
-            self._meet(self._asked.pop(reply.metadata.reply_to_message_id), reply, online)
-        return {name: node for name, node in self._nodes.items() if node in online}
+        self._forget_absent(post, online)
+        for node in sorted(online - self._claims.keys()):
+            if monotonic() - self._when.get(node, -ASK_AGAIN) >= ASK_AGAIN:
+                self._ask(post, node)
+        for number, reply in post.pull(list(self._asked)):
+            self._meet(self._asked.pop(number), reply)
+        self._grant()
+        return dict(self._nodes)
+
+    def _forget_absent(self, post: Post, online: Collection[int]) -> None:
+        """A node that comes back may be somebody else, or have another architecture: it is asked anew."""
+        post.forget([number for number, node in self._asked.items() if node not in online])
+        self._asked = {number: node for number, node in self._asked.items() if node in online}
+        self._claims = {node: client for node, client in self._claims.items() if node in online}
+        self._when = {node: when for node, when in self._when.items() if node in online}
+
+    def _ask(self, post: Post, node: int) -> None:
+        question = RecordDict({CONFIG: ConfigRecord({"feddf": "who"})})
+        sent = post.push(Message(question, node, MessageType.QUERY, ttl=ASK_AGAIN))
+        self._when[node] = monotonic()
+        if sent is not None:
+            self._asked[sent] = node
+
+    def _meet(self, node: int, reply: Message | Exception) -> None:
+        try:
+            self._claims[node] = self._introduced(node, reply)
+        except ValueError as wrong:
+            _log.warning("feddf: node %d may not take part: %s", node, wrong)
+
+    def _grant(self) -> None:
+        """Give each name to one node: to the one that had it, or else to the first to claim it."""
+        held = {
+            name: node for name, node in self._nodes.items() if node in self._claims and self._claims[node].id == name
+        }
+        for node, client in self._claims.items():
+            if held.setdefault(client.id, node) == node:
+                self._enrol(client)
+            elif self._when.pop(node, None) is not None:
+                _log.warning("feddf: node %d has to wait: node %d is '%s' now", node, held[client.id], client.id)
+        self._nodes = held
 
     def gather(self, post: Post, *, expected: int, quorum: float, wait: float, poll: float) -> None:
-        """Wait until as many clients are connected as are expected, or ``wait`` seconds for a quorum of them."""
+        """Wait until as many clients are connected as are expected, or ``wait`` seconds for a quorum of them.
+
+        Those who have no name but their node's id, and are not here, will not come back under it.
+        """
         began = monotonic()
+        try:
+            self._wait(post, began, expected, quorum, wait, poll)
+        finally:
+            present = self._nodes.keys()
+            self.clients[:] = [one for one in self.clients if one.id in present or not one.id.startswith(UNNAMED)]
+
+    def _wait(self, post: Post, began: float, expected: int, quorum: float, wait: float, poll: float) -> None:
         while len(found := self.connected(post)) < expected:
             if monotonic() - began >= wait:
                 needed = max(1, ceil(quorum * expected))
@@ -66,35 +115,20 @@ class Roster:
                 return
             sleep(poll)
 
-    def _meet(self, node: int, reply: Message, online: Collection[int]) -> None:
-        try:
-            name, prototype = self._introduced(node, reply)
-        except LookupError as gone:
-            self._seen.discard(node)  # it will be asked again when it is back
-            _log.warning("feddf: node %d did not say who it is (%s)", node, gone)
-            return
-        except ValueError as wrong:
-            _log.warning("feddf: node %d may not take part: %s", node, wrong)
-            return
-        holder = self._nodes.get(name)
-        if holder is not None and holder != node and holder in online:
-            _log.warning("feddf: node %d may not take part: node %d is '%s' already", node, holder, name)
-            return
-        self._nodes[name] = node
-        self._enrol(Client(name, prototype))
-
-    def _introduced(self, node: int, reply: Message) -> tuple[str, str]:
+    def _introduced(self, node: int, reply: Message | Exception) -> Client:
+        if isinstance(reply, Exception):
+            raise ValueError(printable(f"its answer could not be read: {reason(reply)}"))
         if has_no_such_function(reply) and len(self._prototypes) == 1:  # an app as it was before feddf
-            return self._named(node, f"node-{node}"), next(iter(self._prototypes))
+            return Client(self._named(node, f"{UNNAMED}{node}"), next(iter(self._prototypes)))
         if reply.has_error():
-            raise (ValueError if has_no_such_function(reply) else LookupError)(complaint_of(reply))
+            raise ValueError(complaint_of(reply))
         config = reply.content.config_records.get(CONFIG, ConfigRecord())
         name, prototype = config.get("client"), config.get("prototype")
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ValueError(f"its name {name!r:.80} is not made of up to 64 letters, digits, '_', '.' and '-'")
         if not isinstance(prototype, str) or prototype not in self._prototypes:
             raise ValueError(f"it has the architecture {prototype!r:.80}; known are {', '.join(self._prototypes)}")
-        return self._named(node, name), prototype
+        return Client(self._named(node, name), prototype)
 
     def _named(self, node: int, claimed: str) -> str:
         """Return a node's name: what it says, unless the server knows better."""

@@ -17,15 +17,25 @@ from torch import Tensor
 
 from feddf.flower import evaluation
 from feddf.flower.exchange import exchange
-from feddf.flower.holdings import Architectures, Labelled, as_examples, as_inputs, as_prototypes, classes_of, nothing
+from feddf.flower.holdings import (
+    Architectures,
+    Labelled,
+    as_examples,
+    as_inputs,
+    as_prototypes,
+    check_labels,
+    check_weights,
+    classes_of,
+    nothing,
+)
 from feddf.flower.post import Post
 from feddf.flower.roster import Roster
 from feddf.flower.settings import FlowerSettings, orders
 from feddf.flower.wire import job_message, packed, to_arrays, unpacked, update_from
-from feddf.rounds import Federation, collect, jobs_for, play, sample
+from feddf.rounds import Federation, collect, fuse_usable, jobs_for, play, sample
 from feddf.runs.build import open_engine
 from feddf.runs.config import check, differences, parse
-from feddf.runs.judge import court
+from feddf.runs.judge import court, mean_metrics
 from feddf.runs.methods import fusion_of
 from feddf.runs.run import recorded
 from feddf.runs.settings import ConfigError
@@ -79,7 +89,9 @@ class FedDF(Strategy):
         self.settings = parse({**settings, **self._holdings()}, FlowerSettings)
         self._check()
         self.folder, self.wait, self.poll = Path(folder), wait, poll
-        self._members = members
+        self._members = _by_number(members)
+        self._post: Post | None = None
+        self._gathered: Post | None = None
         self._server = ServerState(
             0, {name: initial(prototype, self.settings.seed) for name, prototype in self.prototypes.items()}
         )
@@ -91,14 +103,14 @@ class FedDF(Strategy):
         return {"prototypes": tuple(self.prototypes), **sizes}
 
     def _check(self) -> None:
-        if self.settings.method == "fedma":
-            raise ConfigError.at("method", "fedma", "through Flower there are 'feddf' and 'fedavg'")
         labelled, pooled = len(self.validation) > 0, self.pool is not None
         check(self.settings, self.settings.contradictions(labelled=labelled, pooled=pooled))
         for inputs in (self.pool, self.test.inputs if len(self.test) else None):
             if inputs is not None:
-                n_classes = classes_of(self.prototypes, inputs)
-                self.validation = replace(self.validation, n_classes=n_classes)
+                self.validation = replace(self.validation, n_classes=classes_of(self.prototypes, inputs))
+        for key, examples in (("validation", self.validation), ("test", self.test)):
+            if len(examples):
+                check_labels(key, examples, self.validation.n_classes)
         for name, prototype in self.prototypes.items():
             try:
                 to_arrays(prototype.build().state_dict())
@@ -123,23 +135,27 @@ class FedDF(Strategy):
         ``initial_arrays`` are weights to begin with (default: drawn by the seed); those of several prototypes are named
         ``prototype/key``. Of a run that was killed, the result has only the rounds played now; the folder has all.
         """
-        self._adopt(initial_arrays, num_rounds, timeout)
+        self._adopt(initial_arrays, num_rounds, timeout, train_config)
         result = Result()
         folder = self._open()
         with folder.locked(), open_engine(self.settings) as engines:
             saved, complaints = folder.latest()
             for complaint in complaints:
                 _log.warning("feddf: %s", complaint)
+            if saved is not None:
+                check_weights(folder.path, saved.models, self._server.models)
             self._server = saved or self._server
             folder.forget_after(self._server.round)
             self.summary()
             fuse = fusion_of(self.settings, self.prototypes, self.validation, self.pool, engines.server)
-            post = Post(grid)
-            clients = remembering(self._clients(post, train_config or ConfigRecord()), folder.path / "spool")
+            post = self._post_of(grid)
+            clients = remembering(self._clients(post), folder.path / "spool")
             games = self._games(post, engine=clients, fuse=fuse)
             jury = court(
                 engines.server, self.prototypes, self.test, self.validation, log_clients=self.settings.log_clients
             )
+            if evaluate_fn is not None and self._server.round == 0:
+                self._told(result, 0, evaluate_fn(0, packed(self._server.models)))
             ask = partial(self._evaluate, post, evaluate_config or ConfigRecord(), evaluate_fn, result)
             planned = islice(games, max(0, self.settings.rounds - self._server.round))
             known, keep = self._roster_of(folder.path).clients, self.settings.keep_checkpoints
@@ -153,8 +169,14 @@ class FedDF(Strategy):
         """The fused weights of each prototype, as they are now."""
         return self._server.models
 
-    def _adopt(self, arrays: ArrayRecord | None, rounds: int | None, deadline: float | None) -> None:
-        given = {"rounds": rounds, "deadline": None if deadline is None else float(deadline)}
+    def _adopt(
+        self, arrays: ArrayRecord | None, rounds: int | None, deadline: float | None, extra: ConfigRecord | None
+    ) -> None:
+        given = {
+            "rounds": rounds,
+            "deadline": None if deadline is None else float(deadline),
+            "train_config": None if extra is None else dict(extra),
+        }
         changed = {key: value for key, value in given.items() if value is not None}
         self.settings = parse({**self.settings.model_dump(), **changed}, FlowerSettings)
         if arrays is not None:
@@ -170,6 +192,11 @@ class FedDF(Strategy):
                 f"{self.folder} holds a run with other settings: {'; '.join(changed)}; use another folder"
             )
         return folder
+
+    def _post_of(self, grid: Grid) -> Post:
+        if self._post is None or self._post.grid is not grid:
+            self._post = Post(grid)
+        return self._post
 
     def _roster_of(self, folder: Path) -> Roster:
         if self._roster is None:
@@ -191,12 +218,10 @@ class FedDF(Strategy):
         clients = list(self._roster_of(self.folder).clients)
         return Federation(clients, settings.fraction, settings.seed, settings.quorum, settings.attempts)
 
-    def _clients(self, post: Post, extra: ConfigRecord) -> Engine:
+    def _clients(self, post: Post) -> Engine:
         """Return the engine whose workers are Flower's clients; they train by their own code, not by ours."""
         settings = self.settings
-        message = partial(
-            job_message, orders={**orders(settings), **extra}, kind=MessageType.TRAIN, ttl=settings.deadline
-        )
+        message = partial(job_message, orders=orders(settings), kind=MessageType.TRAIN, ttl=settings.deadline)
 
         def run(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
             outcomes = self._exchange(post, cast(Sequence[Job], jobs), message, update_from)
@@ -226,20 +251,23 @@ class FedDF(Strategy):
         """Return the record with what clients and the user's own function find of the fused models."""
         number = int(record["round"])
         score = _mean(record)
-        found = MetricRecord({"accuracy": score}) if score is not None else None
+        result.train_metrics_clientapp[number] = MetricRecord(dict(record["metrics_of_clients"]))
+        self._told(result, number, MetricRecord({"accuracy": score}) if score is not None else None)
         if evaluate_fn is not None:
-            found = evaluate_fn(number, packed(self._server.models)) or found
-        if found is not None:
-            result.evaluate_metrics_serverapp[number] = found
+            self._told(result, number, evaluate_fn(number, packed(self._server.models)))
         jobs = self._evaluations(number)
         if not jobs:
             return record
         message = partial(job_message, orders=dict(config), kind=MessageType.EVALUATE, ttl=self.settings.deadline)
         answers = list(self._exchange(post, jobs, message, evaluation.metrics_from))
-        means = evaluation.weighted_mean([answer for answer in answers if not isinstance(answer, Failure)])
+        means = mean_metrics([answer for answer in answers if not isinstance(answer, Failure)])
         result.evaluate_metrics_clientapp[number] = MetricRecord(dict(means))
         silent = {answer.client_id: answer.reason for answer in answers if isinstance(answer, Failure)}
         return {**record, "evaluated_by_clients": {"means": means, "failures": silent}}
+
+    def _told(self, result: Result, number: int, found: MetricRecord | None) -> None:
+        if found is not None:
+            result.evaluate_metrics_serverapp[number] = found
 
     def _evaluations(self, number: int) -> list[Job]:
         if not self.settings.evaluate_fraction:
@@ -260,10 +288,11 @@ class FedDF(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the messages to this round's clients."""
-        roster, settings = self._roster_of(self.folder), self.settings
-        if not roster.clients:
-            roster.gather(Post(grid), expected=settings.clients, quorum=settings.quorum, wait=self.wait, poll=self.poll)
-        nodes = roster.connected(Post(grid))
+        roster, settings, post = self._roster_of(self.folder), self.settings, self._post_of(grid)
+        if self._gathered is not post:
+            roster.gather(post, expected=settings.clients, quorum=settings.quorum, wait=self.wait, poll=self.poll)
+            self._gathered = post
+        nodes = roster.connected(post)
         models = unpacked(arrays, self._server.models)
         self._server = ServerState(server_round - 1, models, self._server.memory)
         federation = self._federation()
@@ -284,22 +313,23 @@ class FedDF(Strategy):
                 yield cast(R | Failure, update_from(reply, asked[reply.metadata.reply_to_message_id]))
 
         updates, failures = collect(answers, _elsewhere, list(asked.values()))
-        for failure in failures:
-            _log.warning("feddf: %s: %s", failure.client_id, failure.reason)
-        if not updates:
-            return None, None
         with open_engine(self.settings) as engines:
             fuse = fusion_of(self.settings, self.prototypes, self.validation, self.pool, engines.server)
-            fused = fuse(self._server, updates, derive(self.settings.seed, "fuse", server_round))
-        self._server = replace(fused.server, round=server_round)
-        means = evaluation.weighted_mean([(update.n_examples, update.metrics) for update in updates])
+            seed = derive(self.settings.seed, "fuse", server_round)
+            fused, updates, refused = fuse_usable(fuse, self._server, updates, 1, seed)
+        for failure in (*failures, *refused):
+            _log.warning("feddf: %s: %s", failure.client_id, failure.reason)
+        if fused is None:
+            return None, None
+        self._server = fused.server
+        means = mean_metrics([(update.n_examples, update.metrics) for update in updates])
         return packed(self._server.models), MetricRecord(dict(means))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the messages that ask clients to try the fused models on their own data."""
-        nodes = self._roster_of(self.folder).connected(Post(grid))
+        nodes = self._roster_of(self.folder).connected(self._post_of(grid))
         order = partial(job_message, orders=dict(config), kind=MessageType.EVALUATE, ttl=self.settings.deadline)
         jobs = self._evaluations(server_round)
         self._sent = [(order(job, nodes[job.id]), job) for job in jobs if job.id in nodes]
@@ -314,7 +344,7 @@ class FedDF(Strategy):
             if reply.metadata.reply_to_message_id in asked
         ]
         found = [answer for answer in answers if not isinstance(answer, Failure)]
-        return MetricRecord(dict(evaluation.weighted_mean(found))) if found else None
+        return MetricRecord(dict(mean_metrics(found))) if found else None
 
     def summary(self) -> None:
         """Log what this strategy is about to do."""
@@ -330,6 +360,13 @@ class FedDF(Strategy):
             settings.pool_size,
             settings.validation_size,
         )
+
+
+def _by_number(members: Mapping[int, str] | None) -> dict[int, str] | None:
+    try:
+        return None if members is None else {int(node): name for node, name in members.items()}
+    except ValueError:
+        raise ConfigError.at("members", members, "it gives names to Flower's node ids, which are numbers") from None
 
 
 def _elsewhere(job: Job) -> Update:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from io import BytesIO
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.lib import format as npy
 
-from feddf.admit import different_keys
+from feddf.admit import METRIC_NAME, MOST_METRICS, different_keys
 from feddf.engines.in_process import reason
 from feddf.types import Failure, Job, State, Update
 
@@ -106,28 +107,44 @@ def update_from(reply: Message, job: Job) -> Update | Failure:
         count, metrics, counts = counted(_only(reply.content.metric_records, "metric record"))
         state = from_arrays(arrays, job.state)
     except Exception as error:  # whatever a hostile record does when it is looked at, the round goes on
-        return Failure(job.id, f"its reply could not be read: {reason(error)}"[:300])
+        return unreadable(job, error)
     return Update(job.id, job.client.prototype, job.round, state, count, metrics, counts)
+
+
+def unreadable(job: Job, error: Exception) -> Failure:
+    """Return the failure of a client whose reply could not be read."""
+    return Failure(job.id, printable(f"its reply could not be read: {reason(error)}"))
 
 
 def complaint_of(reply: Message) -> str:
     """Return the last line of a reply's error: the exception itself, where Flower sends a whole traceback."""
-    lines = [line.strip() for line in str(reply.error.reason or "no reason given").splitlines() if line.strip()]
-    return f"Flower's error {reply.error.code}: {(lines or ['no reason given'])[-1]}"[:300]
+    lines = [line.strip() for line in str(reply.error.reason or "").splitlines() if line.strip()]
+    return printable(f"Flower's error {reply.error.code}: {(lines or ['no reason given'])[-1]}")
+
+
+def printable(text: str) -> str:
+    """Return a text that may be a client's so that it harms no log and no terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text[:300])
 
 
 def counted(metrics: MetricRecord) -> tuple[int, dict[str, float], tuple[int, ...] | None]:
-    """Return the number of examples, the other metrics that are single numbers, and the class counts if disclosed."""
+    """Return the number of examples, the metrics that can be logged, and the class counts if disclosed.
+
+    Lists, and names that the gate would refuse, are left out: they are no reason to refuse the weights.
+    """
     count = metrics.get(COUNT)
     if isinstance(count, float) and count.is_integer():  # some clients count in floats
         count = int(count)
     if not isinstance(count, int):
         raise ValueError(f"its metrics have no '{COUNT}', the number of examples that it was trained on")
-    others = {name: value for name, value in metrics.items() if name not in (COUNT, CLASS_COUNTS)}
-    numbers = {name: value for name, value in others.items() if isinstance(value, int | float)}
+    numbers = {
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and name != COUNT and METRIC_NAME.fullmatch(name)
+    }
     classes = metrics.get(CLASS_COUNTS)
     counts = tuple(int(value) for value in classes) if isinstance(classes, list) else None
-    return count, numbers, counts
+    return count, dict(islice(numbers.items(), MOST_METRICS)), counts
 
 
 def _only(records: Mapping[str, Record], kind: str) -> Record:

@@ -251,6 +251,7 @@ def _one_line(error: ValidationError, kind: type[Settings]) -> str:
 
 def _allowed(key: str) -> str:
     return {
+        "clients": "say how many are expected",
         "data": "name a data set, for instance data = 'cifar10'",
         "prototypes": "name at least one architecture, for instance prototypes = ['resnet8']",
     }.get(key, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from time import perf_counter
 from typing import Any
 
@@ -73,6 +74,7 @@ def judge(sent: ServerState, closed: Round, clients: Sequence[Client], court: Co
         "clients": names,
         "ensemble": ensemble,
         "models": models,
+        "metrics_of_clients": mean_metrics([(update.n_examples, update.metrics) for update in closed.updates]),
         **({"accuracy_of_clients": {n: accuracies.get(f"teacher {n}") for n in names}} if court.log_clients else {}),
         "bytes_down": {name: n_bytes(sent.sent_to(members[name])) for name in names},
         "bytes_up": {update.client_id: n_bytes(wire(update.state)) for update in closed.updates},
@@ -81,6 +83,16 @@ def judge(sent: ServerState, closed: Round, clients: Sequence[Client], court: Co
         "seconds": {stage: round(value, 4) for stage, value in seconds.items()},
         **notes,
     }
+
+
+def mean_metrics(found: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
+    """Return Σ n_k m_k / Σ n_k of every metric that all clients have, where it is finite."""
+    total = sum(count for count, _ in found)
+    if not total:
+        return {}
+    shared = set.intersection(*(set(metrics) for _, metrics in found))
+    means = {name: sum(count / total * metrics[name] for count, metrics in found) for name in sorted(shared)}
+    return {name: mean for name, mean in means.items() if isfinite(mean)}
 
 
 def _validated(models: Mapping[str, State], court: Court) -> dict[str, float]:
