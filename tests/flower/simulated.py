@@ -6,38 +6,29 @@ import json
 import sys
 from pathlib import Path
 
-from flwr.app import Context, Message, RecordDict
-from flwr.serverapp import Grid, ServerApp
-from flwr.simulation import run_simulation
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from simulate import simulate
 
-from feddf.flower import client_app_of, strategy_of
+from feddf.flower import FedDF
 from feddf.flower.post import Post
 from feddf.flower.private import has_no_such_function
 from feddf.runs.config import parse
-from feddf.states import digest
 
 
 def main(config: Path, folder: Path) -> None:
-    experiment = parse(json.loads(config.read_text()))
-    server = ServerApp()
     found: dict[str, object] = {}
 
-    @server.main()
-    def play(grid: Grid, context: Context) -> None:
-        strategy = strategy_of(experiment, folder)
-        strategy.start(grid)
-        found["digest"] = digest(strategy.models)
-        node = next(iter(grid.get_node_ids()))
+    def ask_for_nothing(grid: Grid, strategy: FedDF) -> None:
         post = Post(grid)
-        sent = post.push(Message(RecordDict(), node, "query.nothing"))
+        sent = post.push(Message(RecordDict(), min(post.nodes()), "query.nothing"))
         assert sent is not None
         while not (replies := list(post.pull([sent]))):
             pass
-        _, reply = replies[0]
+        reply = replies[0][1]
         found["no such function"] = isinstance(reply, Message) and has_no_such_function(reply)
 
-    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"include_dashboard": False}}
-    run_simulation(server, client_app_of(experiment), experiment.clients, backend_config=backend)
+    found["digest"] = simulate(parse(json.loads(config.read_text())), folder, after=ask_for_nothing)
     print(json.dumps(found))
 
 

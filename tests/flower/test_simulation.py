@@ -27,7 +27,8 @@ def test_a_flower_simulation_ends_with_the_same_bytes_as_in_process(tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps(BASE))
     program = Path(__file__).with_name("simulated.py")
     words = [sys.executable, str(program), str(tmp_path / "config.json"), str(tmp_path / "run")]
-    environment = {**os.environ, **OFFLINE, "FLWR_HOME": str(tmp_path / "flwr")}
+    example = Path(__file__).parents[2] / "examples" / "flower-simulation"
+    environment = {**os.environ, **OFFLINE, "FLWR_HOME": str(tmp_path / "flwr"), "PYTHONPATH": str(example)}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,47 @@
+"""Play a preset or a configuration file in Flower's simulation: its clients on Ray, one CPU each.
+
+pip install 'feddf[flower,ray,demo]'
+python examples/flower-simulation/simulate.py demo rounds=3 seed=0 --out runs/demo-flower
+"""
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from feddf.flower import FedDF, client_app_of, strategy_of
+from feddf.runs import Experiment, RunFolder, load
+from feddf.states import digest
+
+
+def simulate(experiment: Experiment, folder: Path, after: Callable[[Grid, FedDF], None] | None = None) -> str:
+    """Play the experiment, or what is left of it in the folder; return the digest of its models."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    from flwr.simulation import run_simulation
+
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy = strategy_of(experiment, folder)
+        strategy.start(grid)
+        if after is not None:
+            after(grid, strategy)
+
+    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"include_dashboard": False}}
+    run_simulation(server, client_app_of(experiment), experiment.clients, backend_config=backend)
+    saved, _ = RunFolder.open(folder).latest()
+    assert saved is not None
+    return digest(saved.models)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("experiment", help="a preset, or a TOML file")
+    parser.add_argument("overrides", nargs="*", help="key=value")
+    parser.add_argument("--out", type=Path, required=True, help="the run folder")
+    given = parser.parse_args()
+    print("digest of the models:", simulate(load(given.experiment, given.overrides), given.out))
