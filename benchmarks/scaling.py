@@ -19,7 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.optimize import nnls
 from torch import nn
 
 from feddf import Client, Federation, Job, Processes, Prototype, ServerState, Update, fedavg, in_process, initial
@@ -31,6 +33,9 @@ from feddf.types import Engine
 RESULTS = Path(__file__).parent / "results"
 COHORTS = (10, 100, 1000)
 SIZES = (78_000, 1_000_000, 10_000_000)
+HELD_BACK = (100, 1_000_000)
+"""The case that the cost model is not fitted to, and must predict."""
+
 OFFLINE = ("FLWR_TELEMETRY_ENABLED=0", "FLWR_DISABLE_UPDATE_CHECK=1", "RAY_USAGE_STATS_ENABLED=0")
 
 
@@ -136,7 +141,7 @@ def fusing(clients: int, parameters: int) -> float:
 def measured(name: str) -> list[dict[str, Any]]:
     rows = []
     cases = [(clients, SIZES[0]) for clients in COHORTS] + [(10, parameters) for parameters in SIZES[1:]]
-    for clients, parameters in cases:
+    for clients, parameters in [*cases, HELD_BACK]:
         repeats = 3 if clients * parameters <= 10**8 else 1
         words = [sys.executable, __file__, "--one", name, str(clients), str(parameters), str(repeats)]
         environment = {**os.environ, **dict(pair.split("=") for pair in OFFLINE), "OMP_NUM_THREADS": "1"}
@@ -151,6 +156,19 @@ def measured(name: str) -> list[dict[str, Any]]:
     return rows
 
 
+def fitted(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Fit seconds = fixed + clients · (each + value · parameters), and predict the case that was held back."""
+    known = [row for row in rows if (row["clients"], row["parameters"]) != HELD_BACK]
+    factors = np.array([[1.0, row["clients"], row["clients"] * row["parameters"]] for row in known])
+    seconds = np.array([row["seconds"] for row in known])
+    scale = 1 / seconds  # relative errors count, not those of the largest case
+    fixed, each, value = nnls(factors * scale[:, None], seconds * scale)[0]
+    clients, parameters = HELD_BACK
+    (found,) = [row["seconds"] for row in rows if (row["clients"], row["parameters"]) == HELD_BACK]
+    guess = fixed + clients * (each + value * parameters)
+    return {"fixed": fixed, "each": each, "value": value, "predicted": guess, "measured": found}
+
+
 def main(names: list[str]) -> None:
     path = RESULTS / "scaling.json"
     known = json.loads(path.read_text()) if path.exists() else {}
@@ -160,7 +178,9 @@ def main(names: list[str]) -> None:
             known[name] = [{"clients": n, "parameters": p, "seconds": fusing(n, p)} for n, p in cases]
             print(known[name])
         else:
-            known[name] = measured(name)
+            rows = measured(name)
+            known[name] = {"rows": rows, "model": fitted(rows)}
+            print(known[name]["model"])
         path.write_text(json.dumps(known, indent=1) + "\n")
 
 

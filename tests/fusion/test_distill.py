@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -260,3 +262,47 @@ def test_held_out_inputs_are_scored_by_the_loss_and_never_learned_from() -> None
     assert seen == set(rest.tolist())
     assert result.best_score is not None
     assert result.best_score > -loss
+
+
+@pytest.mark.parametrize("rate", [1e-2, 1e12], ids=["learns", "diverges"])
+@pytest.mark.parametrize("patience", [10, 20, 1000])
+@pytest.mark.parametrize("optimizer", ["adam", "swa"])
+def test_judging_beside_the_loop_gives_the_same_student(rate: float, patience: int, optimizer: Any) -> None:
+    def studied(beside: bool) -> tuple[Any, ...]:
+        scores = iter([0.1, 0.3, 0.2, 0.5, 0.4, 0.4, 0.6, 0.1, 0.1, 0.1, 0.1, 0.1])
+        plan = Schedule(
+            steps=95, check_every=10, patience=patience, rate=rate, batch=16, optimizer=optimizer, beside=beside
+        )
+        done = distill(linear(), teacher, POOL, schedule=plan, score=lambda model: next(scores), seed=3)
+        return digest({"x": done.state}), done.best_step, done.steps, done.first_score, done.best_score
+
+    assert studied(True) == studied(False)
+
+
+def test_the_student_goes_on_while_a_snapshot_is_judged() -> None:
+    steps, went_on = [0], threading.Event()
+
+    def counting(chosen: Tensor, inputs: Tensor) -> Tensor:
+        steps[0] += 1
+        if steps[0] > 15:
+            went_on.set()
+        return teacher(chosen, inputs)
+
+    def score(model: nn.Module) -> float:
+        if steps[0] >= 10:
+            assert went_on.wait(60), "the student waited for its judge"
+        return 0.5
+
+    plan = Schedule(steps=20, check_every=10, patience=100, batch=16, beside=True)
+    assert distill(linear(), counting, POOL, schedule=plan, score=score, seed=3).steps == 20
+
+
+def test_a_judge_that_fails_fails_the_student() -> None:
+    def score(model: nn.Module) -> float:
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError("no verdict")
+        return 0.5
+
+    plan = Schedule(steps=20, check_every=10, patience=100, batch=16, beside=True)
+    with pytest.raises(ValueError, match="no verdict"):
+        distill(linear(), teacher, POOL, schedule=plan, score=score, seed=3)

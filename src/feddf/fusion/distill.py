@@ -15,10 +15,11 @@ from torch.optim.swa_utils import AveragedModel
 
 from feddf.accelerate import Accelerate, eager
 from feddf.evaluate import logits
+from feddf.fusion.checks import Checks, Distilled
 from feddf.recalibrate import recalibrate
 from feddf.seeds import derive, seeded, torch_generator
-from feddf.states import copy, is_finite
-from feddf.types import Inputs, Score, State
+from feddf.states import is_finite
+from feddf.types import Inputs, Score
 
 Teach = Callable[[Tensor, Tensor], Tensor]
 """(indices into the pool, encoded inputs) -> the class probabilities that the student should give them."""
@@ -42,7 +43,8 @@ class Schedule:
     ``optimizer``: ``adam`` and ``sgd`` (with momentum) have cosine annealing; ``swa`` is SGD with a cyclical rate, the
     weights at the end of each cycle being averaged (Izmailov et al. 2018, as in FedDistill).
     ``clip`` bounds the gradient's norm. ``threads`` and ``accelerate`` change the speed, and the result in its last
-    bits.
+    bits. With ``beside`` snapshots are judged in a thread of their own while the student goes on: the same result,
+    sooner where cores are idle.
     """
 
     steps: int = 10_000
@@ -56,22 +58,12 @@ class Schedule:
     swa_cycle: int = 25
     threads: int = 1
     accelerate: Accelerate = eager
+    beside: bool = False
 
     @property
     def settling(self) -> int:
         """The steps before patience counts: SWA begins to average after the first quarter, which only approaches."""
         return self.steps // 4 if self.optimizer == "swa" else 0
-
-
-@dataclass(frozen=True)
-class Distilled:
-    """The student's weights, the step at which they were best, and the number of steps taken."""
-
-    state: State
-    best_step: int
-    steps: int
-    first_score: float | None
-    best_score: float | None
 
 
 def distill(
@@ -101,11 +93,9 @@ def distill(
     averaged = AveragedModel(student) if schedule.optimizer == "swa" else None
     distort = torch_generator(derive(seed, "augment"))
     indices = torch.arange(len(pool)) if chosen_from is None else chosen_from
-    first = score(student) if score else None
-    best = Distilled(copy(student.state_dict()), 0, 0, first, first)
-    step = 0
+    checks = Checks(student, score, schedule)
     student.train()
-    with seeded(derive(seed, "dropout")):
+    with checks.at_work(), seeded(derive(seed, "dropout")):
         for step, chosen in enumerate(islice(_endless_batches(indices, schedule.batch, seed), schedule.steps), 1):
             raw = pool.raw[chosen]
             inputs = pool.encode(augment(raw, distort) if augment else raw)  # line 13
@@ -120,14 +110,12 @@ def distill(
                 averaged.update_parameters(student)
             if step % schedule.check_every == 0 or step == schedule.steps:
                 if not is_finite(student.state_dict()):
-                    break  # it diverged: what was best before is returned
+                    checks.diverged(step)
+                    break  # what was best before is returned
                 candidate = student if averaged is None else _settled(averaged, student, pool.take(indices))
-                now = score(candidate) if score else None
-                if now is None or best.best_score is None or now > best.best_score:
-                    best = Distilled(copy(candidate.state_dict()), step, step, first, now)
-                if step - max(best.best_step, schedule.settling) >= schedule.patience:
+                if checks.enough(step, candidate):
                     break
-    return Distilled(best.state, best.best_step, step, first, best.best_score)
+    return checks.best
 
 
 def kl_divergence(probabilities: Tensor, logits: Tensor, temperature: float = 1.0) -> Tensor:

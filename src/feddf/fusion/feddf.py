@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from feddf.evaluate import folded
 from feddf.fusion.average import average, start_from
-from feddf.fusion.distill import Augment, Distilled, Schedule, Teach, distill, held_out_score
+from feddf.fusion.checks import Distilled
+from feddf.fusion.distill import Augment, Schedule, Teach, distill, held_out_score
 from feddf.fusion.ensemble import Question, answer, ask, combine, question
 from feddf.fusion.weigh import Weigh, Weight, uniform
 from feddf.outcomes import gather

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from functools import partial
@@ -80,6 +81,7 @@ def _schedule(settings: Settings, students: int) -> Schedule:
         clip=settings.distill_clip,
         threads=settings.threads_of_a_student(students),
         accelerate=accelerate_of(settings),
+        beside=(os.cpu_count() or 1) >= 2 * students * settings.threads_of_a_student(students),
     )
 
 
