@@ -23,6 +23,7 @@ from feddf.types import Client, Examples, Inputs, LocalTrain, Prototype, ServerS
 SHAPE, CLASSES = (1, 8, 8), 3
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["OMP_NUM_THREADS"] = "1"  # for subprocesses: several at once must not fight for the cores
 torch.set_num_threads(1)
 settings.register_profile("feddf", deadline=None)  # torch warms up in the first example

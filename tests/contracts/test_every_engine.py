@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from conftest import Tiny
-from feddf.engines import Processes, in_process
+from feddf.engines import Processes, RayWorkers, in_process
 from feddf.fusion import FUSIONS
 from feddf.fusion.swag import swag
 from feddf.fusion.weigh import by_certainty
@@ -34,6 +34,7 @@ ENGINES: dict[str, Callable[[], AbstractContextManager[Engine]]] = {
     "in_process": lambda: nullcontext(in_process),
     "processes-1": lambda: Processes(1),
     "processes-3": lambda: Processes(3),
+    "ray": lambda: RayWorkers(2),
 }
 
 

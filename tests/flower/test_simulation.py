@@ -13,7 +13,7 @@ import pytest
 from feddf.runs.config import parse
 from flower.test_strategy import BASE, in_process
 
-pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
+pytestmark = pytest.mark.xdist_group("engines")  # one cluster at a time
 
 OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
