@@ -10,7 +10,7 @@ from threading import Thread
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from feddf.flower.private import TRANSPORT_ERRORS
+from feddf.flower.private import TRANSPORT_ERRORS, holds_whole_replies
 
 THREADS = 16
 """Pulls at a time, and so the replies held in memory at a time: a cohort of a thousand would not fit."""
@@ -49,6 +49,10 @@ class Post:
 
         An error of the transport itself is raised: it is nobody's fault among the clients.
         """
+        if holds_whole_replies(self.grid):  # all at once: a lock is taken for every pull, and nothing can get stuck
+            for reply in self.grid.pull_messages(list(asked)) if asked else ():
+                yield reply.metadata.reply_to_message_id, reply
+            return
         self._wanted.update(asked)
         waiting = deque(number for number in asked if number not in self._pulling and number not in self._kept)
         begun = set(waiting)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.superlink.grid import InMemoryGrid
 from httpx import HTTPError
 
 TRANSPORT_ERRORS = (HTTPError, OSError)
 """What Flower's grid raises when the SuperLink cannot be reached, after its own retries."""
+
+
+def holds_whole_replies(grid: Grid) -> bool:
+    """Say whether a grid is that of a simulation, whose replies are in memory, whole, before they are announced."""
+    return isinstance(grid, InMemoryGrid)
 
 
 def has_no_such_function(reply: Message) -> bool:
