@@ -59,7 +59,7 @@ def in_regions(server: ServerState) -> ServerState:
 first = ServerState(0, {"cnn": initial(prototypes["cnn"], seed=0)})
 for name, play_round in (("flat", flat), ("in regions", in_regions)):
     server = first
-    for _ in range(2):
+    for _ in range(3):
         server = play_round(server)
         reached = accuracy(prototypes["cnn"].load(server.models["cnn"]), digits.test)
         print(f"{name}, round {server.round}: {reached:.3f}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -29,13 +30,26 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
             module.training = training
 
 
+_as_it_is: ContextVar[bool] = ContextVar("as_it_is", default=False)
+
+
+@contextmanager
+def as_it_is() -> Iterator[None]:
+    """Let nothing be folded inside the block, in this thread: tracing a model disturbs those that run in others."""
+    token = _as_it_is.set(True)
+    try:
+        yield
+    finally:
+        _as_it_is.reset(token)
+
+
 def folded(model: nn.Module) -> nn.Module:
     """Return a model in eval mode with each BatchNorm folded into the convolution before it; the model stays as it is.
 
     w' = w γ / √(σ² + ε), b' = β + (b − μ) γ / √(σ² + ε): the same function up to rounding, and half as fast again. A
     model that cannot be traced (control flow that depends on its inputs) is returned itself.
     """
-    if not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
+    if _as_it_is.get() or not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
         return model
     try:
         return _fold(fx.symbolic_trace(model))

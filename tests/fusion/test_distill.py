@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from conftest import Tiny
 from feddf.data.encode import plain
 from feddf.engines import in_process
+from feddf.evaluate import accuracy
 from feddf.fusion.distill import LOWEST, MOMENTUM, Schedule, distill, held_out_score, kl_divergence
 from feddf.fusion.ensemble import answer, ask, avg_logits, combine, question
 from feddf.fusion.feddf import Lesson, _consult
@@ -306,3 +307,17 @@ def test_a_judge_that_fails_fails_the_student() -> None:
     plan = Schedule(steps=20, check_every=10, patience=100, batch=16, beside=True)
     with pytest.raises(ValueError, match="no verdict"):
         distill(linear(), teacher, POOL, schedule=plan, score=score, seed=3)
+
+
+def test_a_network_with_batchnorm_is_judged_beside_the_loop_as_within_it(tiny: Tiny) -> None:
+    """Folding traces a model, which would disturb a student that runs in another thread."""
+    prototype, score = tiny.prototypes["cnn"], partial(accuracy, examples=tiny.test)
+    target = torch.full((len(tiny.pool), 3), 1 / 3)
+
+    def studied(beside: bool) -> tuple[Any, ...]:
+        plan = Schedule(steps=120, check_every=2, patience=1000, batch=16, beside=beside)
+        student = prototype.load(tiny.server.models["cnn"])
+        done = distill(student, lambda chosen, inputs: target[chosen], tiny.pool, schedule=plan, score=score, seed=3)
+        return digest({"x": done.state}), done.best_step, done.steps, done.best_score
+
+    assert studied(True) == studied(False)

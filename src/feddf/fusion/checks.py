@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torch import nn
 
+from feddf.evaluate import as_it_is, folded
 from feddf.states import copy
 from feddf.threads import threads
 from feddf.types import Score, State
@@ -82,8 +83,9 @@ class Checks:
             return self._settle(step, candidate, self._score(candidate) if self._score else None)
         if self._read():
             return True
-        snapshot = deepcopy(candidate)
-        self._pending = step, snapshot, self._judge.submit(self._judged, snapshot)
+        snapshot = deepcopy(candidate).eval()
+        ready = folded(snapshot)  # here and not by the judge: tracing it would disturb the student
+        self._pending = step, snapshot, self._judge.submit(self._judged, ready)
         return False
 
     def diverged(self, step: int) -> None:
@@ -91,10 +93,10 @@ class Checks:
         if not self._read():
             self.best = replace(self.best, steps=step)
 
-    def _judged(self, snapshot: nn.Module) -> float:
+    def _judged(self, ready: nn.Module) -> float:
         assert self._score is not None
-        with threads(self._schedule.threads):
-            return self._score(snapshot)
+        with threads(self._schedule.threads), as_it_is():
+            return self._score(ready)
 
     def _read(self) -> bool:
         """Read the verdict that is due, and say whether it was enough."""
