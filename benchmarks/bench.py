@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -29,12 +30,12 @@ from feddf import (
     in_process,
     initial,
 )
-from feddf.accelerate import can_compile, compiled, eager
+from feddf.accelerate import Accelerate, can_compile, compiled, eager
+from feddf.allocator import keep_freed_memory
 from feddf.data.augment import flip_crop
 from feddf.data.encode import Pixels
 from feddf.evaluate import accuracy
-from feddf.fusion.ensemble import answer, ask, avg_logits
-from feddf.fusion.feddf import Lesson, _study, feddf
+from feddf.fusion.feddf import feddf
 from feddf.local import local_update
 from feddf.models import MODELS
 from feddf.runs.spool import keep
@@ -91,9 +92,23 @@ def jobs_of(clients: int, samples: int) -> list[Job]:
     ]
 
 
-def local(repeats: int = 5) -> dict[str, object]:
+def fastest() -> Accelerate:
+    return compiled if can_compile() else eager
+
+
+def trainer(data: Examples, epochs: int, accelerate: Accelerate) -> Callable[[Job], Update]:
+    return partial(
+        local_update, prototypes=RESNET, train=data, epochs=epochs, batch=64, rate=0.1, augment=flip_crop,
+        accelerate=accelerate,
+    )  # fmt: skip
+
+
+def schedule(steps: int) -> Schedule:
+    return Schedule(steps=steps, check_every=10**9, threads=CORES, accelerate=fastest())
+
+
+def local(repeats: int = 5, samples: int = 1280, epochs: int = 2) -> dict[str, object]:
     """Images/s in local training."""
-    samples, epochs = 1280, 2
     data = fake(CORES * samples)
     images, model = ENCODE(data.inputs.raw), RESNET["resnet8"].build()
 
@@ -104,18 +119,14 @@ def local(repeats: int = 5) -> dict[str, object]:
 
     with Processes(CORES) as pool:
 
-        def workers(accelerate: Callable[..., object]) -> Callable[[], float]:
-            train = partial(
-                local_update, prototypes=RESNET, train=data, epochs=epochs, batch=64, rate=0.1,
-                augment=flip_crop, accelerate=accelerate,
-            )  # fmt: skip
-            jobs = jobs_of(CORES, samples)
+        def workers(accelerate: Accelerate) -> Callable[[], float]:
+            train, jobs = trainer(data, epochs, accelerate), jobs_of(CORES, samples)
             list(pool(train, jobs))  # workers start, and compile
             return lambda: CORES * samples * epochs / seconds(lambda: list(pool(train, jobs)))
 
-        fast = workers(compiled) if can_compile() else workers(eager)
+        as_usual, fast = workers(eager), workers(fastest())
         loop()
-        one, two, three, limit = in_turn(repeats, loop, workers(eager), fast, lambda: gemm(CORES))
+        one, two, three, limit = in_turn(repeats, loop, as_usual, fast, lambda: gemm(CORES))
     share = [images_per_second * FLOP_PER_IMAGE / flops for images_per_second, flops in zip(three, limit, strict=True)]
     return {
         "plain images/s": spread(one),
@@ -128,59 +139,66 @@ def local(repeats: int = 5) -> dict[str, object]:
     }
 
 
-def fusion(repeats: int = 3, teachers: int = 8, steps: int = 1000, timed: int = 24) -> dict[str, object]:
+def fusion(
+    repeats: int = 3, teachers: int = 8, steps: int = 1000, timed: int = 24, size: int = 12_800
+) -> dict[str, object]:
     """One fusion: asking and distilling."""
-    pool_data = fake(12_800, seed=1)
+    pool_data = fake(size, seed=1)
     images = ENCODE(pool_data.inputs.raw)
-    states = [initial(RESNET["resnet8"], seed) for seed in range(teachers)]
-    modules = [RESNET["resnet8"].build().eval() for _ in range(teachers)]
-    for module, state in zip(modules, states, strict=True):
-        module.load_state_dict(state)
-    updates = [Update(f"{k}", "resnet8", 1, state, 2250) for k, state in enumerate(states)]
-    accelerate = compiled if can_compile() else eager
-    known = torch.rand(len(pool_data), CLASSES).softmax(dim=1)
+    modules = [RESNET["resnet8"].build() for _ in range(teachers)]
+    updates = [Update(f"{k}", "resnet8", 1, module.state_dict(), 2250) for k, module in enumerate(modules)]
+    server = ServerState(0, {"resnet8": initial(RESNET["resnet8"], 0)})
 
     def loop() -> float:
         torch.set_num_threads(CORES)
         student = RESNET["resnet8"].build()
         return seconds(lambda: plain.distill(student, modules, images, timed)) / timed * steps
 
-    def study(pool: Processes, count: int) -> float:
-        schedule = Schedule(steps=count, check_every=10**9, threads=CORES, accelerate=accelerate)
-        work = studies.setdefault(
-            count,
-            partial(_study, prototypes=RESNET, pool=pool_data.inputs, schedule=schedule, score=None, target=avg_logits),
-        )
-        return seconds(lambda: list(pool(work, [Lesson("resnet8", states[0], 0, known)])))
-
-    studies: dict[int, Callable[..., object]] = {}
     with Processes(CORES) as pool:
-        question = partial(answer, prototypes=RESNET, inputs=pool_data.inputs)
+        fusions = [
+            feddf(RESNET, pool_data.inputs, engine=pool, score=None, schedule=schedule(count))
+            for count in (timed, 5 * timed)
+        ]
 
-        def asking() -> float:
-            return seconds(lambda: avg_logits(ask(pool, question, updates)))
+        def ours() -> tuple[float, float]:
+            """Seconds to ask, and to distil: the difference of two lengths knows no start-up."""
+            short, long = (fuse(server, updates, 0).notes["seconds"] for fuse in fusions)
+            return long["ask"], (long["distill"] - short["distill"]) / (4 * timed) * steps
 
-        def learning() -> float:
-            return (study(pool, 5 * timed) - study(pool, timed)) / (4 * timed) * steps
-
-        loop(), asking(), study(pool, timed), study(pool, 5 * timed)
-        one, two, three = in_turn(repeats, loop, asking, learning)
-    ours = [a + b for a, b in zip(two, three, strict=True)]
+        loop(), ours()
+        one, two = in_turn(repeats, loop, ours)
     return {
         "plain seconds": spread(one),
-        "asking seconds": spread(two),
-        "distilling seconds": spread(three),
-        "plain / feddf": ratio(one, ours),
+        "asking seconds": spread([asking for asking, _ in two]),
+        "distilling seconds": spread([distilling for _, distilling in two]),
+        "plain / feddf": ratio(one, [asking + distilling for asking, distilling in two]),
     }
 
 
-def whole_round(parts: dict[str, dict]) -> dict[str, object]:
-    """8 clients of 2,250 samples, E = 10, and that fusion, from the parts."""
-    images = 8 * 2250 * 10
-    plain_seconds = images / parts["local"]["plain images/s"]["median"] + parts["fusion"]["plain seconds"]["median"]
-    ours = images / parts["local"]["compiled workers images/s"]["median"]
-    ours += parts["fusion"]["asking seconds"]["median"] + parts["fusion"]["distilling seconds"]["median"]
-    return {"plain seconds": plain_seconds, "feddf seconds": ours, "plain / feddf": {"median": plain_seconds / ours}}
+def whole_round(
+    clients: int = 8, samples: int = 2250, epochs: int = 10, steps: int = 1000, size: int = 12_800
+) -> dict[str, object]:
+    """A round from its first step to its last, once on each side: local training, then a fusion."""
+    data, pool_data = fake(clients * samples), fake(size, seed=1)
+    images, unlabeled, model = ENCODE(data.inputs.raw), ENCODE(pool_data.inputs.raw), RESNET["resnet8"].build()
+    shards = torch.arange(clients * samples).split(samples)
+
+    def loop() -> None:
+        torch.set_num_threads(CORES)
+        trained = [plain.train_client(model, images[shard], data.labels[shard], epochs) for shard in shards]
+        plain.distill(plain.average(trained, [samples] * clients), trained, unlabeled, steps)
+
+    with Processes(CORES) as pool:
+        train, jobs = trainer(data, epochs, fastest()), jobs_of(clients, samples)
+        fuse = feddf(RESNET, pool_data.inputs, engine=pool, score=None, schedule=schedule(steps))
+        list(pool(train, [replace(job, client=replace(job.client, indices=torch.arange(128))) for job in jobs[:CORES]]))
+
+        def ours() -> None:
+            updates = [update for update in pool(train, jobs) if isinstance(update, Update)]
+            fuse(ServerState(0, {"resnet8": jobs[0].state}), updates, 0)
+
+        one, two = in_turn(1, lambda: seconds(loop), lambda: seconds(ours))
+    return {"plain seconds": spread(one), "feddf seconds": spread(two), "plain / feddf": ratio(one, two)}
 
 
 def small(repeats: int = 2, clients: int = 2000, samples: int = 25) -> dict[str, object]:
@@ -188,7 +206,6 @@ def small(repeats: int = 2, clients: int = 2000, samples: int = 25) -> dict[str,
     data = fake(clients * samples)
     images, model = ENCODE(data.inputs.raw), RESNET["resnet8"].build()
     jobs = jobs_of(clients, samples)
-    train = partial(local_update, prototypes=RESNET, train=data, epochs=1, batch=64, rate=0.1, augment=flip_crop)
 
     def loop() -> None:
         torch.set_num_threads(CORES)
@@ -197,17 +214,25 @@ def small(repeats: int = 2, clients: int = 2000, samples: int = 25) -> dict[str,
             plain.train_client(model, images[part], data.labels[part], 1)
 
     with Processes(CORES) as pool:
-        list(pool(train, jobs[:4]))
-        one, two = in_turn(
-            repeats,
-            lambda: seconds(loop),
-            lambda: seconds(lambda: [None for _ in pool(train, jobs)]),
-        )
-    return {"plain seconds": spread(one), "feddf seconds": spread(two), "plain / feddf": ratio(one, two)}
+
+        def workers(accelerate: Accelerate) -> Callable[[], float]:
+            train = trainer(data, 1, accelerate)
+            list(pool(train, jobs[:4]))
+            return lambda: seconds(lambda: [None for _ in pool(train, jobs)])
+
+        one, two, three = in_turn(repeats, lambda: seconds(loop), workers(eager), workers(fastest()))
+    return {
+        "plain seconds": spread(one),
+        "workers seconds": spread(two),
+        "compiled workers seconds": spread(three),
+        "plain / workers": ratio(one, two),
+        "plain / compiled workers": ratio(one, three),
+    }
 
 
 def fuse_many(teachers: int) -> None:
     """Fuse that many teachers, kept on disk as a run keeps them, and print this process's peak memory in MB."""
+    keep_freed_memory()  # as every run does
     pool = fake(200, seed=2).inputs
     state = initial(RESNET["resnet8"], 0)
     server = ServerState(0, {"resnet8": state})
@@ -216,7 +241,7 @@ def fuse_many(teachers: int) -> None:
             keep(Path(folder), job, Update(job.id, "resnet8", 1, initial(RESNET["resnet8"], number), 25))
             for number, job in enumerate(jobs_of(teachers, 25))
         ]
-        fuse = feddf(RESNET, pool, engine=in_process, score=None, schedule=Schedule(steps=20))
+        fuse = feddf(RESNET, pool, engine=in_process, score=None, schedule=Schedule(steps=4))
         began = time.perf_counter()
         fuse(server, updates, 0)
         took = time.perf_counter() - began
@@ -225,55 +250,65 @@ def fuse_many(teachers: int) -> None:
     print(json.dumps({"MB": int(peak.split()[1]) / 1024, "seconds": took}))
 
 
-def memory(repeats: int = 1) -> dict[str, object]:
+def memory(counts: tuple[int, ...] = (8, 100, 1000)) -> dict[str, object]:
     """Peak memory and time of a fusion by the number of teachers, each in a process of its own."""
-    found = {}
-    for teachers in (8, 100, 1000):
+    found = []
+    for teachers in counts:
         command = [sys.executable, __file__, "fuse_many", str(teachers)]
-        found[teachers] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        found.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    least, some, most = counts[0], counts[-2], counts[-1]
     return {
-        "by teachers": found,
-        "memory, 1,000 / 8": {"median": found[1000]["MB"] / found[8]["MB"]},
-        "seconds a teacher, 1,000 / 100": {"median": found[1000]["seconds"] / found[100]["seconds"] / 10},
+        "by teachers": dict(zip(counts, found, strict=True)),
+        f"memory, {most:,} / {least:,}": {"median": found[-1]["MB"] / found[0]["MB"]},
+        f"seconds a teacher, {most:,} / {some:,}": {
+            "median": found[-1]["seconds"] / found[-2]["seconds"] / (most / some)
+        },
     }
 
 
-def agree(repeats: int = 3, rounds: int = 3) -> dict[str, object]:
-    """Accuracy by round of the plain loop and of feddf on the same data and hyper-parameters, three seeds each."""
-    train, test, pool = fake(1280, seed=3), fake(500, seed=4), fake(1024, seed=5)
-    shards = list(torch.arange(1280).split(320))
+def agree(repeats: int = 3, rounds: int = 3, steps: int = 60, samples: int = 320) -> dict[str, object]:
+    """Accuracy by round of the plain loop and of feddf: the same data, initial weights and hyper-parameters."""
+    clients = 4
+    train, test, pool = fake(clients * samples, seed=3), fake(500, seed=4), fake(1024, seed=5)
+    shards = torch.arange(clients * samples).split(samples)
     images, unlabeled, tests = (ENCODE(part.inputs.raw) for part in (train, pool, test))
-    schedule = Schedule(steps=60, threads=CORES, accelerate=compiled if can_compile() else eager)
-    curves: dict[str, list[list[float]]] = {"plain": [], "feddf": []}
-    for seed in range(repeats):
+    local_train = trainer(train, 2, fastest())
+    fuse = feddf(RESNET, pool.inputs, engine=in_process, score=None, schedule=schedule(steps))
+
+    def loop(seed: int) -> list[float]:
         torch.manual_seed(seed)
         torch.set_num_threads(CORES)
-        model, curve = RESNET["resnet8"].build(), []
+        model, curve = RESNET["resnet8"].load(initial(RESNET["resnet8"], seed)), []
         for _ in range(rounds):
-            clients = [plain.train_client(model, images[s], train.labels[s], 2) for s in shards]
-            model = plain.distill(plain.average(clients, [320] * 4), clients, unlabeled, 60)
+            trained = [plain.train_client(model, images[shard], train.labels[shard], 2) for shard in shards]
+            model = plain.distill(plain.average(trained, [samples] * clients), trained, unlabeled, steps)
             curve.append(plain.accuracy(model, tests, test.labels))
-        curves["plain"].append(curve)
-        state, curve = initial(RESNET["resnet8"], seed), []
-        local_train = partial(
-            local_update, prototypes=RESNET, train=train, epochs=2, batch=64, rate=0.1, augment=flip_crop,
-            accelerate=schedule.accelerate,
-        )  # fmt: skip
-        fuse = feddf(RESNET, pool.inputs, engine=in_process, score=None, schedule=schedule)
-        for number in range(rounds):
+        return curve
+
+    def ours(seed: int) -> list[float]:
+        server, curve = ServerState(0, {"resnet8": initial(RESNET["resnet8"], seed)}), []
+        for number in range(1, rounds + 1):
             jobs = [
-                Job(Client(f"{k}", "resnet8", s), number, state, 1000 * seed + 10 * number + k)
-                for k, s in enumerate(shards)
+                Job(Client(f"{k}", "resnet8", shard), number, server.models["resnet8"], 1000 * seed + 10 * number + k)
+                for k, shard in enumerate(shards)
             ]
             updates = [update for update in in_process(local_train, jobs) if isinstance(update, Update)]
-            state = fuse(ServerState(number, {"resnet8": state}), updates, seed).server.models["resnet8"]
-            curve.append(accuracy(RESNET["resnet8"].load(state), test))
-        curves["feddf"].append(curve)
-    return {"accuracy by seed and round": curves}
+            server = fuse(server, updates, seed).server
+            curve.append(accuracy(RESNET["resnet8"].load(server.models["resnet8"]), test))
+        return curve
+
+    one, two = (list(zip(*map(side, range(repeats)), strict=True)) for side in (loop, ours))
+    figures: dict[str, object] = {}
+    for number, (plains, fasts) in enumerate(zip(one, two, strict=True), 1):
+        figures |= {
+            f"round {number}: plain accuracy": spread(list(plains)),
+            f"round {number}: feddf accuracy": spread(list(fasts)),
+        }
+    return figures
 
 
 PARTS: dict[str, Callable[[], dict]] = {
-    "local": local, "fusion": fusion, "small": small, "memory": memory, "agree": agree
+    "local": local, "fusion": fusion, "round": whole_round, "small": small, "memory": memory, "agree": agree
 }  # fmt: skip
 
 
@@ -292,20 +327,22 @@ def table(results: dict[str, dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def machine() -> dict[str, object]:
+    return {
+        "torch": torch.__version__, "python": platform.python_version(), "cores": CORES,
+        "cpu": torch.backends.cpu.get_cpu_capability(), "compiler": fastest() is compiled,
+    }  # fmt: skip
+
+
 def main(names: list[str]) -> None:
     path = RESULTS / "results.json"
     RESULTS.mkdir(exist_ok=True)
     results = json.loads(path.read_text()) if path.exists() else {"parts": {}}
-    results["machine"] = {
-        "torch": torch.__version__, "python": platform.python_version(), "cores": CORES,
-        "cpu": torch.backends.cpu.get_cpu_capability(), "compiler": can_compile(),
-    }  # fmt: skip
+    results["machine"] = machine()
     for name in names or PARTS:
         print(f"{name} ...", flush=True)
         results["parts"][name] = PARTS[name]()
         print(json.dumps(results["parts"][name], indent=1), flush=True)
-        if {"local", "fusion"} <= results["parts"].keys():
-            results["parts"]["round"] = whole_round(results["parts"])
         path.write_text(json.dumps(results, indent=1) + "\n")
         (RESULTS / "results.md").write_text(table(results))
 

@@ -1,6 +1,6 @@
 """Compiled training steps, for those who ask for them (``compile = true``).
 
-``torch.compile`` needs a C++ compiler and takes ten seconds or more for each architecture, batch size and mode. Its
+``torch.compile`` needs a C++ compiler and takes ten seconds or more for each architecture and mode. Its
 code is kept in torch's cache on disk, so every worker and every later run shares it.
 """
 
@@ -9,33 +9,38 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
 
 Forward = Callable[[Tensor], Tensor]
-Accelerate = Callable[[nn.Module, int], Forward]
-"""(model, size of a full batch) -> how to call it."""
+Accelerate = Callable[[nn.Module], Forward]
+"""model -> how to call it."""
 
 _TRIAL = "import torch; print(torch.compile(lambda x: x.relu() + 1)(torch.ones(8)).sum().item())"
 
 
-def eager(model: nn.Module, batch: int) -> Forward:
+def eager(model: nn.Module) -> Forward:
     """Call the model as it is."""
     return model
 
 
-def compiled(model: nn.Module, batch: int) -> Forward:
-    """Run full batches through compiled code and the last, smaller one as usual: each size would be compiled anew."""
+def compiled(model: nn.Module) -> Forward:
+    """Run the model through compiled code, which all models of its architecture share, whatever the batch's size."""
+    return partial(_compiled_call(), model)
+
+
+@cache
+def _compiled_call() -> Callable[[nn.Module, Tensor], Tensor]:
+    """Return one compiled function for all models: wrapping each of a thousand small clients' would cost more."""
     torch._dynamo.config.cache_size_limit = 64  # several architectures share one forward function
-    fast = torch.compile(model, dynamic=False)
+    return torch.compile(_call, dynamic=True)
 
-    def forward(inputs: Tensor) -> Tensor:
-        logits: Tensor = fast(inputs) if len(inputs) == batch else model(inputs)
-        return logits
 
-    return forward
+def _call(model: nn.Module, inputs: Tensor) -> Tensor:
+    logits: Tensor = model(inputs)
+    return logits
 
 
 @cache

@@ -54,7 +54,7 @@ def local_update(
     assert indices is not None, f"client {job.client.id} has no indices: its data are not here"
     model = prototypes[job.client.prototype].load(job.state).train()  # line 2
     packed = binarise(model, binary) if binary else []
-    forward = accelerate(model, batch)
+    forward = accelerate(model)
     fixed = set(frozen(job)) if frozen else set()
     weights = [weight for name, weight in model.named_parameters() if name not in fixed]
     for name, weight in model.named_parameters():
@@ -82,7 +82,8 @@ def local_update(
     metrics = {"train_loss": float(torch.stack(losses).mean())} if losses else {}
     if packed:
         settle(model)
-    state = copy({key: model.state_dict()[key] for key in job.state})  # in the order in which it was sent
+    trained = model.state_dict()
+    state = copy({key: trained[key] for key in job.state})  # in the order in which it was sent
     counts = torch.bincount(train.labels[indices], minlength=train.n_classes).tolist() if disclose else None
     return Update(  # line 6
         job.client.id,

@@ -95,6 +95,38 @@ def test_an_engine_can_be_left_in_the_middle_and_used_again(engine: Engine) -> N
     assert sorted(engine(square_or_raise, [Number(1), Number(2)])) == [1, 4]
 
 
+@dataclass(frozen=True)
+class Sent:
+    value: int
+    state: dict[str, Tensor]
+
+    @property
+    def id(self) -> str:
+        return f"s{self.value}"
+
+
+def total_or_die(job: Sent) -> tuple[int, float]:
+    if job.value == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return job.value, float(job.state["w"].sum())
+
+
+def test_every_job_has_the_state_that_it_was_sent(engine: Engine) -> None:
+    for call in range(3):  # of an earlier call's states nothing is left, though ids may be the same
+        one, two = ({"w": torch.full((50,), float(10 * call + k))} for k in range(2))
+        jobs = [Sent(k, {"w": torch.full((50,), -1.0)} if k == 6 else (one, two)[k % 2]) for k in range(10) if k != 5]
+        expected = [(k, -50.0 if k == 6 else 50.0 * (10 * call + k % 2)) for k in range(10) if k != 5]
+        assert sorted(engine(total_or_die, jobs)) == expected
+
+
+def test_a_new_worker_is_sent_what_the_dead_one_knew() -> None:
+    state = {"w": torch.ones(50)}
+    with Processes(1) as engine:
+        outcomes = list(engine(total_or_die, [Sent(k, state) for k in (3, 4, 5, 6, 7)]))
+    assert [outcome for outcome in outcomes if not isinstance(outcome, Failure)] == [(k, 50.0) for k in (3, 4, 6, 7)]
+    assert [outcome.client_id for outcome in outcomes if isinstance(outcome, Failure)] == ["s5"]
+
+
 METHODS: dict[str, Any] = {
     "fedavg": {},
     "feddf": {},

@@ -12,17 +12,10 @@ def flip_crop(images: Tensor, generator: torch.Generator, padding: int = 4) -> T
 
     The standard augmentation for CIFAR (He et al. 2016), on raw N×C×H×W pixels, before normalisation.
     """
-    n, channels, height, width = images.shape
+    n, _, height, width = images.shape
     padded = F.pad(images, (padding,) * 4)
-    top = torch.randint(0, 2 * padding + 1, (n, 1), generator=generator)
-    left = torch.randint(0, 2 * padding + 1, (n, 1), generator=generator)
-    flip = torch.randint(0, 2, (n, 1), generator=generator, dtype=torch.bool)
-    rows = top + torch.arange(height)
-    columns = torch.arange(width).expand(n, -1)
-    columns = left + torch.where(flip, columns.flip(1), columns)
-    return padded[
-        torch.arange(n)[:, None, None, None],
-        torch.arange(channels)[None, :, None, None],
-        rows[:, None, :, None],
-        columns[:, None, None, :],
-    ]
+    top, left = (torch.randint(0, 2 * padding + 1, (n,), generator=generator) for _ in range(2))
+    flip = torch.randint(0, 2, (n, 1, 1, 1), generator=generator, dtype=torch.bool)
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: N, C, top, left, height, width
+    cropped = windows[torch.arange(n), :, top, left]
+    return torch.where(flip, cropped.flip(3), cropped)

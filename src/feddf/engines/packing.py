@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import torch
@@ -26,3 +29,36 @@ def packed(thing: Any) -> bytes:
     buffer = io.BytesIO()
     _PlainPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(thing)
     return buffer.getvalue()
+
+
+class SharedStates:
+    """The weights that several of these jobs are sent: packed once, and sent once to each place where they are needed.
+
+    The jobs must stay alive meanwhile: a state's name is its ``id``. :func:`together` joins the parts again.
+    """
+
+    def __init__(self, jobs: Iterable[Any]) -> None:
+        self._counts = Counter(id(job.state) for job in jobs if _has_state(job))
+        self._packed: dict[int, bytes] = {}
+
+    def apart(self, job: Any) -> tuple[Any, int | None]:
+        """Return a job without its state, and the state's name; a job whose state is its own stays whole."""
+        if not _has_state(job) or self._counts[id(job.state)] < 2:
+            return job, None
+        return replace(job, state={}), id(job.state)
+
+    def packed(self, job: Any) -> bytes:
+        """Return the state of a job as bytes."""
+        name = id(job.state)
+        if name not in self._packed:
+            self._packed[name] = packed(job.state)
+        return self._packed[name]
+
+
+def together(job: Any, state: Any | None) -> Any:
+    """Return a job with the state that was taken from it."""
+    return job if state is None else replace(job, state=state)
+
+
+def _has_state(job: Any) -> bool:
+    return is_dataclass(job) and type(getattr(job, "state", None)) is dict

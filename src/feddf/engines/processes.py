@@ -24,8 +24,9 @@ from typing import Any
 import torch
 import torch.multiprocessing as multiprocessing
 
+from feddf.allocator import keep_freed_memory
 from feddf.engines.in_process import attempt, reason
-from feddf.engines.packing import packed
+from feddf.engines.packing import SharedStates, packed, together
 from feddf.types import Engine, Failure, J, R
 
 
@@ -54,6 +55,7 @@ class Processes:
     def _run(self, deadline: float | None, function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
         number = self._number(function)
         waiting = deque(jobs)
+        states = SharedStates(jobs)
         busy: dict[_Worker, J] = {}
         while len(self._team) < min(self.workers, len(jobs)):
             self._team.append(_Worker())
@@ -62,7 +64,7 @@ class Processes:
                 for worker in self._team:
                     if waiting and worker not in busy:
                         busy[worker] = waiting.popleft()
-                        worker.start(number, function, busy[worker])
+                        worker.start(number, function, busy[worker], states)
                 for worker in _first(busy, deadline):
                     outcome = worker.outcome(busy[worker], deadline)
                     if outcome is _READY:
@@ -131,18 +133,30 @@ class _Worker:
         self._process.start()
         theirs.close()
         self._knows: set[int] = set()
+        self._has: tuple[SharedStates | None, set[int]] = None, set()  # the shared states of one call that it has
         self.started = math.inf  # when the present job began; the worker's start and the loading of data do not count
         self.alive = True
 
-    def start(self, number: int, function: Callable[..., Any], job: Any) -> None:
+    def start(self, number: int, function: Callable[..., Any], job: Any, states: SharedStates) -> None:
         new = number not in self._knows
         self._knows.add(number)
         self.started = math.inf if new else time.monotonic()  # it says when it has loaded what is new
         try:
             body = _shared(function) if new else b""
-            self.pipe.send_bytes(packed((number, body, packed(job))))
+            self.pipe.send_bytes(packed((number, body, *self._without_known(job, states))))
         except (BrokenPipeError, ConnectionResetError):
             pass  # it died before it was asked: outcome() finds out and says so
+
+    def _without_known(self, job: Any, states: SharedStates) -> tuple[bool, int | None, bytes, bytes]:
+        """Return whether old states may be forgotten, this job's state by name, its bytes if they are new, the job."""
+        fresh = self._has[0] is not states
+        if fresh:
+            self._has = states, set()
+        rest, name = states.apart(job)
+        new = name is not None and name not in self._has[1]
+        if name is not None:
+            self._has[1].add(name)
+        return fresh, name, states.packed(job) if new else b"", packed(rest)
 
     def outcome(self, job: Any, deadline: float | None) -> Any:
         try:
@@ -180,14 +194,20 @@ def _serve(pipe: connection.Connection) -> None:
     """The worker's loop: answer jobs until the server hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the server decides
     torch.set_num_threads(1)
+    keep_freed_memory()
     threading.Thread(target=_follow_parent, daemon=True).start()
     functions: dict[int, Any] = {}
+    states: dict[int, Any] = {}
     while True:
         try:
-            number, body, packed_job = pickle.loads(pipe.recv_bytes())
+            number, body, fresh, name, state, rest = pickle.loads(pipe.recv_bytes())
         except EOFError:
             return
-        job = pickle.loads(packed_job)
+        if fresh:
+            states.clear()
+        if state:
+            states[name] = pickle.loads(state)
+        job = together(pickle.loads(rest), states.get(name))
         if body:
             functions[number] = _unpacked(body)
             pipe.send_bytes(pickle.dumps("ready"))

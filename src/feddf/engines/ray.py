@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -27,8 +27,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feddf.allocator import keep_freed_memory
 from feddf.engines.in_process import attempt
-from feddf.engines.packing import packed
+from feddf.engines.packing import SharedStates, packed, together
 from feddf.types import Engine, Failure, J, R
 
 Packed = NDArray[np.uint8]
@@ -99,7 +100,8 @@ class RayWorkers:
 
     def _run(self, deadline: float | None, function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
         number, body = self._put_function(function)
-        states: dict[int, Any] = {}  # the jobs keep the states alive, so their ids are theirs for as long
+        shared = SharedStates(jobs)
+        states: dict[int, Any] = {}  # references to them, by name
         waiting = deque(_Task(job, 1) for job in jobs)
         busy: _Busy = {}
         self._fill(len(jobs))
@@ -108,7 +110,7 @@ class RayWorkers:
                 free = [actor for actor in self._team if all(actor is not other for other, _ in busy.values())]
                 for actor in free[: len(waiting)]:
                     task = waiting.popleft()
-                    busy[self._begin(actor, number, body, task, states)] = actor, task
+                    busy[self._begin(actor, number, body, task, shared, states)] = actor, task
                 for answer, actor, task in self._ended(busy, deadline):
                     outcome = self._outcome(answer, actor, task, waiting, deadline)
                     if outcome is not _AGAIN:
@@ -131,15 +133,14 @@ class RayWorkers:
         for _ in range(max(min(most - len(self._team), room), 0 if self._team else min(1, jobs))):
             self._team.append(_Actor(self._ray.remote(num_cpus=1, max_restarts=0)(_Worker).remote()))
 
-    def _begin(self, actor: _Actor, number: int, body: Any, task: _Task, states: dict[int, Any]) -> Any:
-        job, state = task.job, getattr(task.job, "state", None)
-        reference = None
-        if is_dataclass(job) and type(state) is dict:
-            if id(state) not in states:
-                states[id(state)] = self._ray.put(_array(packed(state)))
-            reference, job = states[id(state)], replace(job, state={})  # type: ignore[type-var]
+    def _begin(
+        self, actor: _Actor, number: int, body: Any, task: _Task, shared: SharedStates, states: dict[int, Any]
+    ) -> Any:
+        job, name = shared.apart(task.job)
+        if name is not None and name not in states:
+            states[name] = self._ray.put(_array(shared.packed(task.job)))
         task.ready = actor.handle.know.remote(number, body)
-        return actor.handle.work.remote(number, _array(packed(job)), reference)
+        return actor.handle.work.remote(number, _array(packed(job)), states[name] if name is not None else None)
 
     def _ended(
         self, busy: dict[Any, tuple[_Actor, _Task]], deadline: float | None
@@ -210,6 +211,7 @@ class _Worker:
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
+        keep_freed_memory()
         self._functions: dict[int, Any] = {}
 
     def know(self, number: int, body: Packed) -> None:
@@ -219,9 +221,7 @@ class _Worker:
 
     def work(self, number: int, job: Packed, state: Packed | None) -> Packed:
         """Run a job; whatever it raises is its failure, and not the actor's."""
-        task = pickle.loads(job.tobytes())
-        if state is not None:
-            task = replace(task, state=pickle.loads(state.tobytes()))
+        task = together(pickle.loads(job.tobytes()), None if state is None else pickle.loads(state.tobytes()))
         outcome = attempt(self._functions[number], task)
         try:
             return _array(packed(outcome))

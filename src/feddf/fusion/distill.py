@@ -88,7 +88,7 @@ def distill(
     With a temperature T the loss is T² KL(teachers(d), σ(f(x, d) / T)): the gradient keeps its size (Hinton 2015).
     ``chosen_from`` limits the pool to the inputs at these indices.
     """
-    forward = schedule.accelerate(student, min(schedule.batch, len(pool)))
+    forward = schedule.accelerate(student)
     optimizer, rates = _optimizer(student, schedule)
     averaged = AveragedModel(student) if schedule.optimizer == "swa" else None
     distort = torch_generator(derive(seed, "augment"))

@@ -1,0 +1,37 @@
+"""The benchmarks run: their figures are worth nothing at this size, but a benchmark that has rotted is found here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feddf.accelerate import eager
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import bench
+
+TINY: dict[str, dict[str, Any]] = {
+    "local": {"repeats": 1, "samples": 64, "epochs": 1},
+    "fusion": {"repeats": 1, "teachers": 2, "steps": 4, "timed": 1, "size": 128},
+    "round": {"clients": 2, "samples": 128, "epochs": 1, "steps": 2, "size": 128},
+    "small": {"repeats": 1, "clients": 4},
+    "memory": {"counts": (1, 2)},
+    "agree": {"repeats": 1, "rounds": 1, "steps": 2, "samples": 64},
+}
+
+pytestmark = pytest.mark.xdist_group("engines")
+
+
+@pytest.mark.parametrize("part", bench.PARTS)
+def test_every_part_measures_something(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "fastest", lambda: eager)
+    figures: dict[str, Any] = bench.PARTS[part](**TINY[part])
+    assert figures
+    table = bench.table({"parts": {part: figures}, "machine": bench.machine()})
+    medians = [figure["median"] for figure in figures.values() if "median" in figure]
+    assert all(median >= 0 for median in medians)
+    assert table.count("\n| " + part) == len(medians)
