@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from feddf.allocator import keep_freed_memory
 from feddf.cli.bound import bound
 from feddf.cli.data import data_app
 from feddf.cli.generator import generator_app
@@ -232,6 +233,7 @@ def main() -> None:
     """Run the command line; a user's mistake is one line, never a traceback."""
     signal.signal(signal.SIGTERM, _terminated)
     sys.path.append(str(Path.cwd()))  # a configuration may name the user's own modules
+    keep_freed_memory()
     sys.exit(guarded(lambda: app(standalone_mode=False)))
 
 
