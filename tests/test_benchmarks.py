@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -36,5 +37,5 @@ def test_every_part_measures_something(part: str, monkeypatch: pytest.MonkeyPatc
     assert figures
     table = bench.table({"parts": {part: figures}, "machine": bench.machine()})
     medians = [figure["median"] for figure in figures.values() if "median" in figure]
-    assert all(median >= 0 for median in medians)
+    assert all(map(isfinite, medians))  # the difference of two such short times may be negative
     assert table.count("\n| " + part) == len(medians)
