@@ -7,11 +7,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from conftest import Tiny
 from feddf.engines import Processes, in_process
 from feddf.runs.profile import Profile
-from feddf.runs.spool import forget, keep, recall, remembering
+from feddf.runs.spool import StateOnDisk, forget, keep, recall, remembering
 from feddf.states import digest
 from feddf.types import Failure, Job, Update
 
@@ -51,6 +53,21 @@ def test_only_the_answer_to_exactly_this_job_is_recalled(tiny: Tiny, jobs: list[
     assert recall(tmp_path, jobs[1]) is None
     assert recall(tmp_path, replace(jobs[0], seed=99)) is None
     assert recall(tmp_path, replace(jobs[0], state=other)) is None
+
+
+def test_a_state_is_read_from_disk_as_safetensors_reads_it(tmp_path: Path) -> None:
+    kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16)
+    kinds += (torch.int8, torch.uint8, torch.bool)
+    tensors = {str(kind): (torch.randn(3, 5) * 9).to(kind) for kind in kinds}
+    tensors |= {"empty": torch.zeros(0, 4), "scalar": torch.tensor(7), "whole": torch.randn(2, 3, 4, 5)}
+    save_file(tensors, tmp_path / "state.safetensors", {"about": "metadata are no tensor"})
+    state, expected = StateOnDisk(tmp_path / "state.safetensors"), load_file(tmp_path / "state.safetensors")
+    assert set(state) == set(expected) == set(tensors)
+    for name, tensor in expected.items():
+        assert (state[name].dtype, state[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(state[name], tensor)
+    with pytest.raises(KeyError):
+        state["__metadata__"]
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty"])

@@ -118,26 +118,39 @@ def _unpacked(tensors: State, about: dict[str, Any]) -> State:
     return BinaryState(plain, bits, about["order"])
 
 
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+"""Safetensors' names."""
+
+
 class StateOnDisk(Mapping[str, Tensor]):
     """A state whose tensors are read from its file when they are asked for, and kept by nobody."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with safetensors.safe_open(path, framework="pt") as file:
-            self._names = tuple(file.keys())
+        with path.open("rb") as file:  # a safetensors file: the header's length, the header, all tensors' bytes
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        self._first = 8 + length
+        self._places = {name: place for name, place in header.items() if name != "__metadata__"}
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        with safetensors.safe_open(self._path, framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
-        return tensor
+        place = self._places[name]
+        begin, end = place["data_offsets"]
+        content = bytearray(end - begin)
+        with self._path.open("rb", buffering=0) as file:  # ten times as fast as to open it as what it is
+            file.seek(self._first + begin)
+            file.readinto(content)
+        dtype, shape = _DTYPES[place["dtype"]], place["shape"]
+        return torch.frombuffer(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._places)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)  # what travels is the state, not the name of a file
