@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -39,6 +42,37 @@ def test_compiled_training_is_the_same_up_to_rounding_and_the_same_bytes_everywh
     for key, tensor in plain.state.items():
         torch.testing.assert_close(outcomes[0].state[key], tensor, atol=1e-5, rtol=1e-4)
     assert digest({"m": outcomes[0].state}) == digest({"m": outcomes[1].state})
+
+
+TRAIN = """
+import sys
+import torch
+from functools import partial
+from feddf.accelerate import compiled
+from feddf.local import local_update
+from feddf.models import MODELS
+from feddf.states import digest, initial
+from feddf.types import Client, Examples, Inputs, Job, Prototype
+
+torch.set_num_threads(1)
+kinds = {"cnn": Prototype("cnn", partial(MODELS["cnn"], (3, 16, 16), 4))}
+draw = torch.Generator().manual_seed(0)
+train = Examples(Inputs(torch.randn(64, 3, 16, 16, generator=draw), lambda raw: raw), torch.arange(64) % 4, 4)
+for size in map(int, sys.argv[1:]):
+    job = Job(Client("c", "cnn", torch.arange(size)), 1, initial(kinds["cnn"], 0), 5)
+    update = local_update(job, prototypes=kinds, train=train, epochs=2, batch=32, rate=0.1, accelerate=compiled)
+    print(size, digest({"m": update.state}))
+"""
+
+
+@pytest.mark.skipif(not can_compile(), reason="needs a C++ compiler")
+def test_compiled_bytes_do_not_depend_on_who_was_compiled_for_first(tmp_path: Path) -> None:
+    def trained(*sizes: str) -> set[str]:
+        fresh = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "-".join(sizes))}
+        command = [sys.executable, "-c", TRAIN, *sizes]
+        return set(subprocess.run(command, env=fresh, capture_output=True, text=True, check=True).stdout.splitlines())
+
+    assert trained("64", "25", "7") == trained("7", "64", "25")
 
 
 def test_without_a_compiler_a_run_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -28,14 +28,20 @@ def eager(model: nn.Module) -> Forward:
 
 def compiled(model: nn.Module) -> Forward:
     """Run the model through compiled code, which all models of its architecture share, whatever the batch's size."""
-    return partial(_compiled_call(), model)
+    torch._dynamo.config.cache_size_limit = 64  # several architectures share one function
+    call = _compiled_call()
+
+    def forward(inputs: Tensor) -> Tensor:
+        torch._dynamo.maybe_mark_dynamic(inputs, 0)
+        return call(model, inputs)
+
+    return forward
 
 
 @cache
 def _compiled_call() -> Callable[[nn.Module, Tensor], Tensor]:
     """Return one compiled function for all models: wrapping each of a thousand small clients' would cost more."""
-    torch._dynamo.config.cache_size_limit = 64  # several architectures share one forward function
-    return torch.compile(_call, dynamic=True)
+    return torch.compile(_call)
 
 
 def _call(model: nn.Module, inputs: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def local_update(
     assert indices is not None, f"client {job.client.id} has no indices: its data are not here"
     model = prototypes[job.client.prototype].load(job.state).train()  # line 2
     packed = binarise(model, binary) if binary else []
-    forward = accelerate(model)
+    forward = model if binary else accelerate(model)  # each binarised model is of a class of its own
     fixed = set(frozen(job)) if frozen else set()
     weights = [weight for name, weight in model.named_parameters() if name not in fixed]
     for name, weight in model.named_parameters():

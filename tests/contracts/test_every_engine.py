@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,28 @@ def test_every_job_has_the_state_that_it_was_sent(engine: Engine) -> None:
         jobs = [Sent(k, {"w": torch.full((50,), -1.0)} if k == 6 else (one, two)[k % 2]) for k in range(10) if k != 5]
         expected = [(k, -50.0 if k == 6 else 50.0 * (10 * call + k % 2)) for k in range(10) if k != 5]
         assert sorted(engine(total_or_die, jobs)) == expected
+
+
+def spoil_and_total(job: Sent) -> float:
+    total = float(job.state["w"].sum())
+    job.state["w"].zero_()
+    return total
+
+
+def test_shared_weights_are_sent_once_and_are_each_jobs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def send(pipe: Connection, content: bytes) -> None:
+        sizes.append(len(content))
+        as_before(pipe, content)
+
+    as_before = Connection.send_bytes
+    state = {"w": torch.ones(100_000)}
+    with Processes(1) as engine:
+        list(engine(spoil_and_total, [Sent(0, state)]))
+        monkeypatch.setattr(Connection, "send_bytes", send)
+        assert list(engine(spoil_and_total, [Sent(k, state) for k in range(5)])) == [100_000.0] * 5
+    assert sum(sizes) < 2 * 400_000
 
 
 def test_a_new_worker_is_sent_what_the_dead_one_knew() -> None:

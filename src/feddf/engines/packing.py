@@ -54,10 +54,14 @@ class SharedStates:
             self._packed[name] = packed(job.state)
         return self._packed[name]
 
+    def forget(self) -> None:
+        """Let go of the bytes: no job is left."""
+        self._packed.clear()
 
-def together(job: Any, state: Any | None) -> Any:
-    """Return a job with the state that was taken from it."""
-    return job if state is None else replace(job, state=state)
+
+def together(job: Any, state: bytes | None) -> Any:
+    """Return a job with the state that was taken from it: a copy of its own, as if it had been sent for it alone."""
+    return job if state is None else replace(job, state=pickle.loads(state))
 
 
 def _has_state(job: Any) -> bool:

@@ -74,6 +74,7 @@ class Processes:
                         self._team[self._team.index(worker)] = _Worker()
                     yield outcome
         finally:
+            states.forget()
             self._drop(busy)  # the caller went away in mid-round: nothing may answer for an old job later
 
     def _number(self, function: Callable[..., Any]) -> int:
@@ -197,7 +198,7 @@ def _serve(pipe: connection.Connection) -> None:
     keep_freed_memory()
     threading.Thread(target=_follow_parent, daemon=True).start()
     functions: dict[int, Any] = {}
-    states: dict[int, Any] = {}
+    states: dict[int, bytes] = {}
     while True:
         try:
             number, body, fresh, name, state, rest = pickle.loads(pipe.recv_bytes())
@@ -206,8 +207,8 @@ def _serve(pipe: connection.Connection) -> None:
         if fresh:
             states.clear()
         if state:
-            states[name] = pickle.loads(state)
-        job = together(pickle.loads(rest), states.get(name))
+            states[name] = state
+        job = together(pickle.loads(rest), None if name is None else states[name])
         if body:
             functions[number] = _unpacked(body)
             pipe.send_bytes(pickle.dumps("ready"))

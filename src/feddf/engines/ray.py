@@ -221,7 +221,7 @@ class _Worker:
 
     def work(self, number: int, job: Packed, state: Packed | None) -> Packed:
         """Run a job; whatever it raises is its failure, and not the actor's."""
-        task = together(pickle.loads(job.tobytes()), None if state is None else pickle.loads(state.tobytes()))
+        task = together(pickle.loads(job.tobytes()), None if state is None else state.tobytes())
         outcome = attempt(self._functions[number], task)
         try:
             return _array(packed(outcome))

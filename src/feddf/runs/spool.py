@@ -88,9 +88,9 @@ def recall(folder: Path, job: Job) -> Update | None:
         with safetensors.safe_open(path, framework="pt") as file:
             about = json.loads(file.metadata()["feddf"])
         update = _on_disk(path, about)
+        whole = about["job"] == _name(job) and digest({"update": update.state}) == about["digest"]
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
         return None
-    whole = about["job"] == _name(job) and digest({"update": update.state}) == about["digest"]
     return update if whole else None
 
 
@@ -140,9 +140,10 @@ class StateOnDisk(Mapping[str, Tensor]):
         place = self._places[name]
         begin, end = place["data_offsets"]
         content = bytearray(end - begin)
-        with self._path.open("rb", buffering=0) as file:  # ten times as fast as to open it as what it is
+        with self._path.open("rb") as file:  # five times as fast as to open it as what it is
             file.seek(self._first + begin)
-            file.readinto(content)
+            if file.readinto(content) != len(content):
+                raise OSError(f"{self._path} ends before the last value of {name}")
         dtype, shape = _DTYPES[place["dtype"]], place["shape"]
         return torch.frombuffer(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)
 
