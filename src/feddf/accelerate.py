@@ -1,7 +1,8 @@
 """Compiled training steps, for those who ask for them (``compile = true``).
 
-``torch.compile`` needs a C++ compiler and takes ten seconds or more for each architecture and mode. Its
-code is kept in torch's cache on disk, so every worker and every later run shares it.
+``torch.compile`` needs a C++ compiler and takes ten seconds or more for each architecture and mode, and for very
+small or large batches once more. Its code is kept in torch's cache on disk, so every worker and every later run shares
+it.
 """
 
 from __future__ import annotations
