@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from feddf.accelerate import eager
 from feddf.threads import threads
@@ -16,11 +17,12 @@ from feddf.threads import threads
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import bench
+import floor
 
 TINY: dict[str, dict[str, Any]] = {
     "local": {"repeats": 1, "samples": 64, "epochs": 1},
     "fusion": {"repeats": 1, "teachers": 2, "steps": 4, "timed": 1, "size": 128},
-    "round": {"clients": 2, "samples": 128, "epochs": 1, "steps": 2, "size": 128},
+    "round": {"repeats": 1, "clients": 2, "samples": 128, "epochs": 1, "steps": 2, "size": 128},
     "small": {"repeats": 1, "clients": 4},
     "memory": {"counts": (1, 2)},
     "agree": {"repeats": 1, "rounds": 1, "steps": 2, "samples": 64},
@@ -39,3 +41,20 @@ def test_every_part_measures_something(part: str, monkeypatch: pytest.MonkeyPatc
     medians = [figure["median"] for figure in figures.values() if "median" in figure]
     assert all(map(isfinite, medians))  # the difference of two such short times may be negative
     assert table.count("\n| " + part) == len(medians)
+
+
+def test_the_floor_has_the_convolutions_of_resnet8() -> None:
+    seen: list[floor.Convolution] = []
+
+    def note(module: nn.Conv2d, inputs: tuple[Tensor], outputs: Tensor) -> None:
+        size, stride, kernel = inputs[0].shape[-1], module.stride[0], module.kernel_size[0]
+        seen.append(floor.Convolution(module.in_channels, module.out_channels, size, stride, kernel))
+        assert outputs.shape[-1] == size // stride
+
+    model = bench.RESNET["resnet8"].build()
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(note)
+    model(torch.zeros(2, *bench.SHAPE))
+    assert sorted(map(repr, seen)) == sorted(map(repr, floor.LAYERS))
+    assert 6 * sum(layer.multiply_adds for layer in floor.LAYERS) == pytest.approx(bench.FLOP_PER_IMAGE, rel=0.01)
