@@ -47,6 +47,7 @@ from feddf.types import Engine, J, R
 
 CORES, SHAPE, CLASSES = 2, (3, 32, 32), 10
 FLOP_PER_IMAGE = 2 * 12.5e6 * 3  # multiply and add; forward, and twice as much backward
+FLOOR_STEPS = 20
 ENCODE = Pixels((0.49, 0.48, 0.45), (0.25, 0.24, 0.26))
 RESNET = {"resnet8": Prototype("resnet8", partial(MODELS["resnet8"], SHAPE, CLASSES))}
 RESULTS = Path(__file__).parent / "results"
@@ -125,11 +126,9 @@ def done(engine: Engine, work: Callable[[J], R], jobs: list[J]) -> list[R]:
     return [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
 
 
-def least(
-    engine: Engine, kind: Literal["training", "answering"], batch: int, *, threads: int = 1, count: int = 20
-) -> float:
+def least(engine: Engine, kind: Literal["training", "answering"], batch: int, *, threads: int = 1) -> float:
     """Seconds that a step takes at least (see floor.py) while all cores are at it."""
-    jobs = [floor.Steps(f"{k}", kind, batch, count, threads) for k in range(CORES // threads)]
+    jobs = [floor.Steps(f"{k}", kind, batch, FLOOR_STEPS, threads) for k in range(CORES // threads)]
     return max(done(engine, floor.timed, jobs))
 
 
