@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import signal
@@ -207,6 +208,17 @@ def test_a_result_that_cannot_travel_is_the_jobs_failure() -> None:
     assert isinstance(bad, Failure)
     assert "pickle" in bad.reason
     assert good == "fine"
+
+
+def write_at_the_end(job: Number, folder: Path) -> None:
+    atexit.register((folder / job.id).write_text, "")
+
+
+def test_idle_workers_end_by_themselves(tmp_path: Path) -> None:
+    with Processes(2) as engine:  # as late as this a worker may hold things, such as a compiler's semaphores
+        list(engine(partial(write_at_the_end, folder=tmp_path), [Number(1), Number(2)]))
+        assert not list(tmp_path.iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["n1", "n2"]
 
 
 def test_workers_end_with_the_server(tmp_path: Path) -> None:

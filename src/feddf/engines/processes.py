@@ -6,11 +6,13 @@ results travel as bytes. A worker that dies or is late is replaced, and its job 
 
 from __future__ import annotations
 
+import atexit
 import io
 import math
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.multiprocessing as multiprocessing
@@ -92,6 +94,8 @@ class Processes:
     def close(self) -> None:
         """End all workers."""
         for worker in self._team:
+            worker.hang_up()  # all of them before the first is waited for
+        for worker in self._team:
             worker.kill()
         self._team = []
 
@@ -115,6 +119,9 @@ def _first(busy: dict[_Worker, Any], deadline: float | None) -> list[_Worker]:
     ]
 
 
+_FAREWELL = 5.0
+"""Seconds that a worker has to end by itself."""
+
 _READY = object()
 """What :meth:`_Worker.outcome` returns when its worker has only said that it is there, with all that it needs."""
 
@@ -136,9 +143,10 @@ class _Worker:
         self._knows: set[int] = set()
         self._has: tuple[SharedStates | None, set[int]] = None, set()  # the shared states of one call that it has
         self.started = math.inf  # when the present job began; the worker's start and the loading of data do not count
-        self.alive = True
+        self.alive, self._idle = True, False  # one that is starting has nothing to give back
 
     def start(self, number: int, function: Callable[..., Any], job: Any, states: SharedStates) -> None:
+        self._idle = False
         new = number not in self._knows
         self._knows.add(number)
         self.started = math.inf if new else time.monotonic()  # it says when it has loaded what is new
@@ -171,14 +179,20 @@ class _Worker:
             self.kill()
             return Failure(job.id, f"late: no answer within {deadline:g} s")
         if isinstance(said, _Said):
+            self._idle = True
             return said.outcome
         self.started = time.monotonic()
         return _READY
 
+    def hang_up(self) -> None:
+        """Let a worker that has nothing to do end by itself: it gives back what it holds (a compiler's semaphores)."""
+        if self._idle:
+            self.pipe.close()
+
     def kill(self) -> None:
         self.alive = False
         if self._process.exitcode is None:
-            self._process.join(0.05)
+            self._process.join(_FAREWELL if self.pipe.closed else 0.05)
             self._process.kill()
         self._process.join()
         self.pipe.close()
@@ -203,7 +217,7 @@ def _serve(pipe: connection.Connection) -> None:
         try:
             number, body, fresh, name, state, rest = pickle.loads(pipe.recv_bytes())
         except EOFError:
-            return
+            _end()
         if fresh:
             states.clear()
         if state:
@@ -213,6 +227,14 @@ def _serve(pipe: connection.Connection) -> None:
             functions[number] = _unpacked(body)
             pipe.send_bytes(pickle.dumps("ready"))
         pipe.send_bytes(_packed(attempt(functions[number], job), job.id))
+
+
+def _end() -> NoReturn:
+    """End this worker; what is registered for the end is done, and the interpreter's own, most of a second, is not."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _unpacked(body: bytes) -> Callable[[Any], Any]:
