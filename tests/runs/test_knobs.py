@@ -11,7 +11,8 @@ import pytest
 
 from conftest import stripes
 from feddf.data import Dataset
-from feddf.runs import ConfigError, RunFolder, build, play
+from feddf.fusion.ensemble import Answer, Question, answer
+from feddf.runs import ConfigError, RunFolder, build, judge, play
 from feddf.runs.config import parse
 from feddf.states import digest
 
@@ -125,6 +126,26 @@ def test_records_tell_bytes_validation_accuracy_and_clients_when_asked() -> None
         assert 0 <= record["models"]["cnn"]["validation"] <= 1
     assert "accuracy_of_clients" not in outcome()[1][0]
     assert outcome(log_clients=True)[0] == outcome()[0]
+
+
+def test_an_ensemble_that_is_not_logged_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def note(question: Question, **rest: Any) -> Answer:
+        asked.append(question.id)
+        return answer(question, **rest)
+
+    monkeypatch.setattr(judge, "answer", note)
+    digests, records = outcome(log_ensemble=False)
+    assert asked
+    assert not [name for name in asked if name.startswith("teacher ")]
+    with_it = outcome()
+    assert digests == with_it[0]
+    assert [record["ensemble"] for record in records] == [None, None]
+    assert [record["models"] for record in records] == [record["models"] for record in with_it[1]]
+    both = outcome(log_ensemble=False, log_clients=True)[1][0]
+    assert both["ensemble"] is None
+    assert set(both["accuracy_of_clients"]) == set(both["clients"])
 
 
 def test_fedma_from_the_configuration(tmp_path: Path) -> None:

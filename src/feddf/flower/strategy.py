@@ -152,8 +152,9 @@ class FedDF(Strategy):
             clients = remembering(self._clients(post), folder.path / "spool")
             games = self._games(post, engine=clients, fuse=fuse)
             jury = court(
-                engines.server, self.prototypes, self.test, self.validation, log_clients=self.settings.log_clients
-            )
+                engines.server, self.prototypes, self.test, self.validation,
+                log_clients=self.settings.log_clients, log_ensemble=self.settings.log_ensemble,
+            )  # fmt: skip
             if evaluate_fn is not None and self._server.round == 0:
                 self._told(result, 0, evaluate_fn(0, packed(self._server.models)))
             ask = partial(self._evaluate, post, evaluate_config or ConfigRecord(), evaluate_fn, result)

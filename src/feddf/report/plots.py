@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 from pathlib import Path
 from statistics import fmean
 
@@ -39,7 +40,7 @@ def learning_curves(runs: Sequence[Run], path: Path) -> None:
 
 
 def _line(axes: object, curves: Sequence[Sequence[float]], style: str, colour: object, label: str) -> None:
-    if not curves:
+    if not curves or all(isnan(value) for curve in curves for value in curve):
         return
     length = min(len(curve) for curve in curves)
     mean = [100 * fmean(curve[i] for curve in curves) for i in range(length)]

@@ -32,27 +32,35 @@ class Court:
     ask_test: Callable[[Question], Answer]
     ask_validation: Callable[[Question], Answer]
     log_clients: bool = False
+    log_ensemble: bool = True
 
 
 def court(
-    engine: Engine, prototypes: Mapping[str, Prototype], test: Examples, validation: Examples, *, log_clients: bool
+    engine: Engine,
+    prototypes: Mapping[str, Prototype],
+    test: Examples,
+    validation: Examples,
+    *,
+    log_clients: bool,
+    log_ensemble: bool,
 ) -> Court:
     """Return a court; what models are asked by is made once for all rounds, because workers keep it."""
     ask_test, ask_validation = (
         partial(answer, prototypes=prototypes, inputs=examples.inputs) for examples in (test, validation)
     )
-    return Court(engine, test, validation, ask_test, ask_validation, log_clients)
+    return Court(engine, test, validation, ask_test, ask_validation, log_clients, log_ensemble)
 
 
 def judge(sent: ServerState, closed: Round, clients: Sequence[Client], court: Court) -> Record:
     """Return the record of a round that began with ``sent``.
 
-    Test accuracies before (line 11) and after fusion (line 15), of the ensemble and, if asked for, of each client;
-    the fused models' validation accuracy, by which hyper-parameters are tuned; bytes down and up for each client.
+    Test accuracies before (line 11) and after fusion (line 15), of the ensemble and of each client, as the court logs
+    them; the fused models' validation accuracy, by which hyper-parameters are tuned; bytes down and up for each client.
     """
     clock = perf_counter()
     before, after = closed.fused.start, closed.server.models
-    questions = [Question(f"teacher {u.client_id}", u.prototype, u.state) for u in closed.updates]
+    heard = closed.updates if court.log_clients or court.log_ensemble else []  # most of the work, if they are many
+    questions = [Question(f"teacher {u.client_id}", u.prototype, u.state) for u in heard]
     questions += [Question(f"before {name}", name, state) for name, state in before.items()]
     questions += [Question(f"after {name}", name, after[name]) for name in after if after[name] is not before[name]]
     accuracies, ensemble = _mark(court.engine, court.ask_test, questions, court.test)
@@ -72,7 +80,7 @@ def judge(sent: ServerState, closed: Round, clients: Sequence[Client], court: Co
     return {
         "round": closed.server.round,
         "clients": names,
-        "ensemble": ensemble,
+        "ensemble": ensemble if court.log_ensemble else None,
         "models": models,
         "metrics_of_clients": mean_metrics([(update.n_examples, update.metrics) for update in closed.updates]),
         **({"accuracy_of_clients": {n: accuracies.get(f"teacher {n}") for n in names}} if court.log_clients else {}),

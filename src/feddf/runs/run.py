@@ -41,7 +41,10 @@ def play(parts: Parts, folder: RunFolder, watch: Watch = unwatched, profile: Pro
         fuse = parts.fuse(watched(timed("fuse", engines.server), watch, "fuse"))
         evaluation = watched(timed("evaluate", engines.server), watch, "evaluate")
         task = parts.task
-        jury = court(evaluation, parts.prototypes, task.data.test, task.validation, log_clients=experiment.log_clients)
+        jury = court(
+            evaluation, parts.prototypes, task.data.test, task.validation,
+            log_clients=experiment.log_clients, log_ensemble=experiment.log_ensemble,
+        )  # fmt: skip
         games = rounds(server, parts.federation, engine=train, train=parts.train, fuse=fuse)
         planned = islice(games, experiment.rounds - server.round)
         yield from recorded(planned, server, folder, jury, parts.federation.clients, experiment.keep_checkpoints)

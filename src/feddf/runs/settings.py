@@ -75,6 +75,7 @@ class Settings(BaseModel):
     distill_threads: Positive | None = None
 
     log_clients: bool = False
+    log_ensemble: bool = True
     compile: bool = False
     engine: Literal["processes", "in-process", "ray"] = "processes"
     ray_address: str | None = None
