@@ -9,7 +9,7 @@ SEEDS ?= 0
 help:
 	@echo "make demo           FedAvg and FedDF on embedded digits, side by side (about a minute; SEEDS=0,1,2 for three)"
 	@echo "make test           ruff, mypy, import-linter and pytest"
-	@echo "make bench          the speed tables (40 minutes on a quiet machine; ONLY=local for one part)"
+	@echo "make bench          the speed tables (70 minutes on a quiet machine; ONLY=local for one part)"
 	@echo "make deploy-test    a real Flower deployment on this machine: TLS, registered keys, accidents, intruders (5 minutes)"
 	@echo "make clean          remove .venv and caches"
 
