@@ -1,10 +1,11 @@
-"""What no program on these kernels can beat: ResNet-8's convolutions, and the memory that its BatchNorm has to touch.
+"""The least that ResNet-8 costs on PyTorch's convolutions: they alone, and the memory that BatchNorm has to touch.
 
-Everything else is free here: activations, shortcuts, pooling, the classifier, loss, optimizer, augmentation, transport.
-The convolutions are the fastest that PyTorch has on a CPU (oneDNN, channels last, at the speed of a matrix product).
+Everything else is free here: activations, sums, pooling, the classifier, loss, optimizer, augmentation, transport.
+The convolutions are oneDNN's, channels last, and each reads what the one before it has just written, as in the network.
 BatchNorm is charged for its passes only, with the cheapest operation that reads and writes as much: forward it must
 read its input for the statistics, and read it again to write the output; backward it must read input and gradient for
-two sums, and read both again to write the gradient of the input.
+two sums, and read both again to write the gradient of the input. A shortcut's output is added to its block's without
+being written, and so is the last one to the mean over its pixels.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from feddf.threads import threads
 
 @dataclass(frozen=True)
 class Convolution:
-    """One of ResNet-8's nine, on images of size × size."""
+    """One of ResNet-8's nine, on images of size × size. ``source`` is the layer whose output it reads."""
 
+    source: int | None
     channels: int
     out: int
     size: int
@@ -35,60 +37,80 @@ class Convolution:
         """For one image, forward."""
         return self.channels * self.out * self.kernel**2 * (self.size // self.stride) ** 2
 
+    def __call__(self, inputs: Tensor, weight: Tensor) -> Tensor:
+        """Return the outputs."""
+        return torch.conv2d(inputs, weight, None, self.stride, self.kernel // 2)
+
+    def backward(self, gradient: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
+        """Return the gradient of the inputs (of the images nobody needs one), and compute that of the weights."""
+        wanted, stride, padding = [self.source is not None, True, False], [self.stride] * 2, [self.kernel // 2] * 2
+        of_inputs: Tensor = torch.ops.aten.convolution_backward(
+            gradient, inputs, weight, None, stride, padding, [1, 1], False, [0, 0], 1, wanted
+        )[0]
+        return of_inputs
+
 
 LAYERS = (
-    Convolution(3, 16, 32),
-    Convolution(16, 16, 32),
-    Convolution(16, 16, 32),
-    Convolution(16, 32, 32, stride=2),
-    Convolution(32, 32, 16),
-    Convolution(16, 32, 32, stride=2, kernel=1),
-    Convolution(32, 64, 16, stride=2),
-    Convolution(64, 64, 8),
-    Convolution(32, 64, 16, stride=2, kernel=1),
+    Convolution(None, 3, 16, 32),
+    Convolution(0, 16, 16, 32),
+    Convolution(1, 16, 16, 32),
+    Convolution(2, 16, 32, 32, stride=2),
+    Convolution(3, 32, 32, 16),
+    Convolution(2, 16, 32, 32, stride=2, kernel=1),  # the shortcut of the layer before it, and so below
+    Convolution(4, 32, 64, 16, stride=2),
+    Convolution(6, 64, 64, 8),
+    Convolution(4, 32, 64, 16, stride=2, kernel=1),
 )
+LAST = 7
 
 
-def _tensors(layer: Convolution, batch: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and weights."""
-    shapes = (batch, layer.channels, layer.size, layer.size), (layer.out, layer.channels, layer.kernel, layer.kernel)
-    inputs, weight = (torch.randn(shape).contiguous(memory_format=torch.channels_last) for shape in shapes)
-    return inputs, weight
+def _random(*shape: int) -> Tensor:
+    return torch.randn(shape).contiguous(memory_format=torch.channels_last)
+
+
+def _images_and_weights(batch: int) -> tuple[Tensor, list[Tensor]]:
+    weights = [_random(layer.out, layer.channels, layer.kernel, layer.kernel) for layer in LAYERS]
+    return _random(batch, 3, 32, 32), weights
 
 
 def answering(batch: int) -> Callable[[], object]:
     """Return a teacher's forward pass over a batch: BatchNorm is folded and costs nothing."""
-    tensors = [(layer, *_tensors(layer, batch)) for layer in LAYERS]
+    images, weights = _images_and_weights(batch)
 
     def forward() -> None:
-        for layer, inputs, weight in tensors:
-            torch.conv2d(inputs, weight, None, layer.stride, layer.kernel // 2)
+        outputs: list[Tensor] = []
+        for layer, weight in zip(LAYERS, weights, strict=True):
+            outputs.append(layer(images if layer.source is None else outputs[layer.source], weight))
 
     return forward
 
 
 def training(batch: int) -> Callable[[], object]:
     """Return a step of training on a batch, forward and backward."""
-    tensors = [(layer, *_tensors(layer, batch)) for layer in LAYERS]
-    gradients = [torch.randn(batch, layer.out, *(layer.size // layer.stride,) * 2) for layer in LAYERS]
-    gradients = [gradient.contiguous(memory_format=torch.channels_last) for gradient in gradients]
-    normal = [torch.empty_like(gradient) for gradient in gradients]
+    images, weights = _images_and_weights(batch)
+    of_last = _random(batch, 64, 8, 8)
 
     def step() -> None:
-        outputs = []
-        for (layer, inputs, weight), after in zip(tensors, normal, strict=True):
-            before = torch.conv2d(inputs, weight, None, layer.stride, layer.kernel // 2)
-            outputs.append(before)
-            before.sum()
-            torch.mul(before, 0.5, out=after)
-        for (layer, inputs, weight), before, gradient in reversed(list(zip(tensors, outputs, gradients, strict=True))):
-            before.sum(), gradient.sum()
-            incoming = before + gradient
-            wanted = [layer is not LAYERS[0], True, False]  # nobody needs the gradient of the images
-            stride, padding = [layer.stride] * 2, [layer.kernel // 2] * 2
-            torch.ops.aten.convolution_backward(
-                incoming, inputs, weight, None, stride, padding, [1, 1], False, [0, 0], 1, wanted
-            )
+        inputs, before, after = [], [], []
+        for number, (layer, weight) in enumerate(zip(LAYERS, weights, strict=True)):
+            inputs.append(images if layer.source is None else after[layer.source])
+            before.append(layer(inputs[-1], weight))
+            before[-1].sum()
+            if layer.kernel == 1 or number == LAST:
+                before[-1].sum()
+                after.append(before[-1])
+            else:
+                after.append(before[-1] * 0.5)
+        gradients = {LAST: of_last}
+        for number, layer in reversed(list(enumerate(LAYERS))):
+            shortcut = layer.kernel == 1
+            gradient = gradients[number - 1 if shortcut else number]
+            before[number].sum()
+            if not shortcut:  # its block's sum serves both
+                gradient.sum()
+            of_inputs = layer.backward(before[number] + gradient, inputs[number], weights[number])
+            if layer.source is not None:
+                gradients[layer.source] = of_inputs
 
     return step
 

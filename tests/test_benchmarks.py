@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def test_the_floor_has_the_convolutions_of_resnet8() -> None:
 
     def note(module: nn.Conv2d, inputs: tuple[Tensor], outputs: Tensor) -> None:
         size, stride, kernel = inputs[0].shape[-1], module.stride[0], module.kernel_size[0]
-        seen.append(floor.Convolution(module.in_channels, module.out_channels, size, stride, kernel))
+        seen.append(floor.Convolution(None, module.in_channels, module.out_channels, size, stride, kernel))
         assert outputs.shape[-1] == size // stride
 
     model = bench.RESNET["resnet8"].build()
@@ -57,5 +58,8 @@ def test_the_floor_has_the_convolutions_of_resnet8() -> None:
         if isinstance(module, nn.Conv2d):
             module.register_forward_hook(note)
     model(torch.zeros(2, *bench.SHAPE))
-    assert sorted(map(repr, seen)) == sorted(map(repr, floor.LAYERS))
+    assert sorted(map(repr, seen)) == sorted(repr(replace(layer, source=None)) for layer in floor.LAYERS)
+    for layer in floor.LAYERS[1:]:  # each reads what its source gives
+        source = floor.LAYERS[layer.source or 0]
+        assert (layer.channels, layer.size) == (source.out, source.size // source.stride)
     assert 6 * sum(layer.multiply_adds for layer in floor.LAYERS) == pytest.approx(bench.FLOP_PER_IMAGE, rel=0.01)

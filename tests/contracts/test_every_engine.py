@@ -215,7 +215,8 @@ def write_at_the_end(job: Number, folder: Path) -> None:
 
 
 def test_idle_workers_end_by_themselves(tmp_path: Path) -> None:
-    with Processes(2) as engine:  # as late as this a worker may hold things, such as a compiler's semaphores
+    """Some things, such as a compiler's semaphores, are given back only when a process ends."""
+    with Processes(2) as engine:
         list(engine(partial(write_at_the_end, folder=tmp_path), [Number(1), Number(2)]))
         assert not list(tmp_path.iterdir())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["n1", "n2"]

@@ -74,6 +74,7 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
         {"method": "fedavg", "server_momentum": 0.3, "drop_worst": "paper"},
         {"method": "fedavg", "proximal": 0.1, "prototypes": ["mlp"], "local_optimizer": "adam"},
         {"stop": "held-out-loss", "validation": 0.0, "fraction": 1.0},
+        {"log_ensemble": False},
     ],
     ids=lambda changes: "-".join(changes) or "plain",
 )

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
 from rich.console import Console
 
 from feddf.report import ReportError, Run, alike, find_runs, read_run
@@ -116,6 +117,28 @@ def test_curves_are_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_an_ensemble_that_was_not_logged_has_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged, unlogged = (write(tmp_path / name, "feddf", 0, [0.1, 0.5]) for name in ("logged", "unlogged"))
+    lines = [json.loads(line) for line in (unlogged / "metrics.jsonl").read_text().splitlines()]
+    (unlogged / "metrics.jsonl").write_text("".join(json.dumps({**line, "ensemble": None}) + "\n" for line in lines))
+    labels: list[str] = []
+    monkeypatch.setattr(Axes, "plot", lambda *args, label, **rest: labels.append(label))
+    monkeypatch.setattr(Axes, "legend", lambda *args, **rest: None)
+    for path, expected in ((logged, ["a", "b", "ensemble"]), (unlogged, ["a", "b"])):
+        labels.clear()
+        learning_curves([read_run(path)], tmp_path / "curves.png")
+        assert labels == [f"feddf, {name}" for name in expected]
+
+
+def test_accuracies_that_nobody_knows_are_dashes(tmp_path: Path) -> None:
+    path = write(tmp_path / "run", "feddf", 0, [0.1])
+    unknown = {"averaged": None, "fused": None}
+    (path / "metrics.jsonl").write_text(
+        json.dumps({"round": 1, "ensemble": None, "models": {"a": unknown}, "seconds": {}}) + "\n"
+    )
+    assert text_of(runs_table([read_run(path)])).count("–") == 4
+
+
 def test_a_folder_without_runs_is_said(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="holds no run"):
         find_runs(tmp_path)
@@ -128,12 +151,13 @@ def test_numbers_are_percentages() -> None:
 
 
 def test_a_methods_name_says_what_is_unusual_about_it(tmp_path: Path) -> None:
-    for number, extra in enumerate(("", "proximal = 0.0\n", "proximal = 0.01\nswag_samples = 10\n")):
+    extras = "", "proximal = 0.0\n", "proximal = 0.01\nswag_samples = 10\n", "log_ensemble = false\n"
+    for number, extra in enumerate(extras):
         path = write(tmp_path / str(number), "feddf", 0, [0.2])
         (path / "config.toml").write_text((path / "config.toml").read_text() + extra)
     runs = find_runs(tmp_path)
-    assert [run.method for run in runs] == ["feddf", "feddf", "feddf+proximal=0.01+swag_samples=10"]
-    assert [len(group) for group in alike(runs)] == [3]
+    assert [run.method for run in runs] == ["feddf", "feddf", "feddf+proximal=0.01+swag_samples=10", "feddf"]
+    assert [len(group) for group in alike(runs)] == [4]
 
 
 def test_the_usual_values_are_the_configurations_defaults() -> None:

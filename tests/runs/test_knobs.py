@@ -136,7 +136,7 @@ def test_an_ensemble_that_is_not_logged_is_not_asked(monkeypatch: pytest.MonkeyP
         return answer(question, **rest)
 
     monkeypatch.setattr(judge, "answer", note)
-    digests, records = outcome(log_ensemble=False)
+    digests, records = outcome.__wrapped__(log_ensemble=False)
     assert asked
     assert not [name for name in asked if name.startswith("teacher ")]
     with_it = outcome()

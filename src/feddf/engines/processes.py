@@ -89,14 +89,16 @@ class Processes:
     def _drop(self, workers: dict[_Worker, Any]) -> None:
         for worker in workers:
             worker.kill()
-            self._team.remove(worker)
+            if worker in self._team:  # not after close()
+                self._team.remove(worker)
 
     def close(self) -> None:
         """End all workers."""
         for worker in self._team:
-            worker.hang_up()  # all of them before the first is waited for
+            worker.hang_up()
+        latest = time.monotonic() + _FAREWELL  # for all of them together
         for worker in self._team:
-            worker.kill()
+            worker.end_by(latest)
         self._team = []
 
     def __enter__(self) -> Processes:
@@ -120,7 +122,7 @@ def _first(busy: dict[_Worker, Any], deadline: float | None) -> list[_Worker]:
 
 
 _FAREWELL = 5.0
-"""Seconds that a worker has to end by itself."""
+"""Seconds that idle workers have to end by themselves."""
 
 _READY = object()
 """What :meth:`_Worker.outcome` returns when its worker has only said that it is there, with all that it needs."""
@@ -174,6 +176,7 @@ class _Worker:
             self.kill()
             return Failure(job.id, f"its worker process died (exit code {self._process.exitcode})")
         except Exception as error:
+            self._idle = True
             return Failure(job.id, f"its result cannot be read: {reason(error)}")
         if said is None:
             self.kill()
@@ -189,10 +192,16 @@ class _Worker:
         if self._idle:
             self.pipe.close()
 
+    def end_by(self, latest: float) -> None:
+        """Wait for a worker that was hung up on, and kill it if it is late; kill any other at once."""
+        if self.pipe.closed:
+            self._process.join(max(0.0, latest - time.monotonic()))
+        self.kill()
+
     def kill(self) -> None:
         self.alive = False
         if self._process.exitcode is None:
-            self._process.join(_FAREWELL if self.pipe.closed else 0.05)
+            self._process.join(0.05)  # one that has died may not have its exit code yet
             self._process.kill()
         self._process.join()
         self.pipe.close()
@@ -230,11 +239,13 @@ def _serve(pipe: connection.Connection) -> None:
 
 
 def _end() -> NoReturn:
-    """End this worker; what is registered for the end is done, and the interpreter's own, most of a second, is not."""
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    """Run the atexit functions, and exit without the interpreter's own clean-up, which takes most of a second."""
+    try:
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:  # a stream may be closed, or nobody may read it any more
+        os._exit(0)
 
 
 def _unpacked(body: bytes) -> Callable[[Any], Any]:

@@ -115,7 +115,7 @@ def find_runs(path: Path) -> list[Run]:
 def alike(runs: Sequence[Run]) -> list[list[Run]]:
     """Group runs of the same experiment: those that differ in method, seed and length at the most."""
     own = {"name", "about", "method", "seed", "rounds", "versions", *USUAL}
-    own |= {"engine", "workers", "data_dir", "keep_checkpoints", "ray_address"}
+    own |= {"engine", "workers", "data_dir", "keep_checkpoints", "ray_address", "log_clients", "log_ensemble"}
     groups: dict[str, list[Run]] = {}
     for run in runs:
         shared = {key: value for key, value in run.config.items() if key not in own}

@@ -22,10 +22,9 @@ def runs_table(runs: Sequence[Run]) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for run in runs:
         for prototype in run.prototypes:
-            last = run.records[-1]["models"][prototype]
-            best = max(run.curve(prototype))
+            averaged, fused = run.curve(prototype, "averaged"), run.curve(prototype)
             row = [run.path.name, f"{run.rounds[-1]}/{run.config['rounds']}", prototype]
-            numbers = [last["averaged"], last["fused"], best, run.ensemble()[-1]]
+            numbers = [averaged[-1], fused[-1], max(fused), run.ensemble()[-1]]
             table.add_row(*row, *(percent(number) for number in numbers))
         if not run.records:
             table.add_row(run.path.name, f"0/{run.config['rounds']}", *["–"] * 5)

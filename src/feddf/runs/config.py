@@ -18,7 +18,7 @@ from feddf.runs.settings import ConfigError, Contradiction, Positive, Settings, 
 
 S = TypeVar("S", bound=Settings)
 
-FREE_ON_RESUME = ("data_dir", "engine", "workers", "ray_address", "keep_checkpoints")
+FREE_ON_RESUME = ("data_dir", "engine", "workers", "ray_address", "keep_checkpoints", "log_clients", "log_ensemble")
 """Keys that may change when a run is resumed: none of them changes a model's bytes."""
 
 
