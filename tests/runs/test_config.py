@@ -115,5 +115,6 @@ def test_overrides_win_and_prototypes_can_be_short() -> None:
 def test_differences_name_what_would_change_the_result_and_nothing_else() -> None:
     old = parse(BASE)
     assert differences(old, parse({**BASE, "workers": 9, "engine": "in-process", "data_dir": "x"})) == []
+    assert differences(old, parse({**BASE, "log_clients": True, "log_ensemble": False})) == []
     assert differences(old, parse({**BASE, "alpha": 3.0, "seed": 1})) == ["seed: 0 -> 1", "alpha: 1.0 -> 3.0"]
     assert isinstance(old, Experiment)
