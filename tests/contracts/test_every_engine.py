@@ -210,6 +210,16 @@ def test_a_result_that_cannot_travel_is_the_jobs_failure() -> None:
     assert good == "fine"
 
 
+def test_workers_can_be_ended_before_all_outcomes_are_read() -> None:
+    engine = Processes(2)
+    outcomes = engine(square_or_raise, [Number(number) for number in (1, 2, 4)])
+    assert next(outcomes) in (1, 4)
+    engine.close()
+    outcomes.close()  # type: ignore[attr-defined]
+    assert list(engine(square_or_raise, [Number(5)])) == [25]
+    engine.close()
+
+
 def write_at_the_end(job: Number, folder: Path) -> None:
     atexit.register((folder / job.id).write_text, "")
 

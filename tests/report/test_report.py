@@ -12,9 +12,9 @@ from rich.console import Console
 
 from feddf.report import ReportError, Run, alike, find_runs, read_run
 from feddf.report.plots import learning_curves
-from feddf.report.read import USUAL
+from feddf.report.read import HARMLESS, USUAL
 from feddf.report.tables import compare, percent, runs_table, seconds_table, spread
-from feddf.runs.config import Experiment
+from feddf.runs.config import FREE_ON_RESUME, Experiment
 
 
 def write(path: Path, method: str, seed: int, accuracies: list[float], cut: bool = False) -> Path:
@@ -158,6 +158,10 @@ def test_a_methods_name_says_what_is_unusual_about_it(tmp_path: Path) -> None:
     runs = find_runs(tmp_path)
     assert [run.method for run in runs] == ["feddf", "feddf", "feddf+proximal=0.01+swag_samples=10", "feddf"]
     assert [len(group) for group in alike(runs)] == [4]
+
+
+def test_what_is_harmless_is_what_may_change_on_resume() -> None:
+    assert HARMLESS == FREE_ON_RESUME
 
 
 def test_the_usual_values_are_the_configurations_defaults() -> None:

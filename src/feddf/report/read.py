@@ -10,6 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+HARMLESS = ("data_dir", "engine", "workers", "ray_address", "keep_checkpoints", "log_clients", "log_ensemble")
+"""Keys that change no model's bytes, as the configuration has them (which needs torch)."""
+
 USUAL: dict[str, Any] = {
     "average_weights": "examples",
     "batchnorm": "average",
@@ -114,8 +117,7 @@ def find_runs(path: Path) -> list[Run]:
 
 def alike(runs: Sequence[Run]) -> list[list[Run]]:
     """Group runs of the same experiment: those that differ in method, seed and length at the most."""
-    own = {"name", "about", "method", "seed", "rounds", "versions", *USUAL}
-    own |= {"engine", "workers", "data_dir", "keep_checkpoints", "ray_address", "log_clients", "log_ensemble"}
+    own = {"name", "about", "method", "seed", "rounds", "versions", *USUAL, *HARMLESS}
     groups: dict[str, list[Run]] = {}
     for run in runs:
         shared = {key: value for key, value in run.config.items() if key not in own}
