@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from feddf.binary import BinaryState
 from feddf.types import Failure, Job, State, Update
 
 LARGEST = 1e4
@@ -64,8 +63,6 @@ def _form(state: State, manifest: State) -> str | None:
     if complaint := different_keys(state.keys(), manifest):
         return complaint
     for key, expected in manifest.items():
-        if isinstance(state, BinaryState) and key in state.bits and state.bits[key].shape != tuple(expected.shape):
-            return f"{key} is packed as {_shown(state.bits[key].shape)}, and its prototype's is {tuple(expected.shape)}"
         tensor = state[key]
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
             return f"{key} is not a dense tensor in memory"

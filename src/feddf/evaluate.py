@@ -1,20 +1,103 @@
-"""Accuracy of a model or of an ensemble. Leaves the model in the mode in which it found it."""
+"""The one place where models are tried: models × inputs → logits and accuracies, here or through an engine."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from feddf.types import Examples, Inputs
+from feddf.outcomes import in_order
+from feddf.states import initial
+from feddf.types import Engine, Examples, Failure, Inputs, Prototype, State, Update
 
 BATCH = 64
-"""Images a forward pass: large enough for full speed, small enough to stay in a core's cache."""
+"""Images in a forward pass: enough for full speed, and few enough to stay in a core's cache."""
+
+ENOUGH_FOR_STATISTICS = 2048
+"""Inputs from which BatchNorm's statistics are estimated: a mean over them is within a few percent of one over all."""
+
+
+def accuracy(model: nn.Module, examples: Examples) -> float:
+    """Return the top-1 accuracy of the model."""
+    return accuracy_of(logits(model, examples.inputs), examples.labels)
+
+
+def accuracy_of(predictions: Tensor, labels: Tensor) -> float:
+    """Return the share of rows of ``predictions`` (logits or probabilities) whose largest entry is the label."""
+    return float((predictions.argmax(dim=1) == labels).double().mean())
+
+
+def logits(model: nn.Module, inputs: Inputs, batch: int = BATCH) -> Tensor:
+    """Return f(x) for every input, in order."""
+    with evaluating(model):
+        fast = folded(model)
+        chunks = [fast(inputs.batch(chunk)) for chunk in torch.arange(len(inputs)).split(batch)]
+    return torch.cat(chunks).clone()  # a plain tensor, not an inference one
+
+
+# Many models at once
+
+
+@dataclass(frozen=True)
+class Model:
+    """Weights to be tried. ``sampled`` ones were drawn by the server, so their BatchNorm statistics belong to no data."""
+
+    id: str
+    prototype: str
+    state: State
+    sampled: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A model's logits for every input that it was asked about."""
+
+    client_id: str
+    logits: Tensor
+
+
+def model_of(update: Update) -> Model:
+    """Return the model that a client sent, under the client's id."""
+    return Model(update.client_id, update.prototype, update.state)
+
+
+def answer(model: Model, *, prototypes: Mapping[str, Prototype], inputs: Inputs) -> Answer:
+    """Let one model, in eval mode, answer for all inputs; a sampled one has its statistics estimated on them first."""
+    module = prototypes[model.prototype].load(model.state)
+    if model.sampled:
+        recalibrate(module, inputs)
+    return Answer(model.id, logits(module, inputs))
+
+
+class Evaluation:
+    """Tries models on the same inputs through an engine. Make it once and keep it: workers keep the inputs."""
+
+    def __init__(self, engine: Engine, prototypes: Mapping[str, Prototype], inputs: Inputs) -> None:
+        self._engine = engine
+        self._answer = partial(answer, prototypes=prototypes, inputs=inputs)
+
+    def __call__(self, models: Sequence[Model]) -> Iterator[Answer | Failure]:
+        """Yield each model's answer, or why there is none, in the order of the models."""
+        return in_order(self._engine(self._answer, models), [model.id for model in models])
+
+    def accuracies(self, models: Sequence[Model], labels: Tensor) -> dict[str, float | Failure]:
+        """Return the accuracy of each model by its id, or why there is none."""
+        return {
+            outcome.client_id: outcome if isinstance(outcome, Failure) else accuracy_of(outcome.logits, labels)
+            for outcome in self(models)
+        }
+
+
+# What makes a forward pass right and fast
 
 
 @contextmanager
@@ -46,7 +129,7 @@ def as_it_is() -> Iterator[None]:
 def folded(model: nn.Module) -> nn.Module:
     """Return a model in eval mode with each BatchNorm folded into the convolution before it; the model stays as it is.
 
-    w' = w γ / √(σ² + ε), b' = β + (b − μ) γ / √(σ² + ε): the same function up to rounding, and half as fast again. A
+    w' = w γ / √(σ² + ε), b' = β + (b − μ) γ / √(σ² + ε): the same function up to rounding, at 1.5 times the speed. A
     model that cannot be traced (control flow that depends on its inputs) is returned itself.
     """
     if _as_it_is.get() or not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
@@ -74,19 +157,35 @@ def _fold(traced: fx.GraphModule) -> fx.GraphModule:
     return traced
 
 
-def logits(model: nn.Module, inputs: Inputs, batch: int = BATCH) -> Tensor:
-    """Return f(x) for every input, in order."""
-    with evaluating(model):
-        fast = folded(model)
-        chunks = [fast(inputs.batch(chunk)) for chunk in torch.arange(len(inputs)).split(batch)]
-    return torch.cat(chunks).clone()  # a plain tensor, not an inference one
+def recalibrate(model: nn.Module, inputs: Inputs, most: int = ENOUGH_FOR_STATISTICS) -> None:
+    """Replace the running mean and variance of every BatchNorm by those of ``inputs``; labels are not needed.
+
+    Each statistic becomes the plain mean over batches of inputs spread evenly over all. Everything but BatchNorm is in
+    eval mode meanwhile, and each module's mode is restored.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    count = min(most, len(inputs))
+    spread = torch.arange(count) * len(inputs) // count
+    with evaluating(model), torch.inference_mode(mode=False), torch.no_grad():
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # a cumulative mean
+            norm.train()
+        batches = ceil(count / BATCH)
+        for first in range(batches):  # every batch from the whole pool, which may be sorted by class or source
+            chunk = spread[first::batches]
+            if len(chunk) > 1 or count == 1:
+                model(inputs.batch(chunk))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
 
 
-def accuracy_of(predictions: Tensor, labels: Tensor) -> float:
-    """Return the share of rows of ``predictions`` (logits or probabilities) whose largest entry is the label."""
-    return float((predictions.argmax(dim=1) == labels).double().mean())
-
-
-def accuracy(model: nn.Module, examples: Examples) -> float:
-    """Return the top-1 accuracy of the model."""
-    return accuracy_of(logits(model, examples.inputs), examples.labels)
+def output_shape(prototype: Prototype, inputs: Inputs) -> tuple[int, ...]:
+    """Return the shape of the outputs for one input, by trying the untrained model on the first input twice."""
+    with torch.no_grad():
+        model = prototype.load(initial(prototype, 0))
+        outputs: Tensor = model(inputs.batch(torch.zeros(2, dtype=torch.int64)))
+    return tuple(outputs.shape[1:])

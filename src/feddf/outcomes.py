@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from feddf.types import Engine, Failure, J, R
+from feddf.types import Failure, R
 
 
 class Answered(Protocol):
@@ -13,7 +13,7 @@ class Answered(Protocol):
 
     @property
     def client_id(self) -> str:
-        """The id of the job's client."""
+        """The id of the job."""
         ...
 
 
@@ -33,23 +33,6 @@ def in_order(outcomes: Iterable[A | Failure], ids: Sequence[str]) -> Iterator[A 
         while wanted in early:
             yield early.pop(wanted)
             wanted = next(expected, None)
-
-
-def retrying(engine: Engine) -> Engine:
-    """Return the engine for the server's own work: a job that failed (say its worker died) is run once more."""
-
-    def run(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
-        again: list[J] = []
-        by_id = {job.id: job for job in jobs}
-        for outcome in engine(function, jobs):
-            if isinstance(outcome, Failure):
-                again.append(by_id[outcome.client_id])
-            else:
-                yield outcome
-        if again:
-            yield from engine(function, again)
-
-    return run
 
 
 def gather(outcomes: Iterable[R | Failure], what: str) -> list[R]:

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from time import perf_counter
+from typing import Protocol
 
 from feddf.admit import admit
+from feddf.config.sections import ClientsConfig, cohort_size
 from feddf.seeds import derive, numpy_generator
 from feddf.types import (
     Client,
@@ -33,81 +35,106 @@ class QuorumError(Exception):
 
 @dataclass(frozen=True)
 class Federation:
-    """Who takes part, and how a round is played: C, the quorum as a share of the sampled clients, the tries."""
+    """Who takes part, and by which rules: the share of clients in a round, the quorum, the attempts.
+
+    The same clients are sampled for ``rounds_per_cohort`` rounds, because some methods need several for one model.
+    """
 
     clients: Sequence[Client]
-    fraction: float
-    seed: int
-    quorum: float = 0.5
-    attempts: int = 3
-    hold: int = 1
-    """Rounds for which the sampled clients stay the same: FedMA needs several for one model."""
+    config: ClientsConfig = ClientsConfig()
+    seed: int = 0
+    rounds_per_cohort: int = 1
 
 
-def rounds(
-    server: ServerState, federation: Federation, *, engine: Engine, train: LocalTrain, fuse: Fusion
+class Spool(Protocol):
+    """Keeps updates while their round goes on, so that an interrupted round loses no client that has finished."""
+
+    def recall(self, job: Job) -> Update | None:
+        """Return the update that answers exactly this job, if it is here."""
+        ...
+
+    def keep(self, job: Job, update: Update) -> Update | Failure:
+        """Keep an admitted update, and return it in the form in which it is to be used."""
+        ...
+
+
+def run_rounds(
+    server: ServerState,
+    federation: Federation,
+    *,
+    engine: Engine,
+    train: LocalTrain,
+    fuse: Fusion,
+    spool: Spool | None = None,
 ) -> Iterator[Round]:
-    """Play communication rounds t = server.round + 1, ... for ever, and yield each as it ends."""
+    """Run communication rounds t = server.round + 1, ... without end, and yield each as it is closed."""
     while True:  # line 5
-        closed = play(server, federation, engine=engine, train=train, fuse=fuse)
+        closed = run_round(server, federation, engine=engine, train=train, fuse=fuse, spool=spool)
         yield closed
         server = closed.server
 
 
-def play(server: ServerState, federation: Federation, *, engine: Engine, train: LocalTrain, fuse: Fusion) -> Round:
-    """Play one round. Below the quorum it is abandoned and tried again with other clients."""
+def run_round(
+    server: ServerState,
+    federation: Federation,
+    *,
+    engine: Engine,
+    train: LocalTrain,
+    fuse: Fusion,
+    spool: Spool | None = None,
+) -> Round:
+    """Run one round. Below the quorum it is abandoned and tried again with other clients."""
+    number, config = server.round + 1, federation.config
     failures: list[Failure] = []
     seconds = {"train": 0.0, "fuse": 0.0}
-    for attempt in range(federation.attempts):
-        chosen = sample(federation, server.round + 1, attempt)  # line 6
-        needed = max(1, ceil(federation.quorum * len(chosen)))
+    for attempt in range(config.attempts):
+        sampled = sample(federation, number, attempt)  # line 6
+        needed = max(1, ceil(config.quorum * len(sampled)))
         clock = perf_counter()
-        updates, failed = collect(engine, train, jobs_for(server, federation, chosen))
+        updates, failed = collect(engine, train, jobs_for(server, federation, sampled), spool)  # lines 7 and 8
         trained = perf_counter()
-        fused, updates, refused = fuse_usable(
-            fuse, server, updates, needed, derive(federation.seed, "fuse", server.round + 1)
-        )
+        fused, updates, refused = fuse_usable(fuse, server, updates, needed, derive(federation.seed, "fuse", number))
         seconds["train"] += trained - clock
         seconds["fuse"] += perf_counter() - trained
         failures += [*failed, *refused]
         if fused is not None:
             return Round(fused, updates, failures, attempt + 1, seconds)
     reasons = "; ".join(sorted({f"{failure.client_id}: {failure.reason}" for failure in failures})[:5])
-    raise QuorumError(
-        f"round {server.round + 1} had too few usable updates in each of {federation.attempts} attempts ({reasons})"
-    )
+    raise QuorumError(f"round {number} had too few usable updates in each of {config.attempts} attempts ({reasons})")
 
 
 def sample(federation: Federation, round_number: int, attempt: int = 0) -> list[Client]:
     """Return a random C fraction of the clients, ordered by id; each attempt takes the next ones in line."""
     clients = sorted(federation.clients, key=lambda client: client.id)
-    count = max(1, sample_size(len(clients), federation.fraction))
-    draw = (round_number - 1) // federation.hold + 1
+    count = max(1, cohort_size(len(clients), federation.config.fraction))
+    draw = (round_number - 1) // federation.rounds_per_cohort + 1
     order = numpy_generator(derive(federation.seed, "sample", draw)).permutation(len(clients))
     chosen = [int(order[(attempt * count + i) % len(order)]) for i in range(count)]
     return [clients[i] for i in sorted(chosen)]
 
 
-def sample_size(clients: int, fraction: float) -> int:
-    """Return the number of clients sampled a round: C·K, rounded; 0 means that C is too small."""
-    return round(fraction * clients)
+def collect(
+    engine: Engine, train: LocalTrain, jobs: Sequence[Job], spool: Spool | None = None
+) -> tuple[list[Update], list[Failure]]:
+    """Train the sampled clients (lines 7 and 8); every update passes the gate once before it is kept.
 
-
-def collect(engine: Engine, train: LocalTrain, jobs: Sequence[Job]) -> tuple[list[Update], list[Failure]]:
-    """Train the sampled clients (lines 7 and 8) and let their updates through the gate.
-
-    Returns the admitted updates ordered by client id, because a floating-point sum depends on its order,
-    and a failure for every client that has none. The same reply twice counts once.
+    Returns the admitted updates ordered by client id, because a floating-point sum depends on its order, and a failure
+    for every client that has none. The same reply twice counts once.
     """
     asked = {job.id: job for job in jobs}
     admitted: dict[str, Update] = {}
     failures: dict[str, Failure] = {}
-    outcomes: Iterable[Update | Failure] = engine(train, jobs)
+    if spool is not None:
+        recalled = {job.id: spool.recall(job) for job in jobs}
+        admitted = {name: update for name, update in recalled.items() if update and admit(update, asked) is None}
+    outcomes: Iterable[Update | Failure] = engine(train, [job for job in jobs if job.id not in admitted])
     for outcome in outcomes:
-        failure = _known(outcome, asked) if isinstance(outcome, Failure) else admit(outcome, asked)
-        if failure is not None:
-            failures.setdefault(failure.client_id, failure)
-        elif isinstance(outcome, Update):
+        outcome = _known(outcome, asked) if isinstance(outcome, Failure) else admit(outcome, asked) or outcome
+        if isinstance(outcome, Update) and spool is not None and outcome.client_id not in admitted:
+            outcome = spool.keep(asked[outcome.client_id], outcome)
+        if isinstance(outcome, Failure):
+            failures.setdefault(outcome.client_id, outcome)
+        else:
             admitted.setdefault(outcome.client_id, outcome)
     silent = {name: Failure(name, "no answer") for name in asked.keys() - admitted.keys() - failures.keys()}
     failed = {name: failure for name, failure in {**failures, **silent}.items() if name not in admitted}

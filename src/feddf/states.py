@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from feddf.seeds import derive, seeded
 from feddf.types import Prototype, State
@@ -66,6 +66,12 @@ def n_bytes(state: State) -> int:
 def copy(state: State) -> dict[str, Tensor]:
     """Return a state with storage of its own."""
     return {key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
+
+
+def read_off(model: nn.Module, like: State) -> dict[str, Tensor]:
+    """Return a model's weights and buffers, in the order of another state, with storage of their own."""
+    trained = model.state_dict()
+    return copy({key: trained[key] for key in like})
 
 
 def is_finite(state: State) -> bool:

@@ -1,4 +1,4 @@
-"""The few types that every room shares. Values, not services: all of them are frozen and hold no logic.
+"""The few types that all packages share. Values, not services: they are frozen and hold next to no logic.
 
 A round is a value passing through plain functions::
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ State = Mapping[str, Tensor]
 
 Score = Callable[[nn.Module], float]
 """Higher is better; usually the accuracy on the server's validation data."""
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+"""(raw batch, generator) -> raw batch."""
 
 
 class Rows(Protocol):
@@ -80,12 +83,14 @@ class Examples:
 
 @dataclass(frozen=True)
 class Prototype:
-    """One architecture of the federation (an element of 𝒫 in Algorithm 3) and how to build it."""
+    """One architecture of the federation (an element of 𝒫 in Algorithm 3) and how to build it.
+
+    ``fit`` changes the built module to the shapes of a state, for methods whose layers grow.
+    """
 
     name: str
     build: Callable[[], nn.Module]
     fit: Callable[[nn.Module, State], None] | None = None
-    """Changes the built module to the shapes of a state: for methods whose layers grow (FedMA)."""
 
     def load(self, state: State) -> nn.Module:
         """Build the architecture, put ``state`` into it and return it in eval mode."""
@@ -155,24 +160,31 @@ class Refusal(Exception):
         super().__init__("; ".join(f"{failure.client_id}: {failure.reason}" for failure in failures))
         self.failures = tuple(failures)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Refusal, (self.failures,)
+
 
 @dataclass(frozen=True)
 class ServerState:
-    """All that a checkpoint holds: the weights of each prototype, and what a fusion remembers between rounds."""
+    """All that a checkpoint holds.
+
+    ``models`` are the weights of each prototype, ``own`` the tensors that a client alone goes on with (by its id), and
+    ``memory`` is what a fusion remembers between rounds: by its own name, then by whatever it is about.
+    """
 
     round: int
     models: Mapping[str, State]
-    memory: Mapping[str, State] = field(default_factory=dict)
+    own: Mapping[str, State] = field(default_factory=dict)
+    memory: Mapping[str, Mapping[str, State]] = field(default_factory=dict)
+
+    def next(self, models: Mapping[str, State]) -> ServerState:
+        """Return the state after one more round, which ends with these models and remembers nothing."""
+        return ServerState(self.round + 1, models)
 
     def sent_to(self, client: Client) -> State:
-        """Return the weights that a client starts from: its prototype's, but for what is remembered as its own."""
-        own = self.memory.get(own_of(client.id))
+        """Return the weights that a client starts from: its prototype's, except for what is its own."""
+        own = self.own.get(client.id)
         return {**self.models[client.prototype], **own} if own else self.models[client.prototype]
-
-
-def own_of(client_id: str) -> str:
-    """Return the name under which the server's memory holds the tensors of one client alone."""
-    return f"own of {client_id}"
 
 
 @dataclass(frozen=True)
@@ -222,20 +234,66 @@ class Engine(Protocol):
 
 
 LocalTrain = Callable[[Job], Update]
+
+Finish = Callable[[nn.Module], State]
+Prepare = Callable[[nn.Module, Job], Finish]
+"""Changes a client's model before training (freezes or binarises weights), and returns how the trained model becomes
+the state that is sent."""
+
 Rule = Callable[[State, Sequence[Update]], State]
 """(previous weights, updates of one prototype) -> weights to start from."""
 
+Fusion = Callable[[ServerState, Sequence[Update], int], Fused]
+"""(server, updates sorted by client id, seed) -> what came of them."""
 
-@dataclass(frozen=True)
-class Vote:
+Weight = Tensor | float | Callable[[Tensor], Tensor]
+"""How much a teacher counts: one number, one for each class (M), or a function from its logits to n × 1 numbers."""
+
+
+class Vote(NamedTuple):
     """One teacher's logits, and how much they count: one number, one a sample (n × 1) or one a class (M)."""
 
     logits: Tensor
     weight: Tensor | float = 1.0
 
 
-Target = Callable[[Iterable[Vote]], Tensor]
-"""Teachers' votes, as a stream -> class probabilities."""
+class Target(Protocol):
+    """Turns the teachers' votes, which come as a stream, into class probabilities."""
 
-Fusion = Callable[[ServerState, Sequence[Update], int], Fused]
-"""(server, updates sorted by client id, seed) -> what came of them."""
+    def __call__(self, votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
+        """Return the probabilities, one row a sample."""
+        ...
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the server has to fuse with: architectures, an unlabeled pool, and perhaps labelled validation examples.
+
+    ``augment`` changes raw batches of the pool before students and teachers see them.
+    """
+
+    prototypes: Mapping[str, Prototype]
+    pool: Inputs | None = None
+    validation: Examples | None = None
+    augment: Augment | None = None
+
+    @property
+    def labelled(self) -> Examples:
+        """The validation examples, where there must be some."""
+        if self.validation is None or not len(self.validation):
+            raise ValueError("this needs validation data, and the server has none")
+        return self.validation
+
+
+@dataclass(frozen=True)
+class Method:
+    """A fusion, and what it asks of the clients beyond Algorithm 2.
+
+    ``prepare`` changes a client's model before training, ``fit`` gives modules the shapes of a state, and the same
+    clients are sampled for ``rounds_per_cohort`` rounds.
+    """
+
+    fuse: Fusion
+    prepare: Prepare | None = None
+    fit: Callable[[nn.Module, State], None] | None = None
+    rounds_per_cohort: int = 1

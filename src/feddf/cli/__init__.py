@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from feddf.allocator import keep_freed_memory
+from feddf.runtime.allocator import keep_freed_memory
 from feddf.cli.bound import bound
 from feddf.cli.data import data_app
 from feddf.cli.generator import generator_app

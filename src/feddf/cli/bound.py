@@ -12,7 +12,7 @@ from rich.table import Table
 
 from feddf.cli.words import apart, number, out_console, share
 from feddf.experiments.bound import CAVEATS, MEANING, estimate
-from feddf.files import write_atomically
+from feddf.runtime.atomic import write_atomically
 from feddf.report import read_run
 from feddf.runs import RunFolder, build
 from feddf.runs.config import override, parse

@@ -21,12 +21,12 @@ from feddf.cli.words import apart, err_console, number, out_console
 from feddf.data import DATASETS
 from feddf.data.encode import plain
 from feddf.data.unlabeled import adapt, choose
-from feddf.files import write_atomically
+from feddf.runtime.atomic import write_atomically
 from feddf.generator import GeneratorError, load
 from feddf.generator import sample as draw
 from feddf.generator import train as teach
 from feddf.generator.pictures import png, read_folder, sheet
-from feddf.models.generator import SIDE
+from feddf.models.dcgan import SIDE
 from feddf.runs import ConfigError, StoreError
 from feddf.types import Inputs
 

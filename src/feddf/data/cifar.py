@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feddf.config.errors import first_line
 _HARMLESS = {
     ("numpy.core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "_reconstruct"),
@@ -44,8 +45,7 @@ def read(path: Path, label_key: str) -> tuple[Tensor, Tensor]:
     except FileNotFoundError:
         raise
     except Exception as error:  # a damaged pickle can fail in any way
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{path} is not a CIFAR batch file: {reason}") from error
+        raise ValueError(f"{path} is not a CIFAR batch file: {first_line(error)}") from error
     if len(images) != len(numbers):
         raise ValueError(f"{path} has {len(images)} images and {len(numbers)} labels")
     return images, numbers

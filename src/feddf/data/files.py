@@ -13,6 +13,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 
+from feddf.config.errors import first_line
 from feddf.data.mapped import MappedRows
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
@@ -70,8 +71,7 @@ def _member(path: Path, name: str) -> NDArray[np.generic]:
     except FileNotFoundError:
         raise
     except Exception as error:  # a damaged archive can fail in any way
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{path} is not a batch of downsampled ImageNet: {reason}") from error
+        raise ValueError(f"{path} is not a batch of downsampled ImageNet: {first_line(error)}") from error
 
 
 def _write_in_parts(path: Path, parts: Iterable[NDArray[np.generic]], shape: Sequence[int]) -> None:

@@ -1,4 +1,7 @@
-"""Who holds which examples. Every example goes to exactly one client, and the seed decides which."""
+"""Who holds which examples. Every example goes to exactly one client, and the seed decides which.
+
+A scheme is a function ``(labels, clients, partition, *, n_classes, seed)`` that returns each client's indices.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from feddf.config.sections import PartitionConfig
 from feddf.seeds import derive, numpy_generator
 
 Shards = list[Tensor]
@@ -22,13 +26,13 @@ def split(n: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
     return order[held_out:].sort().values, order[:held_out].sort().values
 
 
-def iid(labels: Tensor, clients: int, *, seed: int) -> Shards:
+def iid(labels: Tensor, clients: int, partition: PartitionConfig, *, n_classes: int, seed: int) -> Shards:
     """Deal the examples at random into shards whose sizes differ by one at most."""
     order = numpy_generator(seed).permutation(len(labels))
     return [_tensor(part) for part in np.array_split(order, clients)]
 
 
-def dirichlet(labels: Tensor, clients: int, *, alpha: float, seed: int, n_classes: int, min_size: int = 2) -> Shards:
+def dirichlet(labels: Tensor, clients: int, partition: PartitionConfig, *, n_classes: int, seed: int) -> Shards:
     """Give each client its own mix of classes (section 4.1 and appendix C.2 of the paper; Hsu et al. 2019).
 
     Client k draws q_k ~ Dir(α·M·p) over the M classes, p being the share of each class in the data (for
@@ -36,23 +40,23 @@ def dirichlet(labels: Tensor, clients: int, *, alpha: float, seed: int, n_classe
     the clients in proportion to q_kc, so all are used and none twice. α → ∞ gives every client the same
     mix; α → 0 leaves most clients with one class. Shards are of different sizes, hence the weights n_k.
 
-    A shard smaller than ``min_size`` takes random examples from the largest one, so the scheme ends for
+    A shard smaller than ``partition.min_size`` takes random examples from the largest one, so the scheme ends for
     any α and any number of clients.
 
     Deviation: the paper writes Dir(α·p) with p summing to one. Its figures (α = 100 looks i.i.d., α = 1 has
     several classes a client) and the released code match α *per class*, which is what is drawn here.
 
-    >>> shards = dirichlet(torch.arange(100) % 10, 5, alpha=0.1, seed=0, n_classes=10)
+    >>> shards = dirichlet(torch.arange(100) % 10, 5, PartitionConfig(alpha=0.1), n_classes=10, seed=0)
     >>> torch.equal(torch.cat(shards).sort().values, torch.arange(100))
     True
     """
-    if alpha <= 0:
-        raise ValueError(f"alpha must be positive, got {alpha}")
+    min_size = partition.min_size
     if clients * min_size > len(labels):
-        raise ValueError(f"{clients} clients of at least {min_size} examples need more than {len(labels)} examples")
+        needed = clients * min_size
+        raise ValueError(f"{clients} clients of at least {min_size} examples need {needed}, and there are {len(labels)}")
     numbers = labels.numpy()
     prior = np.bincount(numbers, minlength=n_classes) / len(numbers)
-    mixes = _dirichlet_mixes(prior, clients, alpha, derive(seed, "mixes"))
+    mixes = _dirichlet_mixes(prior, clients, partition.alpha, derive(seed, "mixes"))
     random = numpy_generator(derive(seed, "deal"))
     parts: list[list[NDArray[np.int64]]] = [[] for _ in range(clients)]
     for label in np.flatnonzero(prior):
@@ -64,7 +68,7 @@ def dirichlet(labels: Tensor, clients: int, *, alpha: float, seed: int, n_classe
 
 
 def dirichlet_equal(
-    labels: Tensor, clients: int, *, alpha: float, seed: int, n_classes: int, group: int = 10
+    labels: Tensor, clients: int, partition: PartitionConfig, *, n_classes: int, seed: int, group: int = 10
 ) -> Shards:
     """Deal as the authors' released code does: shards of (almost) equal size, and less skew than α says.
 
@@ -73,8 +77,6 @@ def dirichlet_equal(
     and all is drawn again until the smallest shard has half the mean size. At last all shards are laid end to end and
     cut into equal slices, which mixes neighbours and softens α.
     """
-    if alpha <= 0:
-        raise ValueError(f"alpha must be positive, got {alpha}")
     random = numpy_generator(seed)
     order = random.permutation(len(labels))
     groups = [min(group, clients - first) for first in range(0, clients, group)]
@@ -82,7 +84,7 @@ def dirichlet_equal(
     numbers = labels.numpy()
     laid_out: list[NDArray[np.int64]] = []
     for members, size in zip(np.split(order, ends[:-1]), groups, strict=True):
-        laid_out += _dealt_fairly(members, numbers[members], size, alpha, n_classes, random)
+        laid_out += _dealt_fairly(members, numbers[members], size, partition.alpha, n_classes, random)
     return [_tensor(part) for part in np.array_split(np.concatenate(laid_out), clients)]
 
 
@@ -114,11 +116,12 @@ def _dealt_fairly(
     return best
 
 
-def by_shards(labels: Tensor, clients: int, *, per_client: int, seed: int) -> Shards:
-    """Give every client ``per_client`` pieces of the examples sorted by class (McMahan et al. 2017).
+def by_shards(labels: Tensor, clients: int, partition: PartitionConfig, *, n_classes: int, seed: int) -> Shards:
+    """Give every client ``classes_per_client`` pieces of the examples sorted by class (McMahan et al. 2017).
 
-    With pieces no larger than a class, a client has at most ``per_client`` + 1 classes, and usually ``per_client``.
+    With pieces no larger than a class, a client has at most one class more than that, and usually as many.
     """
+    per_client = partition.classes_per_client
     pieces = clients * per_client
     if pieces > len(labels):
         raise ValueError(f"{clients} clients of {per_client} pieces need more than {len(labels)} examples")

@@ -16,7 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feddf.config.errors import ConfigError, first_line
+from feddf.config.sections import DataConfig
 from feddf.data.datasets import Dataset, MissingDataError, absent, root_of
+from feddf.runtime.packages import transformers
 from feddf.types import Examples, Inputs
 
 Tokenize = Callable[[Sequence[str]], Tensor]
@@ -77,9 +80,27 @@ TEXTS: dict[str, _Source] = {
 }
 
 
-def load(name: str, data_dir: Path | None, tokenize: Tokenize, fingerprint: str) -> Dataset:
-    """Return a data set of texts; ``fingerprint`` names what ``tokenize`` does, for the cache."""
-    source, root = TEXTS[name], root_of(data_dir)
+def sst2(data: DataConfig) -> Dataset:
+    """SST-2 (GLUE): ``SST-2`` in the data folder, with the section's tokenizer."""
+    return tokenized("sst2", data)
+
+
+def ag_news(data: DataConfig) -> Dataset:
+    """AG News: ``ag_news_csv`` in the data folder, with the section's tokenizer."""
+    return tokenized("ag_news", data)
+
+
+def tokenized(name: str, data: DataConfig) -> Dataset:
+    """Return a data set of texts as rows of token numbers."""
+    if data.tokenizer is None:
+        raise ConfigError.at("data.tokenizer", None, f"'{name}' are texts; name a tokenizer or a transformer")
+    found = tokenizer(data.tokenizer, data.max_tokens)
+    return read_texts(name, root_of(data.folder), found.tokenize, found.fingerprint)
+
+
+def read_texts(name: str, root: Path, tokenize: Tokenize, fingerprint: str) -> Dataset:
+    """Return a data set of texts below ``root``; ``fingerprint`` names what ``tokenize`` does, for the cache."""
+    source = TEXTS[name]
     paths = [root / source.folder / file for file in (source.train, source.test)]
     for path in paths:
         if not path.is_file():
@@ -128,13 +149,13 @@ class Tokenizer:
     padding: int
 
 
-def tokenizer(library: Any, path: str, max_tokens: int) -> Tokenizer:
+def tokenizer(path: str, max_tokens: int) -> Tokenizer:
     """Return the pretrained tokenizer in a folder, or of a name on a hub."""
+    library = transformers()
     try:
         found = library.AutoTokenizer.from_pretrained(path)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"there is no tokenizer: {reason}") from error
+        raise ValueError(f"there is no tokenizer: {first_line(error)}") from error
     if found.pad_token_id is None:
         raise ValueError(f"the tokenizer {path} has no token for padding")
     backend = getattr(found, "backend_tokenizer", None)

@@ -92,7 +92,7 @@ def words(name: str) -> set[str]:
     return {word.removesuffix("s") if len(word) > 3 else word for word in found}
 
 
-def uniform(shape: tuple[int, ...], size: int, low: float, high: float, seed: int) -> Tensor:
+def uniform_points(shape: tuple[int, ...], size: int, low: float, high: float, seed: int) -> Tensor:
     """Return features drawn uniformly from (low, high): the pool of the paper's toy is 60 points in (−3, 3)²."""
     return low + (high - low) * torch.rand((size, *shape), generator=torch_generator(seed))
 
@@ -104,4 +104,4 @@ def noise(like: Rows, size: int, seed: int) -> Tensor:
         return torch.randint(0, 256, (size, *shape), generator=torch_generator(seed), dtype=torch.uint8)
     if like.dtype != torch.float32:
         raise ValueError(f"there is no noise for inputs of type {like.dtype}")
-    return uniform(shape, size, -3.0, 3.0, seed)
+    return uniform_points(shape, size, -3.0, 3.0, seed)

@@ -1,4 +1,4 @@
-"""Where work runs. An engine is a parallel map that turns every job into a result or a :class:`Failure`.
+"""Where work runs. An engine is a parallel map that turns every job into a result or a :class:`feddf.types.Failure`.
 
 One rule makes all engines agree to the last bit: every job runs on one torch thread, because a sum that is
 split over two threads rounds differently.

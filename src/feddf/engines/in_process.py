@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from feddf.threads import threads
+from feddf.config.errors import reason
+from feddf.runtime.threads import threads
 from feddf.types import Failure, J, R
 
 
@@ -22,9 +23,3 @@ def attempt(function: Callable[[J], R], job: J) -> R | Failure:
         return function(job)
     except (Exception, SystemExit) as error:  # a client that calls exit() does not end the server
         return Failure(job.id, reason(error))
-
-
-def reason(error: BaseException) -> str:
-    """Return the error's kind and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

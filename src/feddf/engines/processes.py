@@ -26,9 +26,10 @@ from typing import Any, NoReturn
 import torch
 import torch.multiprocessing as multiprocessing
 
-from feddf.allocator import keep_freed_memory
-from feddf.engines.in_process import attempt, reason
-from feddf.engines.packing import SharedStates, packed, together
+from feddf.config.errors import reason
+from feddf.engines.in_process import attempt
+from feddf.engines.transport import SharedStates, packed, together
+from feddf.runtime.allocator import keep_freed_memory
 from feddf.types import Engine, Failure, J, R
 
 
@@ -95,8 +96,8 @@ class Processes:
     def close(self) -> None:
         """End all workers."""
         for worker in self._team:
-            worker.hang_up()
-        latest = time.monotonic() + _FAREWELL  # for all of them together
+            worker.shut_down()
+        latest = time.monotonic() + _TIME_TO_END  # for all of them together
         for worker in self._team:
             worker.end_by(latest)
         self._team = []
@@ -121,7 +122,7 @@ def _first(busy: dict[_Worker, Any], deadline: float | None) -> list[_Worker]:
     ]
 
 
-_FAREWELL = 5.0
+_TIME_TO_END = 5.0
 """Seconds that idle workers have to end by themselves."""
 
 _READY = object()
@@ -187,13 +188,13 @@ class _Worker:
         self.started = time.monotonic()
         return _READY
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         """Let a worker that has nothing to do end by itself: it gives back what it holds (a compiler's semaphores)."""
         if self._idle:
             self.pipe.close()
 
     def end_by(self, latest: float) -> None:
-        """Wait for a worker that was hung up on, and kill it if it is late; kill any other at once."""
+        """Wait for a worker that was shut down, and kill it if it is late; kill any other at once."""
         if self.pipe.closed:
             self._process.join(max(0.0, latest - time.monotonic()))
         self.kill()
@@ -215,7 +216,7 @@ def _shared(function: Callable[..., Any]) -> bytes:
 
 
 def _serve(pipe: connection.Connection) -> None:
-    """The worker's loop: answer jobs until the server hangs up."""
+    """The worker's loop: answer jobs until the server closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the server decides
     torch.set_num_threads(1)
     keep_freed_memory()

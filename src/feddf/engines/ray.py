@@ -27,9 +27,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feddf.allocator import keep_freed_memory
+from feddf.config.errors import first_line
 from feddf.engines.in_process import attempt
-from feddf.engines.packing import SharedStates, packed, together
+from feddf.engines.transport import SharedStates, packed, together
+from feddf.runtime.allocator import keep_freed_memory
 from feddf.types import Engine, Failure, J, R
 
 Packed = NDArray[np.uint8]
@@ -60,12 +61,12 @@ class RayWorkers:
         try:
             self._ray: Any = import_module("ray")
         except ImportError as error:
-            raise RayError("engine = 'ray' needs Ray: pip install 'feddf[ray]'") from error
+            raise RayError("run.engine = 'ray' needs Ray: pip install 'feddf[ray]'") from error
         self._own = not self._ray.is_initialized()
         if self._own:
             self._connect()
         elif self._address is not None:
-            raise RayError("this process is connected to a Ray cluster already; leave ray_address out to use it")
+            raise RayError("this process is connected to a Ray cluster already; leave run.ray_address out to use it")
         return self
 
     def _connect(self) -> None:
@@ -79,8 +80,8 @@ class RayWorkers:
             try:
                 self._ray.init(address=self._address or "local", logging_level="ERROR", **options)
             except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-                first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                raise RayError(f"no Ray cluster answers at {self._address or 'this machine'}: {first}") from error
+                where = self._address or "this machine"
+                raise RayError(f"no Ray cluster answers at {where}: {first_line(error)}") from error
 
     def __exit__(self, *error: object) -> None:
         for actor in self._team:

@@ -16,7 +16,7 @@ from feddf.flower.holdings import Architectures, Labelled, as_examples, as_input
 from feddf.flower.wire import ARRAYS, CLASS_COUNTS, CONFIG, COUNT, METRICS, from_arrays, to_arrays
 from feddf.local import Augment, local_update
 from feddf.runs.settings import ConfigError
-from feddf.threads import threads as on_threads
+from feddf.runtime.threads import threads as on_threads
 from feddf.types import Client, Examples, Job, Prototype, State
 
 Of = Callable[[Context], str]

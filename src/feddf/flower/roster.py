@@ -18,7 +18,7 @@ from time import monotonic, sleep
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from feddf.engines.in_process import reason
-from feddf.files import write_atomically
+from feddf.runtime.atomic import write_atomically
 from feddf.flower.post import Post
 from feddf.flower.private import has_no_such_function
 from feddf.flower.wire import CONFIG, complaint_of, printable

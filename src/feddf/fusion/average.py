@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from feddf.config.experiment import Settings
+from feddf.config.names import AVERAGES
+from feddf.fusion.batchnorm import with_statistics
 from feddf.states import weighted_mean
-from feddf.types import Fused, Fusion, Rule, ServerState, State, Update
+from feddf.types import Engine, Fused, Fusion, Resources, Rule, ServerState, State, Update
+
+
+def fedavg(resources: Resources, settings: Settings, engine: Engine) -> Fusion:
+    """FedAvg (McMahan et al. 2017), per prototype: the next model is the weighted average of its clients' models."""
+    rule = averaging_rule(resources, settings)
+
+    def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
+        averaged = start_from(rule, server, updates)
+        return Fused(server.next(averaged), averaged)
+
+    return fuse
 
 
 def average(previous: State, updates: Sequence[Update]) -> State:
@@ -21,9 +35,15 @@ def average(previous: State, updates: Sequence[Update]) -> State:
 
 
 def uniform_average(previous: State, updates: Sequence[Update]) -> State:
-    """Return the plain mean of the trained updates: what the released code does instead of weighing by n_k."""
+    """Return the plain mean of the trained updates: what the released code does instead of weighting by n_k."""
     trained = [update for update in updates if update.n_examples > 0]
     return weighted_mean([update.state for update in trained], [1] * len(trained)) if trained else previous
+
+
+def averaging_rule(resources: Resources, settings: Settings) -> Rule:
+    """Return the rule that the settings name, with BatchNorm's statistics treated as they say."""
+    rule: Rule = AVERAGES[settings.fusion.average]
+    return with_statistics(settings.fusion.batchnorm, rule, resources)
 
 
 def start_from(rule: Rule, server: ServerState, updates: Sequence[Update]) -> dict[str, State]:
@@ -32,13 +52,3 @@ def start_from(rule: Rule, server: ServerState, updates: Sequence[Update]) -> di
         prototype: rule(previous, [update for update in updates if update.prototype == prototype])
         for prototype, previous in sorted(server.models.items())
     }
-
-
-def fedavg(rule: Rule = average) -> Fusion:
-    """FedAvg (McMahan et al. 2017), per prototype: the next model is the weighted average of its clients'."""
-
-    def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
-        averaged = start_from(rule, server, updates)
-        return Fused(ServerState(server.round + 1, averaged), averaged)
-
-    return fuse

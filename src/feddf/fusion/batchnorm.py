@@ -5,15 +5,22 @@ The default, ``average``, treats them like weights and needs nothing from here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
-from feddf.recalibrate import recalibrate
+from feddf.evaluate import recalibrate
+from feddf.runtime.threads import threads
 from feddf.states import copy, is_statistic
-from feddf.threads import threads
-from feddf.types import Fused, Fusion, Inputs, Prototype, Rule, ServerState, State, Update, own_of
+from feddf.types import Fused, Fusion, Resources, Rule, ServerState, State, Update
+
+
+def with_statistics(policy: str, rule: Rule, resources: Resources) -> Rule:
+    """Return the rule with the statistics of the policy ``fusion.batchnorm``; 'local' is a fusion's matter."""
+    if policy == "last":
+        return last_statistics(rule)
+    return recalibrated(rule, resources) if policy == "recalibrate" else rule
 
 
 def last_statistics(rule: Rule) -> Rule:
@@ -27,16 +34,16 @@ def last_statistics(rule: Rule) -> Rule:
     return apply
 
 
-def recalibrated(rule: Rule, prototypes: Mapping[str, Prototype], pool: Inputs) -> Rule:
+def recalibrated(rule: Rule, resources: Resources) -> Rule:
     """Estimate the averaged model's statistics again on the unlabeled pool."""
 
     def apply(previous: State, updates: Sequence[Update]) -> State:
         averaged = rule(previous, updates)
-        if averaged is previous or not any(map(is_statistic, averaged)):
+        if averaged is previous or resources.pool is None or not any(map(is_statistic, averaged)):
             return averaged
-        model = prototypes[updates[0].prototype].load(averaged)
+        model = resources.prototypes[updates[0].prototype].load(averaged)
         with threads(1):  # this runs in the server's own process, and bytes must not depend on its cores
-            recalibrate(model, pool)
+            recalibrate(model, resources.pool)
         return copy(model.state_dict())
 
     return apply
@@ -45,15 +52,14 @@ def recalibrated(rule: Rule, prototypes: Mapping[str, Prototype], pool: Inputs) 
 def local_statistics(inner: Fusion) -> Fusion:
     """Let every client go on with its own statistics (SiloBN, Andreux et al. 2020); the server's are the average.
 
-    They are remembered for each client that ever took part, under its id.
+    They are remembered for each client that ever took part.
     """
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         fused = inner(server, updates, seed)
-        before = {name: state for name, state in server.memory.items() if name.startswith(own_of(""))}
-        now = {own_of(update.client_id): _statistics(update.state) for update in updates}
-        memory = {**fused.server.memory, **before, **{name: state for name, state in now.items() if state}}
-        return replace(fused, server=replace(fused.server, memory=memory))
+        now = {update.client_id: _statistics(update.state) for update in updates}
+        own = {**fused.server.own, **server.own, **{client: state for client, state in now.items() if state}}
+        return replace(fused, server=replace(fused.server, own=own))
 
     return fuse
 

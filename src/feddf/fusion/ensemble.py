@@ -1,106 +1,156 @@
-"""Asking an ensemble: each teacher answers once for all inputs, and only one is in memory at a time."""
+"""The teachers as one ensemble: what a student should say to each input of the pool.
+
+Teachers are frozen, so they are asked once a round for the whole pool and their answers remembered; or they are asked
+again on each batch, as the pseudo code has it, which an augmented pool needs. :class:`Answers` hides the difference.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from feddf import evaluate
-from feddf.outcomes import in_order
-from feddf.recalibrate import recalibrate
-from feddf.types import Engine, Failure, Inputs, Prototype, Refusal, State, Update, Vote
+from feddf.config.experiment import Settings
+from feddf.config.names import TARGETS, TEACHER_WEIGHTS
+from feddf.evaluate import Answer, Evaluation, Model, folded, model_of
+from feddf.fusion.select import validation_accuracies
+from feddf.fusion.swag import swag
+from feddf.types import Engine, Failure, Prototype, Refusal, Resources, Target, Update, Vote, Weight
 
-Average = Literal["logits", "probabilities", "losses"]
 
+def avg_logits(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
+    """Return σ(Σ_k w_k z_k / T Σ_k w_k), the paper's AvgLogits (section 3) for w_k = 1 and T = 1.
 
-def avg_logits(teachers: Iterable[Tensor]) -> Tensor:
-    """Return σ(1/|S| Σ_k f(x̂_k, d)), the target of AvgLogits (section 3 of the paper).
-
-    The mean is uniform over the teachers, as in the paper: n_k weighs the averaged weights only.
-
-    >>> avg_logits([torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 2.0]])])
+    >>> avg_logits([Vote(torch.tensor([[2.0, 0.0]])), Vote(torch.tensor([[0.0, 2.0]]))])
     tensor([[0.5000, 0.5000]])
     """
-    return combine(Vote(logits) for logits in teachers)
+    return _mean((vote.logits.to(torch.float64) / temperature, vote.weight) for vote in votes).softmax(dim=-1).float()
 
 
-def combine(votes: Iterable[Vote], *, average: Average = "logits", temperature: float = 1.0) -> Tensor:
-    """Return the class probabilities on which the teachers agree.
+def avg_probabilities(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
+    """Return Σ_k w_k σ(z_k / T) / Σ_k w_k. Here a teacher with huge logits counts no more than any other.
 
-    ``logits``: σ(Σ_k w_k z_k / T Σ_k w_k), the paper's for w_k = 1 and T = 1.
-    ``probabilities``: Σ_k w_k σ(z_k / T) / Σ_k w_k. Here one teacher with huge logits is one voice among others.
-    ``losses``: the student minimises Σ_k w_k KL(σ(z_k / T) ‖ q) / Σ_k w_k. That is KL(p̄ ‖ q) for the averaged
-    probabilities p̄, plus a term without q, so the gradient, and hence the target, is that of ``probabilities``.
+    A student that minimises the averaged loss Σ_k w_k KL(σ(z_k / T) ‖ q) / Σ_k w_k has the same target: that sum is
+    KL(p̄ ‖ q) for the averaged probabilities p̄, plus a term without q.
 
-    The sums run in float64 over a stream, so memory does not grow with the number of teachers.
+    >>> avg_probabilities([Vote(torch.tensor([[900.0, 0.0]])), Vote(torch.tensor([[0.0, 0.0]]))])
+    tensor([[0.7500, 0.2500]])
     """
+    mean = _mean(((vote.logits.to(torch.float64) / temperature).softmax(dim=-1), vote.weight) for vote in votes)
+    return (mean / mean.sum(dim=-1, keepdim=True)).float()  # weights per class leave the simplex
+
+
+def _mean(votes: Iterable[tuple[Tensor, Tensor | float]]) -> Tensor:
+    """Return the weighted mean of a stream in float64, so that memory does not grow with the number of teachers."""
     total, weights = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     count = 0
-    for vote in votes:
-        opinion = vote.logits.to(torch.float64) / temperature
-        if average != "logits":
-            opinion = opinion.softmax(dim=-1)
-        total, weights, count = total + vote.weight * opinion, weights + vote.weight, count + 1
+    for values, weight in votes:
+        total, weights, count = total + weight * values, weights + weight, count + 1
     if not count:
         raise ValueError("an ensemble needs at least one teacher")
-    mean = total / torch.where(weights > 0, weights, 1.0)  # a class for which nobody counts has a logit of zero
-    if average == "logits":
-        return mean.softmax(dim=-1).to(torch.float32)
-    return (mean / mean.sum(dim=-1, keepdim=True)).to(torch.float32)  # weights per class leave the simplex
+    return total / torch.where(weights > 0, weights, 1.0)  # a class for which no teacher counts has a value of zero
 
 
-@dataclass(frozen=True)
-class Question:
-    """A teacher that is to answer. ``made`` ones were made by the server out of what clients sent.
+class Answers(Protocol):
+    """What a student should say: the class probabilities of a batch of the pool."""
 
-    Their BatchNorm statistics belong to no data and are estimated again on the inputs, and nobody is refused for them.
+    def __call__(self, chosen: Tensor, inputs: Tensor, /) -> Tensor:
+        """Return the probabilities of the inputs at the indices ``chosen``, which are ``inputs`` once encoded."""
+        ...
+
+
+class Remembered:
+    """Answers for the whole pool, computed once."""
+
+    def __init__(self, probabilities: Tensor) -> None:
+        self._probabilities = probabilities
+
+    def __call__(self, chosen: Tensor, inputs: Tensor, /) -> Tensor:
+        """Look the answers up."""
+        return self._probabilities[chosen]
+
+
+class AskedAgain:
+    """Answers that the teachers give to each batch. It travels as weights; the models are built where it is used."""
+
+    def __init__(
+        self,
+        teachers: Sequence[Model],
+        weights: Mapping[str, Weight],
+        target: Target,
+        temperature: float,
+        prototypes: Mapping[str, Prototype],
+    ) -> None:
+        self._teachers, self._weights, self._prototypes = teachers, weights, prototypes
+        self._target, self._temperature = target, temperature
+        self._modules: dict[str, nn.Module] = {}
+
+    @torch.no_grad()
+    def __call__(self, chosen: Tensor, inputs: Tensor, /) -> Tensor:
+        """Ask every teacher."""
+        if not self._modules:
+            loaded = {teacher.id: self._prototypes[teacher.prototype].load(teacher.state) for teacher in self._teachers}
+            self._modules = {name: folded(module) for name, module in loaded.items()}
+        answers = (Answer(name, module(inputs)) for name, module in self._modules.items())
+        return self._target(_votes(usable(answers), self._weights), self._temperature)
+
+
+def ensemble(
+    resources: Resources, settings: Settings, engine: Engine
+) -> Callable[[Sequence[Update], int], Answers]:
+    """Return what turns the clients' updates (and a seed) into the answers that students learn from.
+
+    ``teachers.average`` and ``teachers.weights`` say how the teachers' logits become one answer; ``swag_samples`` more
+    teachers are drawn from a Gaussian over the clients' models. Unfit teachers are refused.
     """
+    if resources.pool is None:
+        raise ValueError("an ensemble answers for an unlabeled pool, and there is none")
+    config, temperature = settings.teachers, settings.distill.temperature
+    target: Target = TARGETS[config.average]
+    weigh = TEACHER_WEIGHTS[config.weights]
+    accuracies = validation_accuracies(resources, engine) if resources.validation else no_accuracies
+    evaluation = Evaluation(engine, resources.prototypes, resources.pool)
 
-    id: str
-    prototype: str
-    state: State
-    made: bool = False
+    def ask(updates: Sequence[Update], seed: int) -> Answers:
+        sampled = swag(updates, seed, samples=config.swag_samples, scale=config.swag_scale)
+        weights = weigh([*updates, *sampled], resources, accuracies)
+        teachers = [*map(model_of, updates), *(replace(model_of(update), sampled=True) for update in sampled)]
+        if config.ask == "each-batch":
+            return AskedAgain(teachers, weights, target, temperature, resources.prototypes)
+        drawn = {teacher.id for teacher in teachers if teacher.sampled}
+        return Remembered(target(_votes(usable(evaluation(teachers), drawn), weights), temperature))
 
-
-@dataclass(frozen=True)
-class Answer:
-    """A teacher's logits for every input that it was asked about."""
-
-    client_id: str
-    logits: Tensor
-
-
-def answer(question: Question, *, prototypes: Mapping[str, Prototype], inputs: Inputs) -> Answer:
-    """Let one teacher, in eval mode, answer for all inputs."""
-    teacher = prototypes[question.prototype].load(question.state)
-    if question.made:
-        recalibrate(teacher, inputs)
-    return Answer(question.id, evaluate.logits(teacher, inputs))
+    return ask
 
 
-def question(update: Update) -> Question:
-    """Return the question to a client's model."""
-    return Question(update.client_id, update.prototype, update.state)
+def no_accuracies(updates: Sequence[Update]) -> Mapping[str, float]:
+    """Refuse to measure clients where the server has no labelled data."""
+    raise ValueError("these weights need validation data, and the server has none")
 
 
-def ask(engine: Engine, function: Callable[[Question], Answer], questions: Sequence[Question]) -> Iterator[Answer]:
-    """Yield each teacher's answer, in the order of the questions.
+def usable(outcomes: Iterable[Answer | Failure], sampled: Iterable[str] = ()) -> Iterator[Answer]:
+    """Yield the answers that can be used. Once all are in, clients whose answers cannot be are refused together.
 
-    Finite weights can still give logits that are not. Once all have been asked, such clients are refused
-    together, so that the round is fused again without them, in the average as well.
+    Finite weights can still give logits that are not. Then the round is fused again without these clients, in the
+    average as well. Nobody is to blame for a model that the server has ``sampled``: it is left out.
     """
-    made = {question.id for question in questions if question.made}
     unfit: list[Failure] = []
-    for outcome in in_order(engine(function, questions), [question.id for question in questions]):
+    for outcome in outcomes:
         if isinstance(outcome, Failure):
             unfit.append(Failure(outcome.client_id, f"its model could not be asked: {outcome.reason}"))
         elif not bool(outcome.logits.isfinite().all()):
             unfit.append(Failure(outcome.client_id, "its model's logits are not finite"))
         else:
             yield outcome
-    if refused := [failure for failure in unfit if failure.client_id not in made]:
+    blameless = set(sampled)
+    if refused := [failure for failure in unfit if failure.client_id not in blameless]:
         raise Refusal(refused)
+
+
+def _votes(answers: Iterable[Answer], weights: Mapping[str, Weight]) -> Iterator[Vote]:
+    for one in answers:
+        weight = weights[one.client_id]
+        yield Vote(one.logits, weight(one.logits) if callable(weight) else weight)

@@ -8,16 +8,32 @@ layers below it are frozen, and the clients train the rest on, which has been br
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from feddf.config.experiment import Settings
 from feddf.fusion.average import average
-from feddf.fusion.matching import Places, Rows, match
+from feddf.fusion.matching import Neurons, Places, match
 from feddf.seeds import derive
-from feddf.types import Fused, Fusion, Job, Prototype, ServerState, State, Update, own_of
+from feddf.states import read_off
+from feddf.types import (
+    Engine,
+    Finish,
+    Fused,
+    Fusion,
+    Job,
+    Method,
+    Prototype,
+    Resources,
+    ServerState,
+    State,
+    Update,
+)
 
 PASSIVE = (
     nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LeakyReLU, nn.ELU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
@@ -26,7 +42,7 @@ PASSIVE = (
 """Modules that treat every neuron alike, so that the order of neurons passes through them."""
 
 
-HARMLESS = {"relu", "tanh", "sigmoid", "gelu", "flatten", "dropout", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"}
+PASSIVE_FUNCTIONS = {"relu", "tanh", "sigmoid", "gelu", "flatten", "dropout", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"}
 """Functions of which the same is true."""
 
 
@@ -63,7 +79,7 @@ def layers_of(prototype: Prototype) -> Layers:
             elif not isinstance(module, PASSIVE):
                 kind = type(module).__name__
                 raise ValueError(f"FedMA cannot match '{prototype.name}': '{node.target}' is a {kind}")
-        elif node.op.startswith("call") and getattr(node.target, "__name__", node.target) not in HARMLESS:
+        elif node.op.startswith("call") and getattr(node.target, "__name__", node.target) not in PASSIVE_FUNCTIONS:
             raise ValueError(f"FedMA cannot match '{prototype.name}': it is not known what {node} does to neurons")
     if not found or len(set(found)) < len(found):
         raise ValueError(f"FedMA cannot match '{prototype.name}': it needs layers that are each used once")
@@ -86,46 +102,61 @@ def fit_widths(model: nn.Module, state: State) -> None:
             module.out_channels, module.in_channels = shape[:2]
 
 
-def frozen_layers(job: Job, *, layers: Mapping[str, Layers]) -> frozenset[str]:
-    """Return the parameters of the layers that are matched already: those below the one that this round matches."""
+def keep_matched(model: nn.Module, job: Job, *, layers: Mapping[str, Layers]) -> Finish:
+    """Freeze the layers that are matched already: those below the one that this round matches."""
     chain = layers[job.client.prototype]
-    names = chain.names[: _stage(job.round - 1, cycle(layers), chain)]
-    return frozenset(f"{name}.{kind}" for name in names for kind in ("weight", "bias"))
+    for name in chain.names[: _stage(job.round - 1, rounds_a_model(layers), chain)]:
+        model.get_submodule(name).requires_grad_(False)
+    return partial(read_off, like=job.state)
 
 
-def cycle(layers: Mapping[str, Layers]) -> int:
-    """Return the number of communications that one whole model takes."""
+def rounds_a_model(layers: Mapping[str, Layers]) -> int:
+    """Return the number of communication rounds that one whole model takes."""
     return max(map(len, layers.values()))
 
 
-def fedma(layers: Mapping[str, Layers], *, growth: float = 1.25, sweeps: int = 3) -> Fusion:
-    """Return the fusion of Wang et al., "Federated Learning with Matched Averaging" (2020).
+def fedma(resources: Resources, settings: Settings, engine: Engine) -> Method:
+    """Return the method of Wang et al., "Federated Learning with Matched Averaging" (2020).
 
     In round t the layer ``stage = (t − 1) mod L`` is matched and stays as it is; each client goes on from it with its
-    own layers above, their inputs brought into the matched order, which the server remembers for it. The server's
-    model is the matched average of *all* layers, as if no client trained on: it can be judged in every round, and
-    after the last layer it is what everyone gets. A layer may grow to ``growth`` times its first width.
+    own layers above, their inputs brought into the matched order, which the server keeps for it. The server's model is
+    the matched average of *all* layers, as if no client trained on: it can be evaluated in every round, and after the
+    last layer it is what every client gets. A layer may grow to ``fedma.growth`` times its first width. Clients keep
+    matched layers frozen, and the cohort stays the same until a model is whole.
 
     Deviations: the output layer is averaged by n_k, not by class counts, which clients do not disclose; the variances
     of the matching cost are the layer's own mean square instead of hand-tuned constants (see :func:`match`).
     """
+    if find_spec("scipy") is None:
+        raise ValueError("FedMA needs SciPy: pip install 'feddf[fedma]'")
+    layers = {name: layers_of(prototype) for name, prototype in resources.prototypes.items()}
+    return Method(
+        match_and_average(layers, growth=settings.fedma.growth),
+        prepare=partial(keep_matched, layers=layers),
+        fit=fit_widths,
+        rounds_per_cohort=rounds_a_model(layers),
+    )
+
+
+def match_and_average(layers: Mapping[str, Layers], *, growth: float = 1.25, sweeps: int = 3) -> Fusion:
+    """Return FedMA's fusion for chains of these layers."""
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
-        rounds_a_model = cycle(layers)
-        whole = server.round % rounds_a_model == rounds_a_model - 1
+        length = rounds_a_model(layers)
+        whole = server.round % length == length - 1
         models: dict[str, State] = {}
         averaged: dict[str, State] = {}
-        memory: dict[str, State] = {}
+        own: dict[str, State] = {}
         for prototype, previous in sorted(server.models.items()):
             trained = [update for update in updates if update.prototype == prototype and update.n_examples > 0]
             if not trained:
                 models[prototype] = averaged[prototype] = previous
                 continue
-            models[prototype], own = matched_average(
+            models[prototype], above = matched_average(
                 trained,
                 layers[prototype],
                 previous,
-                stage=_stage(server.round, rounds_a_model, layers[prototype]),
+                stage=_stage(server.round, length, layers[prototype]),
                 growth=growth,
                 sweeps=sweeps,
                 seed=derive(seed, prototype),
@@ -134,10 +165,10 @@ def fedma(layers: Mapping[str, Layers], *, growth: float = 1.25, sweeps: int = 3
             alike = len({tuple(tensor.shape for tensor in update.state.values()) for update in trained}) == 1
             averaged[prototype] = average(previous, trained) if alike else models[prototype]
             if not whole:
-                memory |= {own_of(update.client_id): state for update, state in zip(trained, own, strict=True) if state}
+                own |= {update.client_id: state for update, state in zip(trained, above, strict=True) if state}
         widths = {name: [len(models[name][f"{layer}.weight"]) for layer in layers[name].names] for name in models}
-        notes = {"fedma": {"matched_layer": server.round % rounds_a_model, "widths": widths}}
-        return Fused(ServerState(server.round + 1, models, memory), averaged, notes)
+        notes = {"fedma": {"matched_layer": server.round % length, "widths": widths}}
+        return Fused(replace(server.next(models), own=own), averaged, notes)
 
     return fuse
 
@@ -210,7 +241,7 @@ def _with_inputs_at(weight: Tensor, places: Places | None, width: int) -> Tensor
     return moved.reshape(len(weight), -1) if weight.ndim == 2 else moved.reshape(len(weight), width, *weight.shape[2:])
 
 
-def _rows(weights: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Rows]:
+def _rows(weights: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Neurons]:
     """Return each client's neurons as rows: incoming weights and, where there is one, the bias."""
     flat = [weight.reshape(len(weight), -1) for weight in weights]
     if biases:

@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from feddf.seeds import numpy_generator
 
-Rows = NDArray[np.float64]
+Neurons = NDArray[np.float64]
 """A client's neurons of one layer: incoming weights and bias of each."""
 
 Places = NDArray[np.int64]
 """For each neuron of a client, the matched neuron that it belongs to."""
 
-Score = Callable[[Rows, Rows, NDArray[np.float64], int], Rows]
+Cost = Callable[[Neurons, Neurons, NDArray[np.float64], int], Neurons]
 
 
-def match(clients: Sequence[Rows], *, most: int, sweeps: int = 3, seed: int = 0, gamma: float = 1.0) -> list[Places]:
+def match(clients: Sequence[Neurons], *, most: int, sweeps: int = 3, seed: int = 0, gamma: float = 1.0) -> list[Places]:
     """Return, for each client's neurons (rows of incoming weights and bias), the matched neuron of each.
 
     Every neuron is a noisy copy of a hidden global one: v ~ N(θ_l, σ²), θ_l ~ N(0, σ²), their number unknown
@@ -47,7 +47,7 @@ def match(clients: Sequence[Rows], *, most: int, sweeps: int = 3, seed: int = 0,
     return _renumbered([places[client] for client in range(len(clients))])
 
 
-def _assign(rows: Rows, others: Sequence[tuple[Rows, Places]], most: int, score: Score) -> Places:
+def _assign(rows: Neurons, others: Sequence[tuple[Neurons, Places]], most: int, score: Cost) -> Places:
     """Return the best places for one client's neurons, given everybody else's."""
     from scipy.optimize import linear_sum_assignment
 
@@ -64,8 +64,8 @@ def _assign(rows: Rows, others: Sequence[tuple[Rows, Places]], most: int, score:
 
 
 def _score(
-    rows: Rows, sums: Rows, counts: NDArray[np.float64], n_new: int, *, variance: float, n_clients: int, gamma: float
-) -> Rows:
+    rows: Neurons, sums: Neurons, counts: NDArray[np.float64], n_new: int, *, variance: float, n_clients: int, gamma: float
+) -> Neurons:
     """Return what each neuron (row) would add to the posterior in each place (column), the new ones last."""
     norms, mine = (sums**2).sum(axis=1), (rows**2).sum(axis=1)
     together = norms[None] + mine[:, None] + 2 * rows @ sums.T

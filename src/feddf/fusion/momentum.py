@@ -9,6 +9,9 @@ import torch
 
 from feddf.types import Fused, Fusion, Prototype, ServerState, State, Update
 
+VELOCITY = "velocity"
+"""What the velocities are called in the server's memory."""
+
 
 def momentum(beta: float, inner: Fusion, prototypes: Mapping[str, Prototype]) -> Fusion:
     """Return v := β v + Δx; x := x − v (appendix C.2), Δx being the previous weights minus those of ``inner``.
@@ -24,16 +27,13 @@ def momentum(beta: float, inner: Fusion, prototypes: Mapping[str, Prototype]) ->
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         fused = inner(server, updates, seed)
         models: dict[str, State] = {}
-        memory = dict(fused.server.memory)
+        velocities: dict[str, State] = {}
         for name, new in fused.server.models.items():
-            old, before = server.models[name], server.memory.get(_key(name), {})
+            old, before = server.models[name], server.memory.get(VELOCITY, {}).get(name, {})
             velocity = {key: old[key] - new[key] + beta * before.get(key, torch.zeros(())) for key in names[name]}
-            memory[_key(name)] = velocity
+            velocities[name] = velocity
             models[name] = {key: old[key] - velocity[key] if key in velocity else new[key] for key in new}
+        memory = {**fused.server.memory, VELOCITY: velocities}
         return replace(fused, server=replace(fused.server, models=models, memory=memory))
 
     return fuse
-
-
-def _key(prototype: str) -> str:
-    return f"velocity of {prototype}"

@@ -7,13 +7,11 @@ from dataclasses import replace
 from math import sqrt
 from statistics import fmean, pstdev
 
-from torch import Tensor
+from feddf.evaluate import Evaluation, model_of
+from feddf.fusion.weights import Accuracies
+from feddf.types import Engine, Failure, Fused, Fusion, Refusal, Resources, ServerState, Update
 
-from feddf.evaluate import accuracy_of
-from feddf.fusion.ensemble import Answer, Question, question
-from feddf.types import Engine, Examples, Failure, Fused, Fusion, Refusal, ServerState, Update
-
-Judge = Callable[[Mapping[str, float], int, int], set[str]]
+DropRule = Callable[[Mapping[str, float], int, int], set[str]]
 """(accuracy by client, number of classes, number of validation examples) -> the clients to drop."""
 
 
@@ -33,31 +31,26 @@ def released_rule(accuracies: Mapping[str, float], n_classes: int, n_examples: i
     return {client for client, accuracy in accuracies.items() if accuracy < floor}
 
 
-JUDGES: dict[str, Judge] = {"paper": random_guessers, "released": released_rule}
+def validation_accuracies(resources: Resources, engine: Engine) -> Accuracies:
+    """Return what measures clients on the validation data; a client whose model cannot be asked is refused."""
+    evaluation = Evaluation(engine, resources.prototypes, resources.labelled.inputs)
+
+    def accuracies(updates: Sequence[Update]) -> dict[str, float]:
+        found = evaluation.accuracies([model_of(update) for update in updates], resources.labelled.labels)
+        if failed := [one for one in found.values() if isinstance(one, Failure)]:
+            raise Refusal([Failure(one.client_id, f"its model could not be asked: {one.reason}") for one in failed])
+        return {client: value for client, value in found.items() if not isinstance(value, Failure)}
+
+    return accuracies
 
 
-def examined(
-    updates: Sequence[Update], *, engine: Engine, examine: Callable[[Question], Answer], labels: Tensor
-) -> dict[str, float]:
-    """Return each client's accuracy; ``examine`` asks its model about the inputs that have these labels."""
-    outcomes = list(engine(examine, [question(update) for update in updates]))
-    if failed := [outcome for outcome in outcomes if isinstance(outcome, Failure)]:
-        raise Refusal([Failure(one.client_id, f"its model could not be asked: {one.reason}") for one in failed])
-    answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
-    return {one.client_id: accuracy_of(one.logits, labels) for one in answers}
-
-
-def drop_worst(
-    judge: Judge, inner: Fusion, *, engine: Engine, examine: Callable[[Question], Answer], validation: Examples
-) -> Fusion:
-    """Return ``inner`` for the clients that ``judge`` leaves; if it would leave none, the best one is kept.
-
-    ``examine`` asks a client's model about the inputs of ``validation``, the server's labelled examples.
-    """
+def drop_worst(rule: DropRule, inner: Fusion, resources: Resources, engine: Engine) -> Fusion:
+    """Return ``inner`` for the clients that the rule leaves; if it would leave none, the best one is kept."""
+    validation, measure = resources.labelled, validation_accuracies(resources, engine)
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
-        accuracies = examined(updates, engine=engine, examine=examine, labels=validation.labels)
-        dropped = judge(accuracies, validation.n_classes, len(validation))
+        accuracies = measure(updates)
+        dropped = rule(accuracies, validation.n_classes, len(validation))
         saved = None
         if dropped >= accuracies.keys():
             saved = max(sorted(accuracies), key=lambda client: accuracies[client])

@@ -7,7 +7,7 @@ a laptop, on any unlabeled images.
 from __future__ import annotations
 
 from feddf.generator.folder import GeneratorError
-from feddf.generator.sampling import Make, load, sample
-from feddf.generator.training import train
+from feddf.generator.sampling import Make, load_generator, sample_images
+from feddf.generator.training import train_generator
 
-__all__ = ["GeneratorError", "Make", "load", "sample", "train"]
+__all__ = ["GeneratorError", "Make", "load_generator", "sample_images", "train_generator"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,8 +26,9 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from feddf.files import checksum_line, held, read_checked, write_atomically
-from feddf.models.generator import Generator
+from feddf.config.errors import first_line
+from feddf.runtime.atomic import append_line, held, keep_lines, read_checked, write_atomically, write_checked
+from feddf.models.dcgan import Generator
 from feddf.types import State
 
 KEEP = 2
@@ -40,7 +40,7 @@ class GeneratorError(Exception):
 
 
 @dataclass(frozen=True)
-class Settings:
+class GeneratorSettings:
     """Everything that decides the final weights, and so all that must be the same when a training goes on."""
 
     images: str
@@ -72,7 +72,7 @@ def fingerprint(images: Tensor) -> str:
     return f"{size}, SHA-256 {hashlib.sha256(images.contiguous().numpy().data).hexdigest()[:16]}"
 
 
-def versions() -> dict[str, str]:
+def generator_versions() -> dict[str, str]:
     """Return what the final bytes may depend on besides the settings."""
     return {**{name: version(name) for name in ("feddf", "torch")}, "cpu": torch.backends.cpu.get_cpu_capability()}
 
@@ -87,7 +87,7 @@ class GeneratorFolder:
         self.weights = path / "generator.safetensors"
 
     @classmethod
-    def prepare(cls, path: Path, settings: Settings) -> GeneratorFolder:
+    def prepare(cls, path: Path, settings: GeneratorSettings) -> GeneratorFolder:
         """Make the folder, or open one that was made with the same settings."""
         folder = cls(path)
         if (path / "generator.toml").exists():
@@ -99,26 +99,26 @@ class GeneratorFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             if not (path / "generator.toml").exists():  # the first file: what it says about the others is true
-                text = tomli_w.dumps({**asdict(settings), "versions": versions()})
+                text = tomli_w.dumps({**asdict(settings), "versions": generator_versions()})
                 write_atomically(path / "generator.toml", text.encode())
             folder.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
             raise GeneratorError(f"cannot write to the folder {path}: {error.strerror or error}") from error
         return folder
 
-    def settings(self) -> Settings:
+    def settings(self) -> GeneratorSettings:
         """Return the settings that the training was started with."""
         values = self._values()
         values.pop("versions", None)
         try:
-            return Settings(**values)
+            return GeneratorSettings(**values)
         except (TypeError, ValueError) as error:
             raise GeneratorError(f"{self.path / 'generator.toml'} is not a generator's: {error}") from error
 
     def changed_versions(self) -> list[str]:
         """Return what has another version than when the training was started."""
         then = self._values().get("versions", {})
-        return [f"{key} {then.get(key, 'unknown')} -> {now}" for key, now in versions().items() if then.get(key) != now]
+        return [f"{key} {then.get(key, 'unknown')} -> {now}" for key, now in generator_versions().items() if then.get(key) != now]
 
     def _values(self) -> dict[str, Any]:
         try:
@@ -126,7 +126,7 @@ class GeneratorFolder:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise GeneratorError(f"cannot read {self.path / 'generator.toml'}: {error}") from error
 
-    def _refuse_other(self, settings: Settings) -> None:
+    def _refuse_other(self, settings: GeneratorSettings) -> None:
         before, after = asdict(self.settings()), asdict(settings)
         changed = [f"{key}: {before[key]!r} -> {after[key]!r}" for key in before if before[key] != after[key]]
         if changed:
@@ -142,7 +142,7 @@ class GeneratorFolder:
         """Write a checkpoint, then remove all but the newest :data:`KEEP`."""
         # one metadata entry only: safetensors does not keep the order of several
         content = safetensors.torch.save(dict(tensors), {"feddf": json.dumps({"step": step})})
-        _write_checked(self.checkpoints / f"step-{step:07d}.safetensors", content)
+        write_checked(self.checkpoints / f"step-{step:07d}.safetensors", content)
         self._remove(self._checkpoint_files()[KEEP:])
 
     def latest(self) -> tuple[int, State | None, list[str]]:
@@ -158,30 +158,15 @@ class GeneratorFolder:
     def forget_after(self, step: int) -> None:
         """Drop what belongs to steps later than ``step``: damaged checkpoints and lines of the log."""
         self._remove([path for path in self._checkpoint_files() if _step(path) > step])
-        kept = [record for record in self.records() if record["step"] <= step]
-        if self.losses.exists():
-            write_atomically(self.losses, "".join(json.dumps(record) + "\n" for record in kept).encode())
+        keep_lines(self.losses, lambda record: bool(record["step"] <= step))
 
     def append(self, record: Mapping[str, float]) -> None:
         """Add a line to the log, on disk when this returns."""
-        with self.losses.open("a", encoding="utf-8") as log:
-            log.write(json.dumps(record) + "\n")
-            log.flush()
-            os.fsync(log.fileno())
-
-    def records(self) -> list[dict[str, float]]:
-        """Return the lines logged so far; a line cut off by a crash ends the list."""
-        found: list[dict[str, float]] = []
-        for line in self.losses.read_text(encoding="utf-8").splitlines() if self.losses.exists() else []:
-            try:
-                found.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        return found
+        append_line(self.losses, json.dumps(record))
 
     def finish(self, state: State) -> None:
         """Write the final weights as a plain state dict."""
-        _write_checked(self.weights, safetensors.torch.save(dict(state)))
+        write_checked(self.weights, safetensors.torch.save(dict(state)))
 
     def generator(self) -> Generator:
         """Return the trained generator in eval mode."""
@@ -195,8 +180,7 @@ class GeneratorFolder:
             content = read_checked(self.weights) if whole else self.weights.read_bytes()
             generator.load_state_dict(safetensors.torch.load(content))
         except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
-            reason = str(error).splitlines()[0]
-            raise GeneratorError(f"{self.weights} is damaged ({reason})") from error
+            raise GeneratorError(f"{self.weights} is damaged ({first_line(error)})") from error
         return generator.eval()
 
     def _checkpoint_files(self) -> list[Path]:
@@ -210,8 +194,3 @@ class GeneratorFolder:
 
 def _step(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
-
-
-def _write_checked(path: Path, content: bytes) -> None:
-    write_atomically(path.with_suffix(".sha256"), checksum_line(path, content))  # first: a file without it is none
-    write_atomically(path, content)

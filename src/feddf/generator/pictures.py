@@ -13,7 +13,7 @@ from torch import Tensor
 
 from feddf.data.files import SUFFIXES, read_image
 from feddf.generator.folder import GeneratorError
-from feddf.models.generator import SIDE
+from feddf.models.dcgan import SIDE
 
 
 def read_folder(folder: Path) -> Tensor:

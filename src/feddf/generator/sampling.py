@@ -11,9 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from feddf.config.errors import first_line
 from feddf.generator.folder import GeneratorError, GeneratorFolder
 from feddf.seeds import torch_generator
-from feddf.threads import threads
+from feddf.runtime.threads import threads
 
 Make = Callable[[Tensor], Tensor]
 """Latents, N × their shape, to images in [−1, 1], N × C × H × W."""
@@ -21,7 +22,7 @@ Make = Callable[[Tensor], Tensor]
 BATCH = 256
 
 
-def sample(generator: Make, n: int, latent: tuple[int, ...], seed: int) -> Tensor:
+def sample_images(generator: Make, n: int, latent: tuple[int, ...], seed: int) -> Tensor:
     """Return n images as bytes, N × C × H × W, of latents from N(0, 1) that the seed decides.
 
     A module answers in eval mode and without gradients. It is always asked for whole batches: so the first images of
@@ -68,7 +69,7 @@ def _evaluating(generator: Make) -> Iterator[None]:
             module.training = True
 
 
-def load(path: Path) -> tuple[Make, tuple[int, ...]]:
+def load_generator(path: Path) -> tuple[Make, tuple[int, ...]]:
     """Return a generator and the shape of one latent, from a folder of ``feddf generator train`` or a ``*.pt2`` file.
 
     A ``*.pt2`` file holds a program that ``torch.export.save`` wrote; its example input tells the latent's shape. torch
@@ -109,8 +110,7 @@ def _load_program(path: Path) -> tuple[Make, tuple[int, ...]]:
         program = torch.export.load(path)
         run = program.module()
     except Exception as error:  # a damaged archive can fail in any way
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise GeneratorError(f"{path} is not a program written by torch.export.save: {reason}") from error
+        raise GeneratorError(f"{path} is not a program written by torch.export.save: {first_line(error)}") from error
     arguments, named = cast(tuple[tuple[Any, ...], dict[str, Any]], program.example_inputs or ((), {}))
     if len(arguments) != 1 or named or not isinstance(arguments[0], Tensor) or arguments[0].ndim < 2:
         raise GeneratorError(

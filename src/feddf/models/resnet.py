@@ -6,6 +6,7 @@ Shortcuts that change the shape are 1×1 convolutions, as in the authors' releas
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -67,3 +68,8 @@ class ResNet(nn.Module):
         hidden = self.blocks(F.relu(self.norm(self.conv(inputs)), inplace=True))
         logits: Tensor = self.classifier(hidden.mean(dim=(2, 3)))
         return logits
+
+
+resnet8 = partial(ResNet, depth=8)
+resnet20 = partial(ResNet, depth=20)
+resnet32 = partial(ResNet, depth=32)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import import_module
-from typing import Any
-
 from torch import Tensor, nn
+
+from feddf.runtime.packages import transformers
 
 
 class Transformer(nn.Module):
@@ -35,15 +33,3 @@ class Transformer(nn.Module):
         """Return the logits of N×L token numbers."""
         logits: Tensor = self.network(input_ids=tokens, attention_mask=(tokens != self.padding).long()).logits
         return logits
-
-
-@cache
-def transformers() -> Any:
-    """Return the library, without its progress bars and reports, or say in one line how to get it."""
-    try:
-        library: Any = import_module("transformers")
-    except ImportError as error:
-        raise ValueError("transformers are not installed: pip install 'feddf[text]'") from error
-    library.logging.set_verbosity_error()
-    library.logging.disable_progress_bar()
-    return library

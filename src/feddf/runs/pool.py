@@ -1,91 +1,119 @@
-"""The unlabeled pool of an experiment: from the sources that its configuration names to one set of inputs."""
+"""The unlabeled pool of an experiment: from the sources that its configuration names to one set of inputs.
+
+A source is a function ``(source, task, seed)`` that returns raw inputs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from feddf.data import Dataset
-from feddf.data.unlabeled import adapt, choose, noise, of_classes, uniform
-from feddf.generator import GeneratorError, load, sample
-from feddf.runs.config import PoolSpec
-from feddf.runs.settings import ConfigError
+from feddf.config import ConfigError, DataConfig, PoolConfig, SourceConfig
+from feddf.config.names import SOURCES
+from feddf.data.datasets import Dataset
+from feddf.data.unlabeled import adapt, choose, noise, of_classes, uniform_points
+from feddf.generator import GeneratorError, load_generator, sample_images
+from feddf.runs.loading import load_dataset, named
 from feddf.seeds import derive
 from feddf.types import Inputs, Rows
 
 ENOUGH = 10_000
 """Inputs of a source that could give any number of them, where the configuration does not say how many."""
 
-Find = Callable[[str], object]
-"""The name of a data set, or ``module:attribute`` -> a data set, or a generator."""
+
+@dataclass(frozen=True)
+class PoolTask:
+    """What sources are made from: the form of the task's inputs, what the server has of them, and where data sets are."""
+
+    like: Inputs
+    validation: Inputs
+    training: Inputs
+    data: DataConfig
+    size: int | None = None
+
+    def wanted(self, source: SourceConfig) -> int | None:
+        """Return how many inputs a source is to give, if the configuration says so."""
+        return source.size or self.size
 
 
-def pool_of(
-    specs: tuple[PoolSpec, ...], size: int | None, like: Inputs, *, own: dict[str, Inputs], find: Find, seed: int
-) -> Inputs | None:
-    """Return the inputs of all sources, in the form of ``like``; if ``size`` is given, at most so many, at random.
-
-    ``own`` holds what the server has of the task itself: its validation inputs, and those set apart from training.
-    """
-    if not specs:
+def pool_of(pool: PoolConfig, task: PoolTask, seed: int) -> Inputs | None:
+    """Return the inputs of all sources, in the form of the task's; if the pool has a size, at most so many, at random."""
+    if not pool.sources:
         return None
     parts = [
-        _adapted(spec, size, like, own, find, derive(seed, number) if number else seed)
-        for number, spec in enumerate(specs)
+        _adapted(source, task, derive(seed, number) if number else seed) for number, source in enumerate(pool.sources)
     ]
     whole = torch.cat(parts) if len(parts) > 1 else parts[0]
-    if size is not None and len(whole) > size:
-        whole = choose(whole, size, derive(seed, "size"))
+    if pool.size is not None and len(whole) > pool.size:
+        whole = choose(whole, pool.size, derive(seed, "size"))
     if len(whole) < 2:
-        named = ", ".join(spec.source for spec in specs)
-        raise ConfigError.at("pool", named, f"a pool needs at least two inputs, and this has {len(whole)}")
-    return Inputs(whole, like.encode)
+        raise ConfigError.at("pool.sources", pool.names, f"a pool needs at least two inputs, and this has {len(whole)}")
+    return Inputs(whole, task.like.encode)
 
 
-def _adapted(spec: PoolSpec, size: int | None, like: Inputs, own: dict[str, Inputs], find: Find, seed: int) -> Tensor:
+def _adapted(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
+    read = SOURCES[source.name] if source.name in SOURCES else from_dataset
     try:
-        adapted = adapt(_chosen(spec, size, like, own, find, seed), like).raw
+        adapted = adapt(read(source, task, seed), task.like).raw
         return adapted if isinstance(adapted, Tensor) else adapted[torch.arange(len(adapted))]
     except (ValueError, OSError, GeneratorError) as error:
-        raise ConfigError.at("pool", spec.source, str(error)) from None
+        raise ConfigError.at("pool.sources", source.name, str(error)) from None
 
 
-def _chosen(spec: PoolSpec, size: int | None, like: Inputs, own: dict[str, Inputs], find: Find, seed: int) -> Tensor:
-    wanted = spec.size or size
-    kind, _, rest = spec.source.partition(":")
-    if spec.source == "plane":
-        return uniform((2,), wanted or 60, -3.0, 3.0, seed)
-    if spec.source == "noise":
-        return noise(like.raw, wanted or ENOUGH, seed)
-    if kind == "generator":
-        network, latent = load(Path(rest).expanduser())
-        return sample(network, wanted or ENOUGH, latent, seed)
-    if spec.source in own:
-        rows = own[spec.source].raw  # the task's own inputs are as many as they are: pool_size is a most
-        return choose(rows, spec.size or min(size or len(rows), len(rows)), seed)
-    found = find(spec.source)
+def from_plane(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
+    """Points in (−3, 3)², as in the paper's toy example: 60 unless a size is given."""
+    return uniform_points((2,), task.wanted(source) or 60, -3.0, 3.0, seed)
+
+
+def from_noise(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
+    """Uniform noise."""
+    return noise(task.like.raw, task.wanted(source) or ENOUGH, seed)
+
+
+def from_generator(path: str, source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
+    """Images of a trained generator, in a folder of ``feddf generator train`` or a ``.pt2`` file."""
+    network, latent = load_generator(Path(path).expanduser())
+    return sample_images(network, task.wanted(source) or ENOUGH, latent, seed)
+
+
+def from_validation(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
+    """The server's validation inputs, without their labels."""
+    return _own(task.validation.raw, source, task, seed)
+
+
+def from_training(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
+    """A share of the training data that no client gets, without labels."""
+    return _own(task.training.raw, source, task, seed)
+
+
+def _own(rows: Rows, source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
+    return choose(rows, source.size or min(task.size or len(rows), len(rows)), seed)  # the pool's size is a most here
+
+
+def from_dataset(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
+    """Inputs of another data set, all or some of its classes; or images of a generator that the user's function gives."""
+    found = named("pool.sources", source.name, task.data)
     if isinstance(found, nn.Module):
-        return sample(found, wanted or ENOUGH, (100,), seed)
+        return sample_images(found, task.wanted(source) or ENOUGH, (100,), seed)
     if not isinstance(found, Dataset):
         raise ValueError(f"must give a feddf.Dataset or a generator, and gave a {type(found).__name__}")
-    rows = _of_dataset(spec, found, find, seed)
-    if spec.fraction is not None:
-        return choose(rows, max(2, round(spec.fraction * len(rows))), seed)
-    return choose(rows, wanted, seed)
+    rows = _of_classes(source, found, task, seed)
+    if source.fraction is not None:
+        return choose(rows, max(2, round(source.fraction * len(rows))), seed)
+    return choose(rows, task.wanted(source), seed)
 
 
-def _of_dataset(spec: PoolSpec, data: Dataset, find: Find, seed: int) -> Rows:
+def _of_classes(source: SourceConfig, data: Dataset, task: PoolTask, seed: int) -> Rows:
     inputs = data.unlabeled or data.train.inputs
-    if spec.classes is None and not spec.avoid:
+    if source.classes is None and not source.avoid:
         return inputs.raw
     if not data.classes:
         raise ValueError("its classes have no names, so none can be chosen or avoided")
-    avoid = spec.avoid
+    avoid = source.avoid
     if isinstance(avoid, str):
-        other = find(avoid)
-        avoid = other.classes if isinstance(other, Dataset) else ()
-    chosen = of_classes(data.train.labels, data.classes, spec.classes, avoid, seed)
+        avoid = load_dataset("pool.sources", avoid, task.data).classes
+    chosen = of_classes(data.train.labels, data.classes, source.classes, avoid, seed)
     return data.train.inputs.take(chosen).raw

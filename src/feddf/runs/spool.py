@@ -8,54 +8,54 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from feddf.admit import admit
-from feddf.binary import BinaryState, Bits, wire
+from feddf.models.binary import BinaryState, Bits, wire
 from feddf.states import digest
-from feddf.types import Engine, Failure, J, Job, R, State, Update
+from feddf.types import Failure, Job, State, Update
 
 
-def remembering(engine: Engine, folder: Path) -> Engine:
-    """Return the engine for clients' jobs, with what was finished before taken from ``folder``."""
+class DiskSpool:
+    """The updates of one round, in a folder."""
 
-    def run(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
-        folder.mkdir(exist_ok=True)
-        missing: list[J] = []
-        for job in jobs:
-            found = recall(folder, cast(Job, job))
-            if found is None:
-                missing.append(job)
-            else:
-                yield cast(R, found)
-        by_id = {job.id: cast(Job, job) for job in missing}
-        for outcome in engine(function, missing):
-            if isinstance(outcome, Update) and admit(outcome, by_id) is None:  # what the gate will refuse is not kept
-                outcome = cast(R, _kept(folder, by_id.pop(outcome.client_id), outcome))
-            yield outcome
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-    return run
+    def keep(self, job: Job, update: Update) -> Update | Failure:
+        """Write an admitted update to disk and return it with its tensors left there."""
+        try:
+            self.folder.mkdir(exist_ok=True)
+            return _written(_path(self.folder, job), job, update)
+        except OSError:
+            raise  # a full disk is the server's trouble
+        except Exception as error:  # an update that cannot be written down is its client's
+            return Failure(job.id, f"it could not be kept: {type(error).__name__}")
+
+    def recall(self, job: Job) -> Update | None:
+        """Return the update that answers exactly this job, if a whole one is on disk."""
+        path = _path(self.folder, job)
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                about = json.loads(file.metadata()["feddf"])
+            update = _on_disk(path, about)
+            whole = about["job"] == _name(job) and digest({"update": update.state}) == about["digest"]
+        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
+            return None
+        return update if whole else None
+
+    def clear(self) -> None:
+        """Remove the updates of a round that is safe."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _kept(folder: Path, job: Job, update: Update) -> Update | Failure:
-    try:
-        return keep(folder, job, update)
-    except OSError:
-        raise  # a full disk is the server's trouble
-    except Exception as error:  # an update that cannot be written down is its client's
-        return Failure(job.id, f"it could not be kept: {type(error).__name__}")
-
-
-def keep(folder: Path, job: Job, update: Update) -> Update:
-    """Write an admitted update to disk and return it with its tensors left there."""
-    path = _path(folder, job)
+def _written(path: Path, job: Job, update: Update) -> Update:
     about = {
         "client_id": update.client_id,
         "prototype": update.prototype,
@@ -79,24 +79,6 @@ def keep(folder: Path, job: Job, update: Update) -> Update:
         temporary.unlink(missing_ok=True)
         raise
     return _on_disk(path, about)
-
-
-def recall(folder: Path, job: Job) -> Update | None:
-    """Return the update that answers exactly this job, if a whole one is on disk."""
-    path = _path(folder, job)
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            about = json.loads(file.metadata()["feddf"])
-        update = _on_disk(path, about)
-        whole = about["job"] == _name(job) and digest({"update": update.state}) == about["digest"]
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
-        return None
-    return update if whole else None
-
-
-def forget(folder: Path) -> None:
-    """Remove the updates of a round that is safe."""
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _on_disk(path: Path, about: dict[str, Any]) -> Update:

@@ -11,38 +11,43 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import safetensors.torch
 import tomli_w
 import torch
-from torch import Tensor
 
-from feddf.accelerate import can_compile
-from feddf.files import checksum_line, held, read_checked, write_atomically
-from feddf.runs.config import Experiment, S, parse
-from feddf.runs.settings import ConfigError, Settings
+from feddf.config import ConfigError, Experiment, Record, Settings, parse
+from feddf.runtime.atomic import (
+    append_line,
+    held,
+    keep_lines,
+    read_checked,
+    read_json_lines,
+    write_atomically,
+    write_checked,
+)
+from feddf.runtime.compile import can_compile
 from feddf.types import ServerState, State
 
-Record = dict[str, Any]
+S = TypeVar("S", bound=Settings)
 
 
 class StoreError(Exception):
     """A run folder cannot be used as asked; the message says why and what would be right."""
 
 
-def versions(experiment: Settings) -> dict[str, str]:
+def versions(settings: Settings) -> dict[str, str]:
     """Return what a model's bytes may depend on besides the configuration."""
     packages = {name: version(name) for name in ("feddf", "torch", "numpy")}
     found = {"python": platform.python_version(), **packages, "cpu": torch.backends.cpu.get_cpu_capability()}
-    return {**found, "steps": "compiled" if experiment.compile and can_compile() else "eager"}
+    return {**found, "steps": "compiled" if settings.run.compile and can_compile() else "eager"}
 
 
 class RunFolder:
@@ -52,6 +57,7 @@ class RunFolder:
         self.path = path
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
+        self.spool = path / "spool"
 
     @classmethod
     def create(cls, path: Path, experiment: Settings) -> RunFolder:
@@ -76,18 +82,15 @@ class RunFolder:
 
     def settings(self, kind: type[S]) -> S:
         """Return the configuration that the run was started with, of a kind."""
-        values = self._config()
-        values.pop("versions", None)
         try:
-            return parse(values, kind)
+            return parse(self._config(), kind)
         except ConfigError as error:
             raise StoreError(f"{self.path / 'config.toml'}: {error}") from error
 
     def experiment(self) -> Experiment:
         """Return the configuration that the run was started with."""
-        transport = self._config().get("transport")
-        if transport is not None:
-            raise StoreError(f"{self.path} was played over {transport}; start its server app again and it goes on")
+        if "flower" in self._config():
+            raise StoreError(f"{self.path} is a run over Flower; start its server app again and it goes on")
         return self.settings(Experiment)
 
     def versions(self) -> dict[str, str]:
@@ -109,35 +112,20 @@ class RunFolder:
 
     def append(self, record: Record) -> None:
         """Add a round's record to the log, on disk when this returns."""
-        with self.metrics.open("a", encoding="utf-8") as log:
-            log.write(json.dumps(record) + "\n")
-            log.flush()
-            os.fsync(log.fileno())
+        append_line(self.metrics, json.dumps(record))
 
     def records(self) -> list[Record]:
         """Return the rounds logged so far; a line cut off by a crash ends the list."""
-        found: list[Record] = []
-        lines = self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.exists() else []
-        for line in lines:
-            try:
-                found.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        return found
+        return cast(list[Record], read_json_lines(self.metrics))
 
     def forget_after(self, last: int) -> None:
         """Drop log lines of rounds later than ``last``: their checkpoint was never finished."""
-        kept = [record for record in self.records() if record["round"] <= last]
-        if self.metrics.exists():
-            write_atomically(self.metrics, "".join(json.dumps(record) + "\n" for record in kept).encode())
+        keep_lines(self.metrics, lambda record: bool(record["round"] <= last))
 
     def save(self, server: ServerState, keep: int) -> None:
         """Write a checkpoint, then remove all but the newest ``keep``."""
         path = self.checkpoints / f"round-{server.round:04d}.safetensors"
-        content = pack(server)
-        checksum = checksum_line(path, content)
-        write_atomically(path.with_suffix(".sha256"), checksum)  # first: a checkpoint without it is none
-        write_atomically(path, content)
+        write_checked(path, pack(server))
         for old in self._checkpoint_files()[keep:]:
             old.unlink()
             old.with_suffix(".sha256").unlink(missing_ok=True)
@@ -165,10 +153,14 @@ class RunFolder:
 
 def pack(server: ServerState) -> bytes:
     """Return a server state as safetensors bytes; equal states give equal bytes."""
-    tensors: dict[str, Tensor] = {}
-    for part, states in (("models", server.models), ("memory", server.memory)):
-        for name, state in states.items():
-            tensors |= {json.dumps([part, name, key]): tensor.contiguous() for key, tensor in state.items()}
+    parts: dict[tuple[str, ...], State] = {
+        **{("models", name): state for name, state in server.models.items()},
+        **{("own", client): state for client, state in server.own.items()},
+        **{("memory", whose, name): state for whose, found in server.memory.items() for name, state in found.items()},
+    }
+    tensors = {
+        json.dumps([*place, key]): tensor.contiguous() for place, state in parts.items() for key, tensor in state.items()
+    }
     # one metadata entry only: safetensors does not keep the order of several
     return safetensors.torch.save(tensors, {"feddf": json.dumps({"round": server.round})})
 
@@ -177,8 +169,11 @@ def unpack(content: bytes) -> ServerState:
     """Return the server state in safetensors bytes."""
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     number = json.loads(header["__metadata__"]["feddf"])["round"]
-    states: dict[str, dict[str, dict[str, Tensor]]] = {"models": {}, "memory": {}}
+    found: dict[str, Any] = {"models": {}, "own": {}, "memory": {}}
     for path, tensor in safetensors.torch.load(content).items():
-        part, name, key = json.loads(path)
-        states[part].setdefault(name, {})[key] = tensor
-    return ServerState(number, states["models"], states["memory"])
+        *place, key = json.loads(path)
+        table = found
+        for part in place:
+            table = table.setdefault(part, {})
+        table[key] = tensor
+    return ServerState(number, found["models"], found["own"], found["memory"])

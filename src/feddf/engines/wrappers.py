@@ -1,4 +1,4 @@
-"""A timeline of a run: which worker did which job when, as a trace that Perfetto (or chrome://tracing) opens."""
+"""Engines around engines: tried twice, watched, timed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,43 @@ from pathlib import Path
 from typing import Any
 
 from feddf.types import Engine, Failure, J, R
+
+
+Watch = Callable[[str, int, int], None]
+"""(stage, done, total): called as the work within a round goes on."""
+
+
+def unwatched(stage: str, done: int, total: int) -> None:
+    """Watch nothing."""
+
+
+def retrying(engine: Engine) -> Engine:
+    """Return the engine for the server's own work: a job that failed (say its worker died) is run once more."""
+
+    def run(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+        again: list[J] = []
+        by_id = {job.id: job for job in jobs}
+        for outcome in engine(function, jobs):
+            if isinstance(outcome, Failure):
+                again.append(by_id[outcome.client_id])
+            else:
+                yield outcome
+        if again:
+            yield from engine(function, again)
+
+    return run
+
+
+def watched(engine: Engine, watch: Watch, stage: str) -> Engine:
+    """Return the engine, telling ``watch`` of every job that it finishes."""
+
+    def run(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+        watch(stage, 0, len(jobs))
+        for done, outcome in enumerate(engine(function, jobs), 1):
+            watch(stage, done, len(jobs))
+            yield outcome
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -30,7 +67,7 @@ def _timed(function: Callable[[Any], Any], job: Any) -> _Timed:
 
 
 class Profile:
-    """Collects the spans of all jobs that pass through its engines."""
+    """A timeline of a run: which worker did which job when, as a trace that Perfetto (or chrome://tracing) opens."""
 
     def __init__(self) -> None:
         self.spans: list[dict[str, Any]] = []

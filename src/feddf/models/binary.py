@@ -1,4 +1,4 @@
-"""Binarised weights: one bit a weight and one scale a filter, in training and on the way to the server.
+"""Binarised weights: one bit for each weight and one scale for each filter, in training and on the way to the server.
 
 The weights w of a filter become α sign(w) with α = mean |w| (Rastegari et al. 2016). The first and the last layer,
 BatchNorm and biases keep their full precision.
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from feddf.types import State
+from feddf.states import read_off
+from feddf.types import Finish, Job, State
 
 Estimator = Literal["straight-through", "error-feedback"]
 
@@ -74,7 +75,30 @@ def binarise(model: nn.Module, estimator: Estimator) -> list[str]:
     return [f"{name}.weight" for name in names]
 
 
-def settle(model: nn.Module) -> None:
+def straight_through(model: nn.Module, job: Job) -> Finish:
+    """Let a client train and send a binarised model, with the straight-through estimator."""
+    return _binary_client(model, job, "straight-through")
+
+
+def error_feedback(model: nn.Module, job: Job) -> Finish:
+    """Let a client train and send a binarised model, with error feedback."""
+    return _binary_client(model, job, "error-feedback")
+
+
+def _binary_client(model: nn.Module, job: Job, estimator: Estimator) -> Finish:
+    """Full-precision weights learn behind binarised ones and are forgotten at the end; one bit a weight is sent."""
+    names = binarise(model, estimator)
+    if not names:
+        raise ValueError("it has no layer between its first and its last that could be binarised")
+
+    def finish(trained: nn.Module) -> State:
+        keep_binarised(trained)
+        return BinaryState.of(read_off(trained, job.state), names)
+
+    return finish
+
+
+def keep_binarised(model: nn.Module) -> None:
     """Replace full-precision weights by the binarised ones that the model computed with; nothing else is left."""
     for name in inner_layers(model):
         parametrize.remove_parametrizations(model.get_submodule(name), "weight", leave_parametrized=True)

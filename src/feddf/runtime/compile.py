@@ -1,8 +1,7 @@
-"""Compiled training steps, for those who ask for them (``compile = true``).
+"""Compiled training steps, for those who ask for them (``run.compile = true``).
 
-``torch.compile`` needs a C++ compiler and takes ten seconds or more for each architecture and mode, and for very
-small or large batches once more. Its code is kept in torch's cache on disk, so every worker and every later run shares
-it.
+``torch.compile`` needs a C++ compiler and takes ten seconds or more for each architecture and mode, and again for very
+small or large batches. Its code is kept in torch's cache on disk, so every worker and every later run shares it.
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ from functools import cache
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 Forward = Callable[[Tensor], Tensor]
-Accelerate = Callable[[nn.Module], Forward]
-"""model -> how to call it."""
 
 _TRIAL = "import torch; print(torch.compile(lambda x: x.relu() + 1)(torch.ones(8)).sum().item())"
 
 
-def eager(model: nn.Module) -> Forward:
-    """Call the model as it is."""
-    return model
+def forward_of(model: nn.Module, compile: bool) -> Forward:
+    """Return how to call the model: as it is, or through compiled code that all models of its architecture share.
 
-
-def compiled(model: nn.Module) -> Forward:
-    """Run the model through compiled code, which all models of its architecture share, whatever the batch's size."""
+    A parametrised model (a binarised one) is of a class of its own and would be compiled again every time: it is called
+    as it is.
+    """
+    if not compile or any(parametrize.is_parametrized(module) for module in model.modules()):
+        return model
     torch._dynamo.config.cache_size_limit = 64  # several architectures share one function
     call = _compiled_call()
 
@@ -41,7 +40,7 @@ def compiled(model: nn.Module) -> Forward:
 
 @cache
 def _compiled_call() -> Callable[[nn.Module, Tensor], Tensor]:
-    """Return one compiled function for all models: wrapping each of a thousand small clients' would cost more."""
+    """Return one compiled function for all models: wrapping each of a thousand small clients would cost more."""
     return torch.compile(_call)
 
 
@@ -52,6 +51,6 @@ def _call(model: nn.Module, inputs: Tensor) -> Tensor:
 
 @cache
 def can_compile() -> bool:
-    """Say whether this machine can compile, tried out in a child process: a crash there harms nobody."""
+    """Say whether this machine can compile, tried out in a child process, where a crash does no harm."""
     trial = subprocess.run([sys.executable, "-c", _TRIAL], capture_output=True, text=True, check=False)
     return trial.returncode == 0 and trial.stdout.strip() == "16.0"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -38,9 +40,37 @@ def read_checked(path: Path) -> bytes:
     return content
 
 
-def checksum_line(path: Path, content: bytes) -> bytes:
-    """Return what stands in the ``.sha256`` beside a file, in the form that the command sha256sum checks."""
-    return f"{hashlib.sha256(content).hexdigest()}  {path.name}\n".encode()
+def write_checked(path: Path, content: bytes) -> None:
+    """Write a file, and its SHA-256 beside it in the form that the command sha256sum checks."""
+    line = f"{hashlib.sha256(content).hexdigest()}  {path.name}\n"
+    write_atomically(path.with_suffix(".sha256"), line.encode())  # first: a file without it does not count
+    write_atomically(path, content)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a log, on disk when this returns."""
+    with path.open("a", encoding="utf-8") as log:
+        log.write(line + "\n")
+        log.flush()
+        os.fsync(log.fileno())
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects in a log; a line cut off by a crash ends the list."""
+    found: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return found
+
+
+def keep_lines(path: Path, kept: Callable[[dict[str, Any]], bool]) -> None:
+    """Drop the objects of a log that are not to be kept."""
+    if path.exists():
+        lines = [json.dumps(found) + "\n" for found in read_json_lines(path) if kept(found)]
+        write_atomically(path, "".join(lines).encode())
 
 
 @contextmanager

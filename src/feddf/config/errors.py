@@ -1,0 +1,40 @@
+"""A user's mistake is one line that says what was given and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Self
+
+
+class ConfigError(Exception):
+    """A mistake in a configuration: one line that names the key, the value and what is allowed."""
+
+    @classmethod
+    def at(cls, key: str, given: object, allowed: str) -> Self:
+        """Return the error for one key."""
+        return cls(f"{key} = {shown(given)}: {allowed}")
+
+
+def shown(value: object) -> str:
+    """Return a value as an error message shows it."""
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its kind if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence that suggests the most similar known word, or lists all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(word, names, n=1)
+    return f"did you mean '{near[0]}'?" if near else f"known are: {', '.join(names)}"
+
+
+def reason(error: BaseException) -> str:
+    """Return an error's kind and the first line of its message."""
+    kind, line = type(error).__name__, first_line(error)
+    return kind if line == kind else f"{kind}: {line}"

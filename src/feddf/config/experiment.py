@@ -1,0 +1,299 @@
+"""A whole experiment: its sections, whether they fit together, and how it is read from files and command lines."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self, TypeVar, overload
+
+from pydantic import ValidationError, field_validator, model_validator
+
+from feddf.config.errors import ConfigError, shown
+from feddf.config.keys import default_of, flat, is_free, nested, resolve, suggestion
+from feddf.config.presets import read
+from feddf.config.sections import (
+    ClientsConfig,
+    DataConfig,
+    DistillConfig,
+    FedMAConfig,
+    FusionConfig,
+    LocalConfig,
+    PartitionConfig,
+    PoolConfig,
+    PrototypeConfig,
+    RunConfig,
+    Section,
+    TeachersConfig,
+    key,
+)
+
+Mistake = tuple[bool, str, str]
+"""(is it so?, the key, what would be right)."""
+
+
+class Settings(Section):
+    """All that a run is made of except its data and architectures."""
+
+    name: str = key("experiment", "a name for folders and titles", pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)
+    about: str = key("", "one line about the experiment")
+    seed: int = key(0, "every random choice follows from it", ge=0)
+    rounds: int = key(100, "T, the communication rounds", ge=1)
+    clients: ClientsConfig = ClientsConfig()
+    local: LocalConfig = LocalConfig()
+    fusion: FusionConfig = FusionConfig()
+    teachers: TeachersConfig = TeachersConfig()
+    distill: DistillConfig = DistillConfig()
+    fedma: FedMAConfig = FedMAConfig()
+    run: RunConfig = RunConfig()
+
+    @property
+    def distils(self) -> bool:
+        """Whether students are distilled; a user's own method does what it does."""
+        return self.fusion.method == "feddf"
+
+    @property
+    def discloses(self) -> bool:
+        """Whether clients tell how many examples they have of each class: only if teachers are weighted by it."""
+        return self.fusion.method != "fedavg" and self.teachers.weights == "class-counts"
+
+    def mistakes(self, *, labelled: bool, pooled: bool) -> Iterator[Mistake]:
+        """Yield what is right alone and wrong together, given whether the server has labelled data, and a pool."""
+        yield from self._mistakes_in_distillation(labelled, pooled)
+        yield from self._mistakes_in_fusion(labelled, pooled)
+        yield (
+            self.run.ray_address is not None and self.run.engine != "ray",
+            "run.ray_address",
+            "it is the address of a Ray cluster; set run.engine = 'ray'",
+        )
+        least = 0.5 / self.clients.number
+        yield (
+            self.clients.cohort < 1,
+            "clients.fraction",
+            f"no client would be sampled from {self.clients.number}; it must be above {least:g}",
+        )
+
+    def _mistakes_in_distillation(self, labelled: bool, pooled: bool) -> Iterator[Mistake]:
+        teachers, distill = self.teachers, self.distill
+        yield (
+            self.distils and not pooled,
+            "pool.sources",
+            "method 'feddf' needs unlabeled inputs, for instance pool.sources = ['cifar100']",
+        )
+        yield (
+            self.distils and distill.stop == "validation" and not labelled,
+            "data.validation",
+            "early stopping needs validation data; hold some out (0.1), or set distill.stop = 'held-out-loss' or 'steps'",
+        )
+        yield (
+            self.distils and distill.start == "best" and distill.stop == "steps",
+            "distill.start",
+            "the best is found by a score; set distill.stop = 'validation' or 'held-out-loss'",
+        )
+        yield (
+            teachers.swag_samples > 0 and teachers.ask == "each-batch",
+            "teachers.swag_samples",
+            "only with teachers.ask = 'once'",
+        )
+        yield (
+            teachers.weights == "validation" and not labelled,
+            "teachers.weights",
+            "it needs validation data; set data.validation above 0",
+        )
+        yield (
+            teachers.swag_samples > 0 and teachers.weights == "validation",
+            "teachers.weights",
+            "sampled teachers have no validation accuracy of their own; use other weights, or swag_samples = 0",
+        )
+
+    def _mistakes_in_fusion(self, labelled: bool, pooled: bool) -> Iterator[Mistake]:
+        fusion = self.fusion
+        yield (
+            fusion.drop_worst != "none" and not labelled,
+            "fusion.drop_worst",
+            "it needs validation data; set data.validation above 0",
+        )
+        yield (
+            fusion.batchnorm == "recalibrate" and not pooled,
+            "fusion.batchnorm",
+            "statistics are estimated again on unlabeled data; name a pool",
+        )
+        matched = fusion.method == "fedma"
+        yield (
+            matched and (fusion.momentum > 0 or fusion.drop_worst != "none"),
+            "fusion.method",
+            "its layers grow and are matched one by one, so neither fusion.momentum nor fusion.drop_worst can be used",
+        )
+        yield (
+            matched and (fusion.batchnorm != "average" or fusion.average != "examples"),
+            "fusion.method",
+            "it has averages of its own and no BatchNorm, so neither fusion.batchnorm nor fusion.average can be chosen",
+        )
+        yield (
+            matched and self.local.binary != "none",
+            "local.binary",
+            "FedMA matches weights of full precision only",
+        )
+
+    def refuse(self, mistakes: Iterator[Mistake]) -> None:
+        """Raise :class:`ConfigError` for the first mistake that is so."""
+        for wrong, where, allowed in mistakes:
+            if wrong:
+                raise ConfigError.at(where, _given(self, where), allowed)
+
+
+class Experiment(Settings):
+    """Everything that determines a run: the data, who has them, the architectures, and the settings."""
+
+    data: DataConfig
+    partition: PartitionConfig = PartitionConfig()
+    prototypes: tuple[PrototypeConfig, ...] = key(..., "the architectures, dealt to the clients in turn", min_length=1)
+    pool: PoolConfig = PoolConfig()
+
+    @field_validator("prototypes", mode="before")
+    @classmethod
+    def _names_with_commas(cls, given: Any) -> Any:
+        return tuple(part.strip() for part in given.split(",")) if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        labels = [prototype.label for prototype in self.prototypes]
+        if len(set(labels)) < len(labels):
+            raise ConfigError.at("prototypes", labels, "two have the same name; give each a name of its own")
+        if len(labels) > self.clients.number:
+            raise ConfigError.at("prototypes", labels, f"there are more prototypes than clients ({self.clients.number})")
+        self.refuse(self.mistakes(labelled=self.data.validation > 0, pooled=bool(self.pool.sources)))
+        self.refuse(self._mistakes_in_pool())
+        return self
+
+    def _mistakes_in_pool(self) -> Iterator[Mistake]:
+        sources = [source.name for source in self.pool.sources]
+        yield (
+            self.data.name in sources,
+            "pool.sources",
+            "the pool must not be the clients' own data; the source 'train' takes a share of them, without labels",
+        )
+        yield (
+            "validation" in sources and self.data.validation == 0,
+            "pool.sources",
+            "there are no validation inputs to distil on; set data.validation above 0",
+        )
+        yield (
+            self.pool.share_of_training >= 1,
+            "pool.sources",
+            "nothing would be left to train on; give the source 'train' a fraction below 1",
+        )
+        yield sources.count("train") > 1, "pool.sources", "'train' is named twice; give it one fraction"
+        yield (
+            self.pool.augment and self.teachers.ask == "once",
+            "pool.augment",
+            "only with teachers.ask = 'each-batch'",
+        )
+        yield (
+            self.run.engine == "in-process" and self.clients.deadline is not None,
+            "clients.deadline",
+            "only run.engine = 'processes' or 'ray' can end a late client",
+        )
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def load(name_or_file: str, overrides: Sequence[str] = ()) -> Experiment:
+    """Return the experiment of a preset or a TOML file, with ``key=value`` overrides.
+
+    >>> load("demo", ["alpha=1", "local.epochs=2"]).local.epochs
+    2
+    """
+    return parse({**read(name_or_file)}, overrides=overrides)
+
+
+@overload
+def parse(values: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Experiment: ...
+
+
+@overload
+def parse(values: Mapping[str, Any], kind: type[S], *, overrides: Sequence[str] = ()) -> S: ...
+
+
+def parse(
+    values: Mapping[str, Any], kind: type[Settings] = Experiment, *, overrides: Sequence[str] = ()
+) -> Settings:
+    """Return checked settings, or raise :class:`ConfigError` with one line about the first mistake.
+
+    A run folder's ``config.toml`` is a configuration too: the versions in it are left out.
+    """
+    given = {name: value for name, value in values.items() if name != "versions"}
+    changes = dict(override(text, kind) for text in overrides)
+    try:
+        return kind.model_validate(nested(given, changes))
+    except ValidationError as error:
+        raise ConfigError(_one_line(error, kind)) from None
+
+
+def with_values(settings: S, changes: Mapping[str, Any]) -> S:
+    """Return the settings with other values of some keys, by their full names.
+
+    >>> with_values(load("demo"), {"local.epochs": 3, "seed": 7}).local.epochs
+    3
+    """
+    return parse(nested(settings.model_dump(), changes), type(settings))
+
+
+def value_of(settings: Settings, name: str) -> Any:
+    """Return the value of a key by its full name."""
+    found: Any = settings
+    for part in name.split("."):
+        found = found[part] if isinstance(found, dict) else getattr(found, part)
+    return found
+
+
+def override(text: str, kind: type[Settings] = Experiment) -> tuple[str, Any]:
+    """Return the full name and the value in ``key=value``; the value is read as TOML, or else taken as a string."""
+    word, equals, value = text.partition("=")
+    if not equals or not word.strip():
+        raise ConfigError(f"'{text}' is not an override; write key=value, for instance alpha=0.1")
+    name = resolve(word.strip(), kind)
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name, value.strip()  # a bare word is a string
+
+
+def differences(old: Settings, new: Settings, also_free: Sequence[str] = ()) -> list[str]:
+    """Return a line for every key that would change a run's result and that differs."""
+    before, after = flat(old.model_dump()), flat(new.model_dump())
+    return [
+        f"{name}: {shown(before.get(name))} -> {shown(after.get(name))}"
+        for name in dict.fromkeys([*before, *after])
+        if before.get(name) != after.get(name) and name not in also_free and not is_free(name, type(new))
+    ]
+
+
+def _given(settings: Settings, name: str) -> Any:
+    if name == "pool.sources":
+        pool = getattr(settings, "pool", None)
+        return pool.names or None if isinstance(pool, PoolConfig) else None
+    try:
+        return value_of(settings, name)
+    except AttributeError:  # a strategy that is handed its data has no section for them
+        return default_of(name)
+
+
+def _one_line(error: ValidationError, kind: type[Settings]) -> str:
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown key '{name}'; {suggestion(name, kind)}"
+    if first["type"] == "missing":
+        return f"the key '{name}' is missing: {_NEEDED.get(name, 'a value is needed')}"
+    if first["type"] == "model_type":
+        return f"{name} = {shown(first['input'])}: it is a section; {suggestion(name, kind)}"
+    return f"{name} = {shown(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+_NEEDED = {
+    "clients.number": "say how many are expected",
+    "data": "name a data set, for instance data.name = 'cifar10'",
+    "data.name": "name a data set, for instance 'cifar10'",
+    "prototypes": "name at least one architecture, for instance prototypes = ['resnet8']",
+}

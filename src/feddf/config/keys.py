@@ -1,0 +1,212 @@
+"""Every key of a configuration: its full name, default, meaning and allowed values, read off the types."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from feddf.config.errors import ConfigError, nearest
+from feddf.config.sections import PrototypeConfig, Section, SourceConfig, extra_of
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key, as ``feddf config`` and the documentation show it."""
+
+    name: str
+    default: Any
+    allowed: str
+    meaning: str
+    kind: str
+    synonyms: tuple[str, ...] = ()
+
+    @property
+    def last(self) -> str:
+        """The last part of the name."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def shown_default(self) -> str:
+        """The default as TOML would have it."""
+        if self.default is PydanticUndefined:
+            return "needed"
+        if self.default is None:
+            return "unset"
+        return str(self.default).lower() if isinstance(self.default, bool) else repr(self.default).replace("'", '"')
+
+
+@cache
+def keys_of(kind: type[Section]) -> dict[str, Key]:
+    """Return every key of a kind of settings by its full name, section by section."""
+    found: dict[str, Key] = {}
+    for name, field in kind.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            found |= {f"{name}.{key.name}": _prefixed(name, key) for key in keys_of(section).values()}
+        else:
+            found[name] = _key(name, field)
+    return found
+
+
+@cache
+def all_keys() -> dict[str, Key]:
+    """Return every key of an experiment, with those of a prototype and of a pool's source."""
+    from feddf.config.experiment import Experiment  # it is built on this module
+
+    found = {}
+    for name, key in keys_of(Experiment).items():
+        found[name] = key
+        inner = {"prototypes": PrototypeConfig, "pool.sources": SourceConfig}.get(name)
+        if inner is not None:
+            found |= {f"{name}.{one.name}": _prefixed(name, one) for one in keys_of(inner).values()}
+    return found
+
+
+def default_of(name: str) -> Any:
+    """Return the default of a key by its full name."""
+    return all_keys()[name].default
+
+
+def is_free(name: str, kind: type[Section]) -> bool:
+    """Say whether a key may change when a run is resumed: whether it changes no byte of a model."""
+    known = keys_of(kind)
+    return name in known and known[name].kind == "execution"
+
+
+def resolve(word: str, kind: type[Section]) -> str:
+    """Return the full name of a key, of which the last part is enough where only one key has it.
+
+    >>> from feddf.config.experiment import Experiment
+    >>> resolve("alpha", Experiment), resolve("local.epochs", Experiment)
+    ('partition.alpha', 'local.epochs')
+    """
+    known = keys_of(kind)
+    free = [name for name in known if word.startswith(f"{name}.")]  # an entry of a table of options
+    if word in known or (free and known[free[0]].allowed == "a table"):
+        return word
+    found = [key.name for key in known.values() if key.last == word]
+    if len(found) > 1:
+        raise ConfigError(f"'{word}' could mean {' or '.join(found)}; write the full name")
+    if not found:
+        raise ConfigError(f"unknown key '{word}'; {suggestion(word, kind)}")
+    return found[0]
+
+
+def suggestion(word: str, kind: type[Section]) -> str:
+    """Return the end of a sentence that suggests the key that was probably meant."""
+    known = keys_of(kind)
+    for key in known.values():
+        if word in key.synonyms or word.rpartition(".")[2] in key.synonyms:
+            return f"did you mean '{key.name}'?"
+    plain = {re.sub(r"[._]", "", name): name for name in known}
+    near = difflib.get_close_matches(re.sub(r"[._]", "", word), plain, n=1, cutoff=0.75)
+    if near:
+        return f"did you mean '{plain[near[0]]}'?"
+    section, _, last = word.rpartition(".")
+    by_last = {key.last: key.name for key in known.values() if not section or key.name.startswith(f"{section}.")}
+    near = difflib.get_close_matches(last, by_last, n=1, cutoff=0.75)
+    if near:
+        return f"did you mean '{by_last[near[0]]}'?"
+    sections = list(dict.fromkeys(name.partition(".")[0] for name in known))
+    return f"'feddf config' lists all keys; the sections are: {', '.join(sections)}"
+
+
+def short(name: str) -> str:
+    """Return the shortest name under which a key is known: its last part, if no other key ends in it."""
+    last = name.rpartition(".")[2]
+    return last if sum(key.last == last for key in all_keys().values()) == 1 else name
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested tables as one dictionary with full names."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
+def nested(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested tables with some values replaced, by their full names."""
+    result = {name: nested(value, {}) if isinstance(value, Mapping) else value for name, value in values.items()}
+    for name, value in changes.items():
+        *tables, last = name.split(".")
+        table: Any = result
+        for part in tables:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise ConfigError.at(name, value, f"'{part}' is not a section of this configuration")
+        table[last] = value
+    return result
+
+
+def find(word: str) -> list[Key]:
+    """Return the keys that a word is about: one key, all of a section, or those that are called something like it."""
+    known = all_keys()
+    if word in known:
+        return [known[word], *(key for name, key in known.items() if name.startswith(f"{word}."))]
+    found = [key for name, key in known.items() if name.startswith(f"{word}.")]
+    found = found or [key for key in known.values() if key.last == word or word in key.synonyms]
+    if not found:
+        raise ConfigError(f"no key or section is called '{word}'; {nearest(word, known)}")
+    return found
+
+
+def markdown() -> str:
+    """Return the reference of all keys as Markdown, a table for each section."""
+    parts = []
+    for section in dict.fromkeys(name.rpartition(".")[0] for name in all_keys()):
+        rows = [key for name, key in all_keys().items() if name.rpartition(".")[0] == section]
+        title = f"`[{section}]`" if section not in ("", "prototypes", "pool.sources") else {
+            "": "On top", "prototypes": "`[[prototypes]]`", "pool.sources": "An entry of `pool.sources`"
+        }[section]  # fmt: skip
+        lines = [f"## {title}\n", "| key | default | allowed | meaning |", "|---|---|---|---|"]
+        lines += [f"| `{key.last}` | `{key.shown_default}` | {key.allowed} | {key.meaning} |" for key in rows]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def _prefixed(section: str, key: Key) -> Key:
+    return Key(f"{section}.{key.name}", key.default, key.allowed, key.meaning, key.kind, key.synonyms)
+
+
+def _key(name: str, field: FieldInfo) -> Key:
+    extra = extra_of(field)
+    allowed = _allowed(field, extra)
+    default = field.default if field.default_factory is None else field.get_default(call_default_factory=True)
+    return Key(name, default, allowed, field.description or "", extra.get("kind", "task"), tuple(extra["synonyms"]))
+
+
+def _allowed(field: FieldInfo, extra: Mapping[str, Any]) -> str:
+    if extra["names"] is not None:
+        names = [*([extra["also"]] if extra["also"] else []), *(f"{n}PATH" if n[-1] == ":" else n for n in extra["names"])]
+        return ", ".join(names) + ", or module:attribute"
+    return _type_text(field.annotation) + _bounds_text(field)
+
+
+def _type_text(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(str(argument) for argument in arguments)
+    if origin in (Union, UnionType):
+        return " or ".join(_type_text(argument) for argument in arguments if argument is not type(None))
+    if origin is tuple:
+        return {PrototypeConfig: "names or tables", SourceConfig: "names or tables"}.get(arguments[0], "names")
+    if origin is dict:
+        return "a table"
+    return {int: "whole number", float: "number", bool: "true or false", str: "text"}.get(annotation, "text")
+
+
+def _bounds_text(field: FieldInfo) -> str:
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    found = [
+        f"{text} {getattr(bound, name):g}" for bound in field.metadata for name, text in words.items() if hasattr(bound, name)
+    ]
+    return f" {' and '.join(found)}" if found else ""

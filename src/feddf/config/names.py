@@ -1,0 +1,170 @@
+"""The names that a configuration may use, and where the code behind each one is.
+
+One dictionary for each kind of thing. To add a model, a method, a data set or another part by name, write it and add
+one line here. A user's own needs no line: it is named as ``module:attribute``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from feddf.config.errors import ConfigError, nearest
+
+
+class Names(Mapping[str, Any]):
+    """A dictionary from names to objects that are imported when they are looked up.
+
+    A name that ends in a colon takes the rest of what is written as its first argument (``folder:PATH``).
+
+    >>> MODELS["mlp"].__name__
+    'MLP'
+    >>> MODELS["collections:OrderedDict"].__name__
+    'OrderedDict'
+    """
+
+    def __init__(self, key: str, places: Mapping[str, str]) -> None:
+        self.key, self._places = key, dict(places)
+
+    def __getitem__(self, name: str) -> Any:
+        self.check(name)
+        kind, _, rest = name.partition(":")
+        if f"{kind}:" in self._places:
+            return partial(self._imported(name, self._places[f"{kind}:"]), rest)
+        return self._imported(name, self._places.get(name, name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        """Say whether a name is known here, without importing anything."""
+        kind, colon, rest = str(name).partition(":")
+        return bool(rest) and f"{kind}:" in self._places if colon else name in self._places
+
+    def check(self, name: str, *others: Names) -> None:
+        """Raise :class:`ConfigError` for a name that is neither known, here or there, nor a ``module:attribute``."""
+        module, _, attribute = name.partition(":")
+        if not (module and attribute) and not any(name in names for names in (self, *others)):
+            known = [known for names in (self, *others) for known in names]
+            raise ConfigError.at(self.key, name, f"{nearest(name, known)} (your own is written as module:attribute)")
+
+    def _imported(self, name: str, place: str) -> Any:
+        module, _, attribute = place.partition(":")
+        try:
+            return getattr(import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError.at(self.key, name, f"cannot be imported: {error}") from error
+
+
+METHODS = Names(
+    "fusion.method",
+    {
+        "fedavg": "feddf.fusion.average:fedavg",
+        "feddf": "feddf.fusion.feddf:feddf",
+        "fedma": "feddf.fusion.fedma:fedma",
+    },
+)
+"""(resources, settings, engine) -> a fusion, or a method that also asks something of its clients."""
+
+AVERAGES = Names(
+    "fusion.average",
+    {"examples": "feddf.fusion.average:average", "uniform": "feddf.fusion.average:uniform_average"},
+)
+"""(previous weights, updates of one prototype) -> weights to start from."""
+
+DROP_RULES = Names(
+    "fusion.drop_worst",
+    {"paper": "feddf.fusion.select:random_guessers", "released": "feddf.fusion.select:released_rule"},
+)
+"""(accuracy by client, number of classes, number of examples) -> the clients to drop."""
+
+TARGETS = Names(
+    "teachers.average",
+    {"logits": "feddf.fusion.ensemble:avg_logits", "probabilities": "feddf.fusion.ensemble:avg_probabilities"},
+)
+"""(votes, temperature) -> class probabilities."""
+
+TEACHER_WEIGHTS = Names(
+    "teachers.weights",
+    {
+        "uniform": "feddf.fusion.weights:uniform",
+        "examples": "feddf.fusion.weights:by_examples",
+        "validation": "feddf.fusion.weights:by_accuracy",
+        "certainty": "feddf.fusion.weights:by_certainty",
+        "class-counts": "feddf.fusion.weights:by_class_counts",
+    },
+)
+"""(teachers, resources, accuracies) -> the weight of each teacher, by its id."""
+
+BINARISATIONS = Names(
+    "local.binary",
+    {
+        "straight-through": "feddf.models.binary:straight_through",
+        "error-feedback": "feddf.models.binary:error_feedback",
+    },
+)
+"""(model, job) -> how the trained model becomes the state that is sent."""
+
+MODELS = Names(
+    "prototypes.model",
+    {
+        "mlp": "feddf.models.mlp:MLP",
+        "cnn": "feddf.models.cnn:CNN",
+        "resnet8": "feddf.models.resnet:resnet8",
+        "resnet20": "feddf.models.resnet:resnet20",
+        "resnet32": "feddf.models.resnet:resnet32",
+        "shufflenetv2": "feddf.models.shufflenet:ShuffleNetV2",
+        "transformer": "feddf.models.transformer:Transformer",
+        "vgg9": "feddf.models.vgg:VGG",
+        "vgg9-released": "feddf.models.vgg:vgg9_released",
+    },
+)
+"""(shape of one input, number of classes, **options) -> a module from encoded inputs to logits."""
+
+DATASETS = Names(
+    "data.name",
+    {
+        "mnist-5k": "feddf.data.datasets:mnist_5k",
+        "digits": "feddf.data.datasets:digits",
+        "toy": "feddf.data.datasets:toy",
+        "cifar10": "feddf.data.datasets:cifar10",
+        "cifar100": "feddf.data.datasets:cifar100",
+        "mnist": "feddf.data.datasets:mnist",
+        "fashion-mnist": "feddf.data.datasets:fashion_mnist",
+        "stl10": "feddf.data.datasets:stl10",
+        "imagenet32": "feddf.data.datasets:imagenet32",
+        "tiny-imagenet": "feddf.data.datasets:tiny_imagenet",
+        "sst2": "feddf.data.text:sst2",
+        "ag_news": "feddf.data.text:ag_news",
+        "folder:": "feddf.data.datasets:image_folder",
+    },
+)
+"""(the section [data]) -> a data set."""
+
+PARTITIONS = Names(
+    "partition.scheme",
+    {
+        "dirichlet": "feddf.data.partition:dirichlet",
+        "dirichlet-equal": "feddf.data.partition:dirichlet_equal",
+        "shards": "feddf.data.partition:by_shards",
+        "iid": "feddf.data.partition:iid",
+    },
+)
+"""(labels, number of clients, the section [partition], number of classes, seed) -> the indices of each client."""
+
+SOURCES = Names(
+    "pool.sources",
+    {
+        "train": "feddf.runs.pool:from_training",
+        "validation": "feddf.runs.pool:from_validation",
+        "noise": "feddf.runs.pool:from_noise",
+        "plane": "feddf.runs.pool:from_plane",
+        "generator:": "feddf.runs.pool:from_generator",
+    },
+)
+"""(source, task, seed) -> raw inputs. Every data set is a source as well."""

@@ -1,0 +1,49 @@
+"""The record of a round: one JSON object a line in a run's ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired, TypedDict
+
+
+class ModelRecord(TypedDict):
+    """Accuracies of one prototype: averaged (line 11), fused (line 15), and fused on the validation data."""
+
+    averaged: float | None
+    fused: float | None
+    validation: NotRequired[float]
+
+
+class DroppedRecord(TypedDict):
+    """A client without a usable update, and the reason."""
+
+    client: str
+    reason: str
+
+
+class DistillationRecord(TypedDict):
+    """How one student learned: steps taken, the step whose weights were kept, and the score before and after."""
+
+    steps: int
+    best_step: int
+    score_before: float | None
+    score_after: float | None
+
+
+class Record(TypedDict):
+    """What happened in a round. A method may add notes of its own under further names."""
+
+    round: int
+    clients: list[str]
+    ensemble: float | None
+    models: dict[str, ModelRecord]
+    metrics_of_clients: dict[str, float]
+    accuracy_of_clients: NotRequired[dict[str, float | None]]
+    bytes_down: dict[str, int]
+    bytes_up: dict[str, int]
+    dropped: list[DroppedRecord]
+    attempts: int
+    seconds: dict[str, float]
+    distillation: NotRequired[dict[str, DistillationRecord]]
+    dropped_worst: NotRequired[dict[str, Any]]
+    fedma: NotRequired[dict[str, Any]]
+    evaluated_by_clients: NotRequired[dict[str, Any]]

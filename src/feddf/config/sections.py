@@ -1,0 +1,331 @@
+"""The sections of a configuration: one frozen type each, which the component that it is about takes whole.
+
+Every key states its default (the paper's, where the paper has one), its bounds and its meaning in one place; the table
+of ``feddf config`` and of the documentation is made from them. Its kind says what a change of it means:
+
+* ``task``: another experiment (whose data, which sizes);
+* ``method``: another method on the same experiment;
+* ``execution``: the same bytes, elsewhere or with another log. Only these may change when a run is resumed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic.fields import FieldInfo
+
+from feddf.config.errors import ConfigError
+from feddf.config.names import (
+    AVERAGES,
+    BINARISATIONS,
+    DATASETS,
+    DROP_RULES,
+    METHODS,
+    MODELS,
+    PARTITIONS,
+    SOURCES,
+    TARGETS,
+    TEACHER_WEIGHTS,
+    Names,
+)
+
+Kind = Literal["task", "method", "execution"]
+
+
+def key(
+    default: Any,
+    meaning: str,
+    *,
+    kind: Kind = "task",
+    names: Names | None = None,
+    also: str = "",
+    synonyms: str = "",
+    **bounds: Any,
+) -> Any:
+    """Return a field of a section.
+
+    ``names`` is the dictionary that the value is looked up in, ``also`` a further value that is allowed, and
+    ``synonyms`` are words under which people may look for the key.
+    """
+    extra = {"kind": kind, "names": names, "also": also, "synonyms": synonyms.split()}
+    return Field(default, description=meaning, json_schema_extra=extra, **bounds)
+
+
+def extra_of(field: FieldInfo) -> dict[str, Any]:
+    """Return what :func:`key` noted about a field."""
+    found = field.json_schema_extra
+    return found if isinstance(found, dict) else {}
+
+
+class Section(BaseModel):
+    """A frozen group of keys; unknown keys and values of another type are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, given: Any) -> Any:
+        return tuple(given) if isinstance(given, list) else given
+
+    @field_validator("*")
+    @classmethod
+    def _name_is_known(cls, value: Any, info: ValidationInfo) -> Any:
+        extra = extra_of(cls.model_fields[str(info.field_name)])
+        if extra.get("names") is not None and value != extra["also"]:
+            extra["names"].check(value)
+        return value
+
+
+class DataConfig(Section):
+    """``[data]``: the examples that the clients hold together, and what the server keeps of them."""
+
+    name: str = key(..., "the data set", names=DATASETS, synonyms="data dataset")
+    folder: str | None = key(
+        None,
+        "the folder of all data sets (default: that of the variable FEDDF_DATA, or data)",
+        kind="execution",
+        synonyms="data_dir root path",
+    )
+    size: int | None = key(None, "use only so many training examples, chosen at random", ge=2, synonyms="data_size")
+    test_size: int | None = key(None, "use only so many test examples", ge=1)
+    image_size: int | None = key(None, "the side to which the images of a folder are cut and resized", ge=1)
+    tokenizer: str | None = key(None, "a tokenizer's folder or name (default: that of the first transformer)")
+    max_tokens: int = key(64, "the length to which texts are cut", ge=2)
+    validation: float = key(0.1, "the share of the training data that the server holds out", ge=0, lt=1)
+    validation_split: Literal["random", "last"] = key("random", "which examples are held out")
+
+
+class PartitionConfig(Section):
+    """``[partition]``: who holds which examples."""
+
+    scheme: str = key("dirichlet", "how examples are dealt to clients", names=PARTITIONS, synonyms="partition")
+    alpha: float = key(1.0, "α of the Dirichlet distribution: small is skewed, large is even", gt=0)
+    classes_per_client: int = key(2, "pieces of the sorted data a client gets (scheme 'shards')", ge=1)
+    min_size: int = key(10, "the least examples a client has (scheme 'dirichlet')", ge=2, synonyms="min_shard")
+
+
+class ClientsConfig(Section):
+    """``[clients]``: how many there are, how many take part in a round, and what happens if some do not answer."""
+
+    number: int = key(20, "K, the number of clients", ge=1, synonyms="clients n_clients num_clients")
+    fraction: float = key(0.4, "C, the share of the clients that take part in a round", gt=0, le=1)
+    quorum: float = key(0.5, "the share of the sampled clients without which a round is abandoned", gt=0, le=1)
+    attempts: int = key(3, "how often an abandoned round is tried again, with other clients", ge=1)
+    deadline: float | None = key(None, "seconds after which a client counts as failed", gt=0, synonyms="timeout")
+
+    @property
+    def cohort(self) -> int:
+        """The number of clients sampled in a round."""
+        return cohort_size(self.number, self.fraction)
+
+
+def cohort_size(clients: int, fraction: float) -> int:
+    """Return C·K, rounded: the number of clients sampled in a round; 0 means that C is too small."""
+    return round(fraction * clients)
+
+
+class PrototypeConfig(Section):
+    """``[[prototypes]]``: one architecture. All further keys are options of the model."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    model: str = key(..., "the architecture", names=MODELS)
+    name: str = key("", "its name in logs and files (default: the model's)", pattern=r"^[A-Za-z0-9_.-]*$", max_length=64)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_string(cls, given: Any) -> Any:
+        return {"model": given} if isinstance(given, str) else given
+
+    @property
+    def label(self) -> str:
+        """The prototype's name: its own, or else the model's."""
+        return self.name or self.model.rpartition(":")[2]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments for the model."""
+        return dict(self.model_extra or {})
+
+
+class LocalConfig(Section):
+    """``[local]``: what a client does with its examples (Algorithm 2)."""
+
+    epochs: int = key(40, "E, the passes over the client's examples", ge=1, synonyms="local_epochs")
+    batch: int = key(64, "examples in a mini-batch", ge=2, synonyms="local_batch batch_size")
+    rate: float = key(0.1, "the learning rate", gt=0, synonyms="lr learning_rate local_rate")
+    optimizer: Literal["sgd", "adam"] = key("sgd", "the optimizer, new in every round", kind="method")
+    decay: Literal["none", "linear", "cosine"] = key("none", "how the rate falls during a round", kind="method")
+    proximal: float = key(0.0, "FedProx's μ", kind="method", ge=0, synonyms="mu prox fedprox")
+    binary: str = key(
+        "none",
+        "binarise the weights of the inner layers, and by which gradient",
+        kind="method",
+        names=BINARISATIONS,
+        also="none",
+        synonyms="local_binary",
+    )
+    augment: Literal["auto", "none", "flip-crop"] = key("auto", "mirror and shift images; 'auto': where the data allow it")
+
+
+class SourceConfig(Section):
+    """One of ``pool.sources``: where unlabeled inputs come from, and which part of them is used.
+
+    ``classes`` are that many classes at random, or those named; ``avoid`` leaves out those whose names share a word
+    with these names, or with the class names of a data set.
+    """
+
+    name: str = key(..., "a kind of source, or any data set", names=SOURCES)
+    size: int | None = key(None, "use so many inputs", ge=2)
+    fraction: float | None = key(None, "use this share of the inputs", gt=0, le=1)
+    classes: int | tuple[str, ...] | None = key(None, "use that many classes at random, or those named")
+    avoid: str | tuple[str, ...] = key((), "leave out classes that share a word with these, or with a data set's")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_string(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_known(cls, value: str) -> str:
+        SOURCES.check(value, DATASETS)
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        made = self.name in ("noise", "plane", "validation") or self.name.startswith("generator:")
+        if isinstance(self.classes, int) and self.classes < 1:
+            raise ConfigError.at("pool.sources.classes", self.classes, "at least one class is needed")
+        if (made or self.name == "train") and (self.classes is not None or self.avoid):
+            raise ConfigError.at("pool.sources", self.name, "it has no classes to choose from")
+        if made and self.fraction is not None:
+            raise ConfigError.at("pool.sources", self.name, "give it a size, not a fraction")
+        if self.size is not None and self.fraction is not None:
+            raise ConfigError.at("pool.sources", self.name, "give it a size or a fraction, not both")
+        return self
+
+
+class PoolConfig(Section):
+    """``[pool]``: the server's unlabeled inputs, on which students are distilled."""
+
+    sources: tuple[SourceConfig, ...] = key((), "where they come from: one or several", synonyms="pool source")
+    size: int | None = key(None, "use at most so many inputs, chosen at random", ge=2, synonyms="pool_size")
+    augment: bool = key(
+        False, "mirror and shift them (only with teachers.ask = 'each-batch')", kind="method", synonyms="pool_augment"
+    )
+
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _one_or_several(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            return tuple(part.strip() for part in given.split(",") if part.strip())
+        return (given,) if isinstance(given, dict) else given
+
+    @property
+    def names(self) -> str:
+        """The names of the sources, with commas between them."""
+        return ", ".join(source.name for source in self.sources)
+
+    @property
+    def share_of_training(self) -> float:
+        """The share of the training data that becomes unlabeled inputs of the server (source 'train')."""
+        return sum(source.fraction or 0.5 for source in self.sources if source.name == "train")
+
+
+class FusionConfig(Section):
+    """``[fusion]``: how updates become the next models."""
+
+    method: str = key("feddf", "the method", kind="method", names=METHODS)
+    average: str = key(
+        "examples",
+        "the weights of the average: n_k, or all alike",
+        kind="method",
+        names=AVERAGES,
+        synonyms="average_weights rule",
+    )
+    batchnorm: Literal["average", "last", "recalibrate", "local"] = key(
+        "average", "what becomes of BatchNorm's statistics in the average", kind="method"
+    )
+    momentum: float = key(0.0, "server momentum β (FedAvgM)", kind="method", ge=0, lt=1, synonyms="server_momentum beta")
+    drop_worst: str = key(
+        "none",
+        "leave out clients that learned nothing, by which rule",
+        kind="method",
+        names=DROP_RULES,
+        also="none",
+    )
+    options: dict[str, Any] = key({}, "whatever a method of your own wants to be told", kind="method")
+
+
+class TeachersConfig(Section):
+    """``[teachers]``: how the clients' models answer as an ensemble."""
+
+    ask: Literal["once", "each-batch"] = key(
+        "once",
+        "ask them once a round for the whole pool, or again for each batch, as the pseudo code has it",
+        kind="method",
+        synonyms="mode cached online",
+    )
+    average: str = key(
+        "logits", "what is averaged over the teachers", kind="method", names=TARGETS, synonyms="teacher_average target"
+    )
+    weights: str = key(
+        "uniform", "how much each teacher counts", kind="method", names=TEACHER_WEIGHTS, synonyms="teacher_weights"
+    )
+    swag_samples: int = key(0, "further teachers, sampled from a Gaussian over the clients' models", kind="method", ge=0)
+    swag_scale: float = key(0.5, "the scale of that Gaussian's deviations", kind="method", gt=0)
+
+
+class DistillConfig(Section):
+    """``[distill]``: how a student learns from the teachers' answers (section 4.1)."""
+
+    start: Literal["average", "previous", "best"] = key(
+        "average", "the student's first weights: averaged, previous, or the better of both", kind="method"
+    )
+    steps: int = key(10_000, "N, the most steps", ge=1, synonyms="distill_steps")
+    batch: int = key(128, "unlabeled inputs in a mini-batch", ge=2, synonyms="distill_batch")
+    rate: float = key(1e-3, "the learning rate", gt=0, synonyms="distill_rate")
+    optimizer: Literal["adam", "sgd", "swa"] = key(
+        "adam",
+        "'adam' and 'sgd' with cosine annealing; 'swa' averages the weights at the end of each cycle of SGD",
+        kind="method",
+    )
+    swa_cycle: int = key(25, "steps in one of SWA's cycles", kind="method", ge=1)
+    clip: float | None = key(None, "the largest norm of a gradient", kind="method", gt=0, synonyms="distill_clip")
+    temperature: float = key(1.0, "T, which softens the answers of teachers and student", kind="method", gt=0)
+    stop: Literal["validation", "held-out-loss", "steps"] = key(
+        "validation",
+        "stop by the accuracy on validation data, by the loss on held-out inputs of the pool, or after all steps",
+        kind="method",
+    )
+    held_out: float = key(0.1, "the share of the pool held out by stop = 'held-out-loss'", kind="method", gt=0, lt=1)
+    check: int = key(100, "steps between two looks at the score", ge=1, synonyms="distill_check check_every")
+    patience: int = key(1_000, "steps without a better score after which a student stops", ge=1)
+
+    @property
+    def approach(self) -> int:
+        """The steps before patience counts: SWA begins to average after the first quarter, which only approaches."""
+        return self.steps // 4 if self.optimizer == "swa" else 0
+
+
+class FedMAConfig(Section):
+    """``[fedma]``: matched averaging."""
+
+    growth: float = key(1.25, "how far a matched layer may grow", kind="method", ge=1, synonyms="fedma_growth")
+
+
+class RunConfig(Section):
+    """``[run]``: where the work is done, and what is kept of it. Threads and compilation change the last bits."""
+
+    engine: Literal["processes", "in-process", "ray"] = key("processes", "where jobs run", kind="execution")
+    workers: int | None = key(None, "worker processes (default: one for each core)", kind="execution", ge=1)
+    ray_address: str | None = key(None, "a Ray cluster's host:port (default: one on this machine)", kind="execution")
+    threads: int | None = key(
+        None, "torch threads of a student (default: 2 if it learns alone, else 1)", ge=1, synonyms="distill_threads"
+    )
+    compile: bool = key(False, "compile training steps (needs a C++ compiler)")
+    log_clients: bool = key(False, "log each client's test accuracy", kind="execution")
+    log_ensemble: bool = key(True, "log the ensemble's test accuracy", kind="execution")
+    keep_checkpoints: int = key(2, "how many of the newest checkpoints are kept", kind="execution", ge=2)

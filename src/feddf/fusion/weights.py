@@ -1,0 +1,68 @@
+"""How much each teacher counts. The paper's ensemble is uniform; these are the alternatives.
+
+Each is a function ``(teachers, resources, accuracies)`` that returns a weight for every teacher, by its id;
+``accuracies(teachers)`` measures them on the server's validation data. Weights travel to workers, so those that are
+functions are functions of a module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mode
+
+import torch
+from torch import Tensor
+
+from feddf.types import Resources, Update, Weight
+
+Accuracies = Callable[[Sequence[Update]], Mapping[str, float]]
+"""Measures clients' models on the server's validation data; returns their accuracies by client."""
+
+
+def uniform(teachers: Sequence[Update], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
+    """w_k = 1, as in the paper."""
+    return {teacher.client_id: 1.0 for teacher in teachers}
+
+
+def by_examples(teachers: Sequence[Update], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
+    """w_k = n_k, the number of examples that the teacher learned from."""
+    return _positive({teacher.client_id: float(teacher.n_examples) for teacher in teachers})
+
+
+def by_certainty(teachers: Sequence[Update], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
+    """w_k(d) = exp(−H(σ(z_k(d)))) for every sample d: one over the number of classes that it wavers between."""
+    return {teacher.client_id: certainty for teacher in teachers}
+
+
+def by_class_counts(teachers: Sequence[Update], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
+    """w_k(c) = n_kc, the number of examples of class c that the teacher learned from, where it discloses them.
+
+    A teacher that does not is taken to have n_k / M of each; a class that nobody has gets equal weights.
+    """
+    lengths = [len(teacher.class_counts or ()) for teacher in teachers]
+    n_classes = resources.validation.n_classes if resources.validation is not None else mode(lengths)
+    rows = torch.stack([_counts(teacher, n_classes) for teacher in teachers])
+    rows[:, rows.sum(dim=0) <= 0] = 1.0
+    return {teacher.client_id: row for teacher, row in zip(teachers, rows, strict=True)}
+
+
+def by_accuracy(teachers: Sequence[Update], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
+    """w_k = the teacher's accuracy on the server's validation data."""
+    return _positive(accuracies(teachers))
+
+
+def certainty(logits: Tensor) -> Tensor:
+    """Return exp(−H(σ(logits))) of each row, between 1/M and 1."""
+    logs = logits.to(torch.float64).log_softmax(dim=-1)
+    return (logs.exp() * logs).sum(dim=-1, keepdim=True).exp()
+
+
+def _positive(weights: Mapping[str, float]) -> dict[str, float]:
+    """Return the weights, or equal ones where all are zero."""
+    return dict(weights) if any(weights.values()) else dict.fromkeys(weights, 1.0)
+
+
+def _counts(teacher: Update, classes: int) -> Tensor:
+    if teacher.class_counts is None or len(teacher.class_counts) != classes:
+        return torch.full((classes,), teacher.n_examples / classes, dtype=torch.float64)
+    return torch.tensor(teacher.class_counts, dtype=torch.float64)

@@ -1,0 +1,53 @@
+"""Data sets by name, checked before anything is trained on them."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from feddf.config import ConfigError, DataConfig, Experiment, PrototypeConfig
+from feddf.config.names import DATASETS
+from feddf.data.datasets import Dataset, wrong_labels
+from feddf.data.text import TEXTS, tokenizer
+from feddf.runtime.packages import transformers
+
+
+def load_dataset(key: str, name: str, data: DataConfig) -> Dataset:
+    """Return a data set; ``key`` is where the configuration names it."""
+    found = named(key, name, data)
+    if not isinstance(found, Dataset):
+        raise ConfigError.at(key, name, f"must give a feddf.Dataset, and gave a {type(found).__name__}")
+    for examples in (found.train, found.test):
+        if wrong := wrong_labels(examples):
+            raise ConfigError.at(key, name, f"has {wrong}")
+    return found
+
+
+def named(key: str, name: str, data: DataConfig) -> object:
+    """Return what a name stands for: a data set, or whatever a function (or module) of the user's own gives."""
+    try:
+        loader = DATASETS[name]
+        return loader if isinstance(loader, nn.Module) else loader(data)
+    except (ValueError, FileNotFoundError) as error:
+        raise ConfigError.at(key, name, str(error)) from error
+
+
+def with_tokenizer(experiment: Experiment) -> DataConfig:
+    """Return the section [data] with the tokenizer of the first transformer, where none is named."""
+    paths = [str(prototype.options["path"]) for prototype in experiment.prototypes if "path" in prototype.options]
+    if experiment.data.tokenizer or not paths:
+        return experiment.data
+    return experiment.data.model_copy(update={"tokenizer": paths[0]})
+
+
+def check_vocabulary(prototype: PrototypeConfig, data: DataConfig) -> None:
+    """A tokenizer that knows more tokens than the model would fail somewhere inside the first batch that has one."""
+    if data.name not in TEXTS or "path" not in prototype.options or data.tokenizer is None:
+        return
+    path, found = prototype.options["path"], tokenizer(data.tokenizer, data.max_tokens)
+    model = transformers().AutoConfig.from_pretrained(path)
+    if found.n_tokens > model.vocab_size:
+        allowed = f"it knows {found.n_tokens} tokens, and the model {path} can read {model.vocab_size}"
+        raise ConfigError.at("data.tokenizer", data.tokenizer, allowed)
+    if found.padding != (model.pad_token_id or 0):
+        allowed = f"it pads with token {found.padding}, and the model {path} with {model.pad_token_id}"
+        raise ConfigError.at("data.tokenizer", data.tokenizer, allowed)
