@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from feddf.accelerate import can_compile, compiled
+from feddf.runs.config import parse
+from feddf.threads import threads
 
 from conftest import Tiny
 from feddf import accelerate
-from feddf.accelerate import can_compile, compiled
 from feddf.engines import Processes, in_process
 from feddf.runs import build
-from feddf.runs.config import parse
 from feddf.states import digest
-from feddf.threads import threads
 from feddf.types import Job
 
 pytestmark = pytest.mark.xdist_group("compile")

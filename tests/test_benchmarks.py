@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-
 from feddf.accelerate import eager
 from feddf.threads import threads
+from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 

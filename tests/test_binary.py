@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from feddf.binary import BinaryState, Bits, binarise, binarised, inner_layers, settle, wire
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from conftest import Tiny, stripes
 from feddf.admit import admit
-from feddf.binary import BinaryState, Bits, binarise, binarised, inner_layers, settle, wire
 from feddf.engines import Processes
 from feddf.local import local_update
 from feddf.models import MODELS

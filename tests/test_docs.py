@@ -7,7 +7,6 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-
 from feddf.experiments.compare import variant
 from feddf.runs.config import load, presets
 

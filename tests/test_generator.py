@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from feddf.models.generator import Discriminator, Generator
 from matplotlib.image import imread, imsave
 from torch import Tensor, nn
 
 from feddf.generator import GeneratorError, load, sample, train, training
 from feddf.generator.folder import GeneratorFolder
 from feddf.generator.pictures import png, read_folder, sheet
-from feddf.models.generator import Discriminator, Generator
 from test_cli import feddf
 
 STEPS = 7

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import torch
+from feddf.recalibrate import recalibrate
 from torch import nn
 
 from conftest import Tiny
 from feddf.data.encode import plain
-from feddf.recalibrate import recalibrate
 from feddf.types import Inputs
 
 

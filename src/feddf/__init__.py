@@ -1,103 +1,125 @@
 """One good model out of many: fusion of neural networks that were trained apart, by ensemble distillation (FedDF).
 
 The pieces compose by plain calls; ``examples/`` shows whole programs. Names are loaded when they are first
-used, so that reading reports (``feddf.report``) does not wait for torch.
+used, so that reading configurations and reports does not wait for torch.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from feddf.data.datasets import DATASETS, Dataset
-    from feddf.data.partition import dirichlet, iid, split
-    from feddf.data.unlabeled import adapt
-    from feddf.engines.in_process import in_process
-    from feddf.engines.processes import Processes
-    from feddf.evaluate import accuracy
-    from feddf.fusion.average import average, fedavg
-    from feddf.fusion.distill import Schedule
-    from feddf.fusion.ensemble import avg_logits
-    from feddf.fusion.feddf import feddf
-    from feddf.local import local_update
-    from feddf.models import MODELS
-    from feddf.rounds import Federation, QuorumError
-    from feddf.runs.build import build
-    from feddf.runs.config import Experiment, load
-    from feddf.runs.run import play
-    from feddf.runs.settings import ConfigError
-    from feddf.runs.store import RunFolder
-    from feddf.states import initial
-    from feddf.types import (
-        Client,
-        Examples,
-        Failure,
-        Fused,
-        Inputs,
-        Job,
-        Prototype,
-        Round,
-        ServerState,
-        Update,
-    )
+if TYPE_CHECKING:  # explicit re-exports; the table below must list the same names
+    from feddf.config import ClientsConfig as ClientsConfig
+    from feddf.config import ConfigError as ConfigError
+    from feddf.config import DataConfig as DataConfig
+    from feddf.config import DistillConfig as DistillConfig
+    from feddf.config import Experiment as Experiment
+    from feddf.config import FedMAConfig as FedMAConfig
+    from feddf.config import FusionConfig as FusionConfig
+    from feddf.config import LocalConfig as LocalConfig
+    from feddf.config import PartitionConfig as PartitionConfig
+    from feddf.config import PoolConfig as PoolConfig
+    from feddf.config import PrototypeConfig as PrototypeConfig
+    from feddf.config import Record as Record
+    from feddf.config import RunConfig as RunConfig
+    from feddf.config import Settings as Settings
+    from feddf.config import SourceConfig as SourceConfig
+    from feddf.config import TeachersConfig as TeachersConfig
+    from feddf.config import load as load
+    from feddf.config.names import DATASETS as DATASETS
+    from feddf.config.names import METHODS as METHODS
+    from feddf.config.names import MODELS as MODELS
+    from feddf.data.datasets import Dataset as Dataset
+    from feddf.data.partition import dirichlet as dirichlet
+    from feddf.data.partition import iid as iid
+    from feddf.data.partition import split as split
+    from feddf.data.unlabeled import adapt as adapt
+    from feddf.engines.in_process import in_process as in_process
+    from feddf.engines.processes import Processes as Processes
+    from feddf.evaluate import accuracy as accuracy
+    from feddf.fusion.average import average as average
+    from feddf.fusion.average import fedavg as fedavg
+    from feddf.fusion.average import start_from as start_from
+    from feddf.fusion.compose import method_of as method_of
+    from feddf.fusion.distill import distill as distill
+    from feddf.fusion.ensemble import avg_logits as avg_logits
+    from feddf.fusion.ensemble import avg_probabilities as avg_probabilities
+    from feddf.fusion.feddf import feddf as feddf
+    from feddf.fusion.fedma import fedma as fedma
+    from feddf.fusion.momentum import momentum as momentum
+    from feddf.fusion.select import drop_worst as drop_worst
+    from feddf.fusion.swag import swag as swag
+    from feddf.local import local_update as local_update
+    from feddf.rounds import Federation as Federation
+    from feddf.rounds import QuorumError as QuorumError
+    from feddf.rounds import run_round as run_round
+    from feddf.rounds import run_rounds as run_rounds
+    from feddf.runs.build import build as build
+    from feddf.runs.run import run_experiment as run_experiment
+    from feddf.runs.store import RunFolder as RunFolder
+    from feddf.states import initial as initial
+    from feddf.types import Client as Client
+    from feddf.types import Engine as Engine
+    from feddf.types import Examples as Examples
+    from feddf.types import Failure as Failure
+    from feddf.types import Fused as Fused
+    from feddf.types import Fusion as Fusion
+    from feddf.types import Inputs as Inputs
+    from feddf.types import Job as Job
+    from feddf.types import LocalTrain as LocalTrain
+    from feddf.types import Method as Method
+    from feddf.types import Prepare as Prepare
+    from feddf.types import Prototype as Prototype
+    from feddf.types import Resources as Resources
+    from feddf.types import Round as Round
+    from feddf.types import Rule as Rule
+    from feddf.types import ServerState as ServerState
+    from feddf.types import State as State
+    from feddf.types import Target as Target
+    from feddf.types import Update as Update
+    from feddf.types import Vote as Vote
 
 _HOMES = {
-    "types": "Client Examples Failure Fused Inputs Job Prototype Round ServerState Update",
+    "config": "ClientsConfig ConfigError DataConfig DistillConfig Experiment FedMAConfig FusionConfig LocalConfig "
+    "PartitionConfig PoolConfig PrototypeConfig Record RunConfig Settings SourceConfig TeachersConfig load",
+    "config.names": "DATASETS METHODS MODELS",
+    "types": "Client Engine Examples Failure Fused Fusion Inputs Job LocalTrain Method Prepare Prototype Resources "
+    "Round Rule ServerState State Target Update Vote",
     "states": "initial",
     "evaluate": "accuracy",
-    "data": "DATASETS Dataset dirichlet iid split",
+    "data.datasets": "Dataset",
+    "data.partition": "dirichlet iid split",
     "data.unlabeled": "adapt",
-    "models": "MODELS",
     "engines": "Processes in_process",
     "local": "local_update",
-    "fusion": "Schedule average avg_logits fedavg feddf",
-    "rounds": "Federation QuorumError",
-    "runs": "ConfigError Experiment RunFolder build load play",
+    "fusion.average": "average fedavg start_from",
+    "fusion.compose": "method_of",
+    "fusion.distill": "distill",
+    "fusion.ensemble": "avg_logits avg_probabilities",
+    "fusion.feddf": "feddf",
+    "fusion.fedma": "fedma",
+    "fusion.momentum": "momentum",
+    "fusion.select": "drop_worst",
+    "fusion.swag": "swag",
+    "rounds": "Federation QuorumError run_round run_rounds",
+    "runs.build": "build",
+    "runs.run": "run_experiment",
+    "runs.store": "RunFolder",
 }
 _HOME = {name: f"feddf.{module}" for module, names in _HOMES.items() for name in names.split()}
 
+__all__ = sorted(_HOME)
+
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("feddf")
     if name not in _HOME:
         raise AttributeError(f"module 'feddf' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
 
 
-__all__ = [
-    "DATASETS",
-    "MODELS",
-    "Client",
-    "ConfigError",
-    "Dataset",
-    "Examples",
-    "Experiment",
-    "Failure",
-    "Federation",
-    "Fused",
-    "Inputs",
-    "Job",
-    "Processes",
-    "Prototype",
-    "QuorumError",
-    "Round",
-    "RunFolder",
-    "Schedule",
-    "ServerState",
-    "Update",
-    "accuracy",
-    "adapt",
-    "average",
-    "avg_logits",
-    "build",
-    "dirichlet",
-    "fedavg",
-    "feddf",
-    "iid",
-    "in_process",
-    "initial",
-    "load",
-    "local_update",
-    "play",
-    "split",
-]
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME, "__version__"])

@@ -49,7 +49,7 @@ def logits(model: nn.Module, inputs: Inputs, batch: int = BATCH) -> Tensor:
 
 @dataclass(frozen=True)
 class Model:
-    """Weights to be tried. ``sampled`` ones were drawn by the server, so their BatchNorm statistics belong to no data."""
+    """Weights to be tried. The server drew ``sampled`` ones, whose BatchNorm statistics belong to no data."""
 
     id: str
     prototype: str

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Protocol
 
 from feddf.admit import admit
+from feddf.config.errors import FeddfError
 from feddf.config.sections import ClientsConfig, cohort_size
 from feddf.seeds import derive, numpy_generator
 from feddf.types import (
@@ -29,8 +30,10 @@ from feddf.types import (
 )
 
 
-class QuorumError(Exception):
+class QuorumError(FeddfError):
     """Too few clients answered, however often the round was tried."""
+
+    exit_code = 3
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 import torch
+from feddf.fusion.weigh import by_certainty
 from torch import Tensor
 
 from conftest import Tiny
 from feddf.engines import Processes, RayWorkers, in_process
 from feddf.fusion import FUSIONS
 from feddf.fusion.swag import swag
-from feddf.fusion.weigh import by_certainty
 from feddf.rounds import play
 from feddf.states import digest
 from feddf.types import Engine, Failure

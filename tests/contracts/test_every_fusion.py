@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from feddf.fusion.weigh import by_accuracy, by_certainty, by_class_counts, by_examples
 from torch import Tensor
 
 from conftest import Tiny, make_tiny, stripes
@@ -22,7 +23,6 @@ from feddf.fusion.fedma import cycle, fit_widths, layers_of
 from feddf.fusion.momentum import momentum
 from feddf.fusion.select import drop_worst, examined
 from feddf.fusion.swag import swag
-from feddf.fusion.weigh import by_accuracy, by_certainty, by_class_counts, by_examples
 from feddf.rounds import play
 from feddf.runs.store import pack, unpack
 from feddf.states import copy, digest, is_statistic

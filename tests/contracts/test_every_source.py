@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from feddf.runs.config import parse
 from PIL import Image
 
 from conftest import stripes
 from feddf.data import Dataset
 from feddf.generator import train
 from feddf.runs.build import build_task
-from feddf.runs.config import parse
 from feddf.types import Inputs
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from feddf.runs.config import parse
 
 from conftest import make_tiny
 from feddf.engines import RayError, RayWorkers, in_process
@@ -23,7 +24,6 @@ from feddf.fusion import FUSIONS
 from feddf.rounds import play
 from feddf.runs import RunFolder, build
 from feddf.runs import play as play_run
-from feddf.runs.config import parse
 from feddf.states import digest
 from feddf.types import Failure
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from feddf.experiments.bound import estimate
+from feddf.runs.config import parse
 
 from conftest import stripes
 from feddf.data import Dataset
-from feddf.experiments.bound import estimate
 from feddf.runs import build
-from feddf.runs.config import parse
 from test_cli import CONFIG, feddf
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-
 from feddf.experiments.compare import PARTS, SHORT, grid, variant
 from feddf.runs.config import Experiment, parse
 from feddf.runs.settings import ConfigError

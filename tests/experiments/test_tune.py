@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from feddf.experiments.tune import PAPER, Trial, beyond, table, tune
+from feddf.runs.config import Experiment, parse
+from feddf.runs.settings import ConfigError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddf.experiments.tune import PAPER, Trial, beyond, table, tune
 from feddf.report import read_run
 from feddf.runs import RunFolder
-from feddf.runs.config import Experiment, parse
-from feddf.runs.settings import ConfigError
 from test_cli import feddf
 
 BASE = parse(

@@ -6,14 +6,14 @@ import json
 import sys
 from pathlib import Path
 
+from feddf.flower.post import Post
+from feddf.runs.config import parse
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from simulate import simulate
 
 from feddf.flower import FedDF
-from feddf.flower.post import Post
 from feddf.flower.private import has_no_such_function
-from feddf.runs.config import parse
 
 
 def main(config: Path, folder: Path) -> None:

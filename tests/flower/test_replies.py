@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from feddf.flower.exchange import exchange
+from feddf.flower.post import Post
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from feddf.flower.exchange import exchange
-from feddf.flower.post import Post
 from feddf.flower.roster import Roster
 from feddf.flower.wire import from_arrays, job_message, to_arrays, update_from
 from feddf.types import Client, Failure, Job, Update

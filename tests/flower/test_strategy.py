@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from feddf.runs.config import Experiment, parse
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
@@ -21,7 +22,6 @@ from feddf.flower.wire import packed
 from feddf.report.read import read_run
 from feddf.rounds import QuorumError, sample
 from feddf.runs import ConfigError, RunFolder, StoreError, build, play
-from feddf.runs.config import Experiment, parse
 from feddf.states import digest
 from flower.local_grid import LocalGrid, Node, died
 

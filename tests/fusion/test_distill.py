@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from feddf.fusion.weigh import uniform
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -21,7 +22,6 @@ from feddf.evaluate import accuracy
 from feddf.fusion.distill import LOWEST, MOMENTUM, Schedule, distill, held_out_score, kl_divergence
 from feddf.fusion.ensemble import answer, ask, avg_logits, combine, question
 from feddf.fusion.feddf import Lesson, _consult
-from feddf.fusion.weigh import uniform
 from feddf.states import digest
 from feddf.types import Inputs, Job
 

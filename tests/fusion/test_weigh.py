@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from feddf.fusion.weigh import by_accuracy, by_certainty, by_class_counts, by_examples, certainty, uniform
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -12,7 +13,6 @@ from scipy.special import softmax
 from scipy.stats import entropy
 
 from feddf.fusion.ensemble import combine
-from feddf.fusion.weigh import by_accuracy, by_certainty, by_class_counts, by_examples, certainty, uniform
 from feddf.types import Update, Vote
 
 LOGITS = torch.tensor([[3.0, 0.0, 0.0], [0.1, 0.0, 0.0]])

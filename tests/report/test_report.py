@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from feddf.runs.config import FREE_ON_RESUME, Experiment
 from matplotlib.axes import Axes
 from rich.console import Console
 
@@ -14,7 +15,6 @@ from feddf.report import ReportError, Run, alike, find_runs, read_run
 from feddf.report.plots import learning_curves
 from feddf.report.read import HARMLESS, USUAL
 from feddf.report.tables import compare, percent, runs_table, seconds_table, spread
-from feddf.runs.config import FREE_ON_RESUME, Experiment
 
 
 def write(path: Path, method: str, seed: int, accuracies: list[float], cut: bool = False) -> Path:

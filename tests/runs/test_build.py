@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from feddf.runs.config import parse
 
 from feddf.data import Dataset, datasets
 from feddf.runs import ConfigError, RunFolder, play
 from feddf.runs.build import build
-from feddf.runs.config import parse
 from feddf.states import digest
 from feddf.types import Examples, Inputs
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from feddf.runs.config import differences, parse
 
 from feddf.runs import ConfigError, Experiment, load, presets
-from feddf.runs.config import differences, parse
 
 BASE = {"data": "toy", "pool": "plane", "prototypes": ["mlp"], "clients": 4}
 

@@ -8,12 +8,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from feddf.runs.config import parse
 
 from conftest import stripes
 from feddf.data import Dataset
 from feddf.fusion.ensemble import Answer, Question, answer
 from feddf.runs import ConfigError, RunFolder, build, judge, play
-from feddf.runs.config import parse
 from feddf.states import digest
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from feddf.runs.config import parse
 from torch import Tensor, nn
 
 from conftest import stripes
@@ -15,7 +16,6 @@ from feddf.data import Dataset
 from feddf.generator import train as train_generator
 from feddf.runs import ConfigError
 from feddf.runs.build import build, build_task
-from feddf.runs.config import parse
 from feddf.types import Inputs
 
 NAMES = ("oak tree", "Trucks", "sea fish")

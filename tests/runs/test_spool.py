@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from feddf.runs.profile import Profile
 from safetensors.torch import load_file, save_file
 
 from conftest import Tiny
 from feddf.engines import Processes, in_process
-from feddf.runs.profile import Profile
 from feddf.runs.spool import StateOnDisk, forget, keep, recall, remembering
 from feddf.states import digest
 from feddf.types import Failure, Job, Update

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from feddf.runs.config import parse
 
 from feddf.runs import store
-from feddf.runs.config import parse
 from feddf.runs.store import RunFolder, StoreError, pack, unpack
 from feddf.states import digest
 from feddf.types import ServerState

@@ -10,10 +10,10 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from feddf.runs.config import parse
 
 from feddf.models import MODELS
 from feddf.runs import ConfigError, RunFolder, build, play
-from feddf.runs.config import parse
 from feddf.states import digest
 
 WORDS = ["[PAD]", "[UNK]", "a", "good", "bad", "film", *map(str, range(40))]

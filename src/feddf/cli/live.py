@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from statistics import fmean
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from feddf.config.records import Record
 from feddf.report.tables import percent
 
 STAGES = {
@@ -43,10 +43,10 @@ class View:
         detail = f"{done}/{total}  {self.seconds_left()}"
         self._progress.update(self._task, description=label, completed=done, total=max(total, 1), detail=detail)
 
-    def add(self, record: dict[str, Any]) -> str:
+    def add(self, record: Record) -> str:
         """Take a finished round in; return it as a plain line."""
         models = record["models"].values()
-        averaged, fused = (fmean(model[which] for model in models) for which in ("averaged", "fused"))
+        averaged, fused = (mean([model["averaged"] for model in models]), mean([model["fused"] for model in models]))
         ensemble = percent(record["ensemble"]) if record["ensemble"] is not None else "–"
         dropped = f" ({len(record['dropped'])} dropped)" if record["dropped"] else ""
         clients = f"{len(record['clients'])}{dropped}"
@@ -59,7 +59,7 @@ class View:
         )
 
     def seconds_left(self) -> str:
-        """Return the time to the end of this run, by the rounds played so far."""
+        """Return the time to the end of this run, by the rounds done so far."""
         played = self._round - 1 - self._first
         if played < 1:
             return ""
@@ -86,10 +86,15 @@ def shown(view: View, console: Console) -> Iterator[None]:
         yield
 
 
-def follow(records: Iterable[dict[str, Any]], view: View, console: Console) -> None:
-    """Play a run to its end, showing every round."""
+def follow(records: Iterable[Record], view: View, console: Console) -> None:
+    """Run to the end, showing every round."""
     with shown(view, console):
         for record in records:
             line = view.add(record)
             if not console.is_terminal:
                 console.print(line, soft_wrap=True, highlight=False)
+
+
+def mean(values: list[float | None]) -> float:
+    """Return the mean, or not a number where a value is unknown."""
+    return fmean(float("nan") if value is None else value for value in values)

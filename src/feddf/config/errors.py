@@ -7,8 +7,16 @@ from collections.abc import Iterable
 from typing import Self
 
 
-class ConfigError(Exception):
+class FeddfError(Exception):
+    """Something that the user can put right; the message is one line, and ``exit_code`` is the command line's."""
+
+    exit_code = 1
+
+
+class ConfigError(FeddfError):
     """A mistake in a configuration: one line that names the key, the value and what is allowed."""
+
+    exit_code = 2
 
     @classmethod
     def at(cls, key: str, given: object, allowed: str) -> Self:

@@ -82,7 +82,7 @@ class Settings(Section):
         yield (
             self.distils and distill.stop == "validation" and not labelled,
             "data.validation",
-            "early stopping needs validation data; hold some out (0.1), or set distill.stop = 'held-out-loss' or 'steps'",
+            "early stopping needs validation data; hold some out, or set distill.stop = 'held-out-loss' or 'steps'",
         )
         yield (
             self.distils and distill.start == "best" and distill.stop == "steps",
@@ -160,7 +160,9 @@ class Experiment(Settings):
         if len(set(labels)) < len(labels):
             raise ConfigError.at("prototypes", labels, "two have the same name; give each a name of its own")
         if len(labels) > self.clients.number:
-            raise ConfigError.at("prototypes", labels, f"there are more prototypes than clients ({self.clients.number})")
+            raise ConfigError.at(
+                "prototypes", labels, f"there are more prototypes than clients ({self.clients.number})"
+            )
         self.refuse(self.mistakes(labelled=self.data.validation > 0, pooled=bool(self.pool.sources)))
         self.refuse(self._mistakes_in_pool())
         return self
@@ -215,9 +217,7 @@ def parse(values: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Experi
 def parse(values: Mapping[str, Any], kind: type[S], *, overrides: Sequence[str] = ()) -> S: ...
 
 
-def parse(
-    values: Mapping[str, Any], kind: type[Settings] = Experiment, *, overrides: Sequence[str] = ()
-) -> Settings:
+def parse(values: Mapping[str, Any], kind: type[Settings] = Experiment, *, overrides: Sequence[str] = ()) -> Settings:
     """Return checked settings, or raise :class:`ConfigError` with one line about the first mistake.
 
     A run folder's ``config.toml`` is a configuration too: the versions in it are left out.

@@ -186,7 +186,10 @@ def _key(name: str, field: FieldInfo) -> Key:
 
 def _allowed(field: FieldInfo, extra: Mapping[str, Any]) -> str:
     if extra["names"] is not None:
-        names = [*([extra["also"]] if extra["also"] else []), *(f"{n}PATH" if n[-1] == ":" else n for n in extra["names"])]
+        names = [
+            *([extra["also"]] if extra["also"] else []),
+            *(f"{n}PATH" if n[-1] == ":" else n for n in extra["names"]),
+        ]
         return ", ".join(names) + ", or module:attribute"
     return _type_text(field.annotation) + _bounds_text(field)
 
@@ -207,6 +210,9 @@ def _type_text(annotation: Any) -> str:
 def _bounds_text(field: FieldInfo) -> str:
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     found = [
-        f"{text} {getattr(bound, name):g}" for bound in field.metadata for name, text in words.items() if hasattr(bound, name)
+        f"{text} {getattr(bound, name):g}"
+        for bound in field.metadata
+        for name, text in words.items()
+        if hasattr(bound, name)
     ]
     return f" {' and '.join(found)}" if found else ""

@@ -39,16 +39,17 @@ def key(
     *,
     kind: Kind = "task",
     names: Names | None = None,
+    others: tuple[Names, ...] = (),
     also: str = "",
     synonyms: str = "",
     **bounds: Any,
 ) -> Any:
     """Return a field of a section.
 
-    ``names`` is the dictionary that the value is looked up in, ``also`` a further value that is allowed, and
-    ``synonyms`` are words under which people may look for the key.
+    ``names`` is the dictionary that the value is looked up in, ``others`` are further ones, ``also`` is a further value
+    that is allowed, and ``synonyms`` are words under which people may look for the key.
     """
-    extra = {"kind": kind, "names": names, "also": also, "synonyms": synonyms.split()}
+    extra: Any = {"kind": kind, "names": names, "others": others, "also": also, "synonyms": synonyms.split()}
     return Field(default, description=meaning, json_schema_extra=extra, **bounds)
 
 
@@ -73,7 +74,7 @@ class Section(BaseModel):
     def _name_is_known(cls, value: Any, info: ValidationInfo) -> Any:
         extra = extra_of(cls.model_fields[str(info.field_name)])
         if extra.get("names") is not None and value != extra["also"]:
-            extra["names"].check(value)
+            extra["names"].check(value, *extra["others"])
         return value
 
 
@@ -131,7 +132,9 @@ class PrototypeConfig(Section):
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
     model: str = key(..., "the architecture", names=MODELS)
-    name: str = key("", "its name in logs and files (default: the model's)", pattern=r"^[A-Za-z0-9_.-]*$", max_length=64)
+    name: str = key(
+        "", "its name in logs and files (default: the model's)", pattern=r"^[A-Za-z0-9_.-]*$", max_length=64
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -166,7 +169,9 @@ class LocalConfig(Section):
         also="none",
         synonyms="local_binary",
     )
-    augment: Literal["auto", "none", "flip-crop"] = key("auto", "mirror and shift images; 'auto': where the data allow it")
+    augment: Literal["auto", "none", "flip-crop"] = key(
+        "auto", "mirror and shift images; 'auto': where the data allow it"
+    )
 
 
 class SourceConfig(Section):
@@ -176,7 +181,7 @@ class SourceConfig(Section):
     with these names, or with the class names of a data set.
     """
 
-    name: str = key(..., "a kind of source, or any data set", names=SOURCES)
+    name: str = key(..., "a kind of source, or any data set", names=SOURCES, others=(DATASETS,))
     size: int | None = key(None, "use so many inputs", ge=2)
     fraction: float | None = key(None, "use this share of the inputs", gt=0, le=1)
     classes: int | tuple[str, ...] | None = key(None, "use that many classes at random, or those named")
@@ -186,12 +191,6 @@ class SourceConfig(Section):
     @classmethod
     def _from_string(cls, given: Any) -> Any:
         return {"name": given} if isinstance(given, str) else given
-
-    @field_validator("name")
-    @classmethod
-    def _name_is_known(cls, value: str) -> str:
-        SOURCES.check(value, DATASETS)
-        return value
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -248,7 +247,9 @@ class FusionConfig(Section):
     batchnorm: Literal["average", "last", "recalibrate", "local"] = key(
         "average", "what becomes of BatchNorm's statistics in the average", kind="method"
     )
-    momentum: float = key(0.0, "server momentum β (FedAvgM)", kind="method", ge=0, lt=1, synonyms="server_momentum beta")
+    momentum: float = key(
+        0.0, "server momentum β (FedAvgM)", kind="method", ge=0, lt=1, synonyms="server_momentum beta"
+    )
     drop_worst: str = key(
         "none",
         "leave out clients that learned nothing, by which rule",
@@ -274,7 +275,9 @@ class TeachersConfig(Section):
     weights: str = key(
         "uniform", "how much each teacher counts", kind="method", names=TEACHER_WEIGHTS, synonyms="teacher_weights"
     )
-    swag_samples: int = key(0, "further teachers, sampled from a Gaussian over the clients' models", kind="method", ge=0)
+    swag_samples: int = key(
+        0, "further teachers, sampled from a Gaussian over the clients' models", kind="method", ge=0
+    )
     swag_scale: float = key(0.5, "the scale of that Gaussian's deviations", kind="method", gt=0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -154,6 +155,11 @@ _ENTRIES = (
 )
 
 CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
+
+
+def root_of(folder: str | Path | None) -> Path:
+    """Return the folder that holds all data sets: the one given, or ``FEDDF_DATA``, or ``data``."""
+    return Path(folder or os.environ.get("FEDDF_DATA", "data")).expanduser()
 
 
 def missing(entry: Entry, folder: Path) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from feddf.config.errors import first_line
+
 _HARMLESS = {
     ("numpy.core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "_reconstruct"),

@@ -6,7 +6,6 @@ library, or name a function that returns one in a configuration: ``data.name = "
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feddf.config.errors import FeddfError
 from feddf.config.sections import DataConfig
 from feddf.data import cifar, files
+from feddf.data.catalogue import root_of
 from feddf.data.encode import Pixels, plain
 from feddf.data.partition import split
 from feddf.seeds import derive, numpy_generator
@@ -43,8 +44,10 @@ class Dataset:
         return tuple(self.train.inputs.batch(torch.zeros(1, dtype=torch.int64)).shape[1:])
 
 
-class MissingDataError(Exception):
+class MissingDataError(FeddfError):
     """A data set is not on this machine; the message says what was looked for and how to get it."""
+
+    exit_code = 2
 
 
 def wrong_labels(examples: Examples) -> str | None:
@@ -217,11 +220,6 @@ def image_folder(path: str | Path, data: DataConfig) -> Dataset:
     means, deviations = sample.mean(dim=(0, 2, 3)), sample.std(dim=(0, 2, 3)).clamp(min=1e-3)
     encode = Pixels(tuple(means.tolist()), tuple(deviations.tolist()))
     return images(folder.name, train, test, encode, max(2, len(classes)), flips=True, classes=classes)
-
-
-def root_of(folder: str | Path | None) -> Path:
-    """Return the folder that holds all data sets: the one given, or ``FEDDF_DATA``, or ``data``."""
-    return Path(folder or os.environ.get("FEDDF_DATA", "data")).expanduser()
 
 
 def absent(data: str, root: Path, what: str) -> str:

@@ -21,6 +21,8 @@ from typing import IO
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
+from feddf.config.errors import FeddfError
+
 BLOCK = 1 << 18
 SILENCE = 60.0  # seconds without a byte after which a connection counts as broken
 
@@ -42,7 +44,7 @@ _BAD_ARCHIVE = (
 )
 
 
-class DownloadError(Exception):
+class DownloadError(FeddfError):
     """A file could not be fetched or unpacked; one line says why, and what to do."""
 
 

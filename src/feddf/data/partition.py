@@ -53,7 +53,9 @@ def dirichlet(labels: Tensor, clients: int, partition: PartitionConfig, *, n_cla
     min_size = partition.min_size
     if clients * min_size > len(labels):
         needed = clients * min_size
-        raise ValueError(f"{clients} clients of at least {min_size} examples need {needed}, and there are {len(labels)}")
+        raise ValueError(
+            f"{clients} clients of at least {min_size} examples need {needed}, and there are {len(labels)}"
+        )
     numbers = labels.numpy()
     prior = np.bincount(numbers, minlength=n_classes) / len(numbers)
     mixes = _dirichlet_mixes(prior, clients, partition.alpha, derive(seed, "mixes"))

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from feddf.config.errors import ConfigError, first_line
 from feddf.config.sections import DataConfig
-from feddf.data.datasets import Dataset, MissingDataError, absent, root_of
+from feddf.data.catalogue import root_of
+from feddf.data.datasets import Dataset, MissingDataError, absent
 from feddf.runtime.packages import transformers
 from feddf.types import Examples, Inputs
 

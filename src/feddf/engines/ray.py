@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feddf.config.errors import first_line
+from feddf.config.errors import FeddfError, first_line
 from feddf.engines.in_process import attempt
 from feddf.engines.transport import SharedStates, packed, together
 from feddf.runtime.allocator import keep_freed_memory
@@ -37,7 +37,7 @@ Packed = NDArray[np.uint8]
 """Bytes as an array: Ray shares arrays between the processes of a node without copying them."""
 
 
-class RayError(Exception):
+class RayError(FeddfError):
     """Ray cannot be used as asked; the message says why."""
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from feddf.types import Engine, Failure, J, R
 
-
 Watch = Callable[[str, int, int], None]
 """(stage, done, total): called as the work within a round goes on."""
 

@@ -14,24 +14,29 @@ from feddf import evaluate
 from feddf.engines import in_process
 from feddf.fusion.ensemble import avg_logits
 from feddf.report.plots import decision_regions
-from feddf.rounds import play
+from feddf.rounds import run_round
 from feddf.runs.build import Parts
-from feddf.types import Inputs
+from feddf.types import Inputs, Vote
 
 EXTENT, RESOLUTION = 3.0, 160
 Panel = tuple[str, float, NDArray[np.float32]]
 
 
 def draw(parts: Parts, path: Path) -> list[tuple[str, float]]:
-    """Play the first round again (same seed, same bytes), draw its models, and return their accuracies."""
+    """Run the first round again (same seed, same bytes), draw its models, and return their accuracies."""
     experiment = parts.experiment
-    closed = play(parts.server, parts.federation, engine=in_process, train=parts.train, fuse=parts.fuse(in_process))
+    fuse = parts.method(in_process).fuse
+    closed = run_round(parts.server, parts.federation, engine=in_process, train=parts.train, fuse=fuse)
     locals_ = [parts.prototypes[update.prototype].load(update.state) for update in closed.updates]
     name = experiment.prototypes[0].label
     averaged = parts.prototypes[name].load(closed.fused.start[name])
     fused = parts.prototypes[name].load(closed.server.models[name])
     groups = [(update.client_id, [model]) for update, model in zip(closed.updates, locals_, strict=True)]
-    groups += [("averaged (FedAvg)", [averaged]), (f"fused ({experiment.method})", [fused]), ("ensemble", locals_)]
+    groups += [
+        ("averaged (FedAvg)", [averaged]),
+        (f"fused ({experiment.fusion.method})", [fused]),
+        ("ensemble", locals_),
+    ]
     panels = [_panel(title, models, parts) for title, models in groups]
     pool = parts.task.pool.raw[torch.arange(len(parts.task.pool))].numpy() if parts.task.pool else None
     decision_regions(panels, list(_points(parts)), pool, path, EXTENT)
@@ -44,7 +49,7 @@ def _panel(title: str, models: list[torch.nn.Module], parts: Parts) -> Panel:
     test = parts.task.data.test
 
     def probabilities(inputs: Inputs) -> Tensor:
-        return avg_logits(evaluate.logits(model, inputs) for model in models)
+        return avg_logits(Vote(evaluate.logits(model, inputs)) for model in models)
 
     image = probabilities(Inputs(plane, test.inputs.encode)).reshape(RESOLUTION, RESOLUTION, 3)
     return title, evaluate.accuracy_of(probabilities(test.inputs), test.labels), image.numpy()

@@ -12,7 +12,18 @@ except ImportError as error:
     raise ImportError("feddf.flower needs Flower: pip install 'feddf[flower]'") from error
 
 from feddf.flower.client import client_app, introduce
-from feddf.flower.experiment import client_app_of, strategy_of
+from feddf.flower.experiment import client_app_of, settings_of, strategy_of
+from feddf.flower.settings import FlowerClientsConfig, FlowerConfig, FlowerSettings
 from feddf.flower.strategy import FedDF
 
-__all__ = ["FedDF", "client_app", "client_app_of", "introduce", "strategy_of"]
+__all__ = [
+    "FedDF",
+    "FlowerClientsConfig",
+    "FlowerConfig",
+    "FlowerSettings",
+    "client_app",
+    "client_app_of",
+    "introduce",
+    "settings_of",
+    "strategy_of",
+]

@@ -12,12 +12,13 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from feddf import evaluate
-from feddf.flower.holdings import Architectures, Labelled, as_examples, as_inputs, as_prototypes, classes_of
+from feddf.config import ConfigError
+from feddf.flower.conversion import Architectures, Labelled, as_examples, as_inputs, as_prototypes, classes_of
+from feddf.flower.settings import DISCLOSE, local_from
 from feddf.flower.wire import ARRAYS, CLASS_COUNTS, CONFIG, COUNT, METRICS, from_arrays, to_arrays
-from feddf.local import Augment, local_update
-from feddf.runs.settings import ConfigError
+from feddf.local import local_update
 from feddf.runtime.threads import threads as on_threads
-from feddf.types import Client, Examples, Job, Prototype, State
+from feddf.types import Augment, Client, Examples, Job, Prototype, State
 
 Of = Callable[[Context], str]
 """Something that a node's context tells."""
@@ -25,7 +26,7 @@ Of = Callable[[Context], str]
 
 @dataclass(frozen=True)
 class Site:
-    """What a client has: its architecture, its data, and perhaps others to judge by."""
+    """What a client has: its architecture, its training data, and perhaps data to evaluate models on."""
 
     prototype: Prototype
     data: Callable[[], Examples]
@@ -99,12 +100,14 @@ def app_at(site: Callable[[Context], Site], prototype: Of, name: Of, threads: in
         with on_threads(threads) if threads else nullcontext():
             here = site(context)
             examples = here.data()
+            orders: Any = message.content[CONFIG]
             update = local_update(
                 _job(message, here.prototype, len(examples)),
                 prototypes={here.prototype.name: here.prototype},
                 train=examples,
+                local=local_from(orders),
                 augment=here.augment,
-                **_ordered(message.content[CONFIG]),
+                disclose=bool(orders.get(DISCLOSE, False)),
             )
         metrics: dict[str, Any] = {COUNT: update.n_examples, **update.metrics}
         if update.class_counts is not None:
@@ -113,10 +116,10 @@ def app_at(site: Callable[[Context], Site], prototype: Of, name: Of, threads: in
         return Message(content, reply_to=message)
 
     @app.evaluate()
-    def judge(message: Message, context: Context) -> Message:
+    def try_model(message: Message, context: Context) -> Message:
         here = site(context)
         if here.test is None:
-            raise ValueError("this client has no data to judge by")
+            raise ValueError("this client has no data to evaluate models on")
         with on_threads(threads) if threads else nullcontext():
             examples = here.test()
             model = here.prototype.load(_state(message, here.prototype))
@@ -143,15 +146,3 @@ def _state(message: Message, prototype: Prototype) -> State:
     with torch.random.fork_rng(devices=[]):  # building draws initial weights that are thrown away
         manifest = prototype.build().state_dict()
     return from_arrays(message.content.array_records[ARRAYS], manifest)
-
-
-def _ordered(config: Any) -> dict[str, Any]:
-    return {
-        "epochs": int(config["local-epochs"]),
-        "batch": int(config["local-batch"]),
-        "rate": float(config["local-rate"]),
-        "optimizer": config["local-optimizer"],
-        "decay": config["local-decay"],
-        "proximal": float(config["proximal-mu"]),
-        "disclose": bool(config.get("disclose", False)),
-    }

@@ -1,36 +1,51 @@
-"""An experiment's configuration, played over Flower: for simulations, and to compare with the other engines."""
+"""An experiment's configuration, run over Flower: for simulations, and to compare with the other engines."""
 
 from __future__ import annotations
 
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 
+from feddf.config import Experiment, Settings, parse
 from feddf.data.augment import flip_crop
 from feddf.flower.client import Site, app_at
+from feddf.flower.settings import FlowerSettings
 from feddf.flower.strategy import FedDF
 from feddf.runs.build import Parts, augments, build, client_name
-from feddf.runs.config import Experiment
-from feddf.runs.settings import ConfigError, Settings
 
 
-def strategy_of(experiment: Experiment, folder: str | Path, **more: Any) -> FedDF:
-    """Return the strategy that plays an experiment, with its data on the server's side; ``more`` goes to FedDF."""
-    _check(experiment)
-    parts = build(experiment)
+def settings_of(experiment: Experiment) -> FlowerSettings:
+    """Return the settings of an experiment for a run over Flower; a deadline is always needed there."""
     own = experiment.model_dump(include=set(Settings.model_fields))
-    if experiment.deadline is None:
-        del own["deadline"]
+    if experiment.clients.deadline is None:
+        del own["clients"]["deadline"]
+    return parse(own, FlowerSettings)
+
+
+def strategy_of(
+    experiment: Experiment,
+    folder: str | Path,
+    settings: FlowerSettings | None = None,
+    *,
+    wait: float = 60.0,
+    poll: float = 0.2,
+) -> FedDF:
+    """Return the strategy that runs an experiment, with its data on the server's side.
+
+    ``settings`` are those of :func:`settings_of` unless given.
+    """
+    parts = build(experiment)
     return FedDF(
         parts.prototypes,
+        settings or settings_of(experiment),
         pool=parts.task.pool,
         validation=parts.task.validation if len(parts.task.validation) else None,
         test=parts.task.data.test,
         folder=folder,
-        **{**own, **more},
+        wait=wait,
+        poll=poll,
     )
 
 
@@ -39,31 +54,31 @@ def client_app_of(experiment: Experiment) -> ClientApp:
 
     The data are loaded where the client is, when its first message comes; so the app itself is small and travels.
     """
-    _check(experiment)
+    settings = settings_of(experiment)
+    settings.refuse(settings.mistakes(labelled=True, pooled=True))
     labels = [spec.label for spec in experiment.prototypes]
     return app_at(
         partial(_site, experiment),
         lambda context: labels[_number(context) % len(labels)],
-        lambda context: client_name(_number(context), experiment.clients),
+        lambda context: client_name(_number(context), experiment.clients.number),
         threads=1,
     )
 
 
 def _site(experiment: Experiment, context: Context) -> Site:
-    parts, number = _built(experiment), _number(context)
+    parts, number = _built(experiment.model_dump_json()), _number(context)
     client = parts.federation.clients[number]
     assert client.indices is not None
-    shard = partial(parts.task.train.take, client.indices)
     return Site(
         parts.prototypes[client.prototype],
-        shard,
-        augment=flip_crop if augments(experiment, parts.task) else None,
+        partial(parts.task.train.take, client.indices),
+        augment=flip_crop if augments(experiment, parts.task.data) else None,
     )
 
 
 @lru_cache(maxsize=2)
-def _built(experiment: Experiment) -> Parts:
-    return build(experiment)
+def _built(experiment: str) -> Parts:
+    return build(Experiment.model_validate_json(experiment))
 
 
 def _number(context: Context) -> int:
@@ -71,8 +86,3 @@ def _number(context: Context) -> int:
     if number is None:
         raise ValueError("this node has no partition-id; start it with --node-config 'partition-id=0'")
     return int(number)
-
-
-def _check(experiment: Experiment) -> None:
-    if experiment.local_binary != "none":
-        raise ConfigError.at("local_binary", experiment.local_binary, "Flower's arrays carry full precision only")

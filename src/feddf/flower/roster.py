@@ -17,12 +17,12 @@ from time import monotonic, sleep
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from feddf.engines.in_process import reason
-from feddf.runtime.atomic import write_atomically
-from feddf.flower.post import Post
+from feddf.config.errors import reason
+from feddf.flower.inbox import Inbox
 from feddf.flower.private import has_no_such_function
 from feddf.flower.wire import CONFIG, complaint_of, printable
 from feddf.rounds import QuorumError
+from feddf.runtime.atomic import write_atomically
 from feddf.types import Client
 
 UNNAMED = "node-"
@@ -46,28 +46,28 @@ class Roster:
         self._asked: dict[str, int] = {}
         self._when: dict[int, float] = {}
 
-    def connected(self, post: Post) -> dict[str, int]:
+    def connected(self, inbox: Inbox) -> dict[str, int]:
         """Return the node of each client that is connected now; nodes that are new are asked who they are."""
-        online = post.nodes()
-        self._forget_absent(post, online)
+        online = inbox.nodes()
+        self._forget_absent(inbox, online)
         for node in sorted(online - self._claims.keys()):
             if monotonic() - self._when.get(node, -ASK_AGAIN) >= ASK_AGAIN:
-                self._ask(post, node)
-        for number, reply in post.pull(list(self._asked)):
+                self._ask(inbox, node)
+        for number, reply in inbox.pull(list(self._asked)):
             self._meet(self._asked.pop(number), reply)
         self._grant()
         return dict(self._nodes)
 
-    def _forget_absent(self, post: Post, online: Collection[int]) -> None:
+    def _forget_absent(self, inbox: Inbox, online: Collection[int]) -> None:
         """A node that comes back may be somebody else, or have another architecture: it is asked anew."""
-        post.forget([number for number, node in self._asked.items() if node not in online])
+        inbox.forget([number for number, node in self._asked.items() if node not in online])
         self._asked = {number: node for number, node in self._asked.items() if node in online}
         self._claims = {node: client for node, client in self._claims.items() if node in online}
         self._when = {node: when for node, when in self._when.items() if node in online}
 
-    def _ask(self, post: Post, node: int) -> None:
+    def _ask(self, inbox: Inbox, node: int) -> None:
         question = RecordDict({CONFIG: ConfigRecord({"feddf": "who"})})
-        sent = post.push(Message(question, node, MessageType.QUERY, ttl=ASK_AGAIN))
+        sent = inbox.push(Message(question, node, MessageType.QUERY, ttl=ASK_AGAIN))
         self._when[node] = monotonic()
         if sent is not None:
             self._asked[sent] = node
@@ -90,20 +90,20 @@ class Roster:
                 _log.warning("feddf: node %d has to wait: node %d is '%s' now", node, held[client.id], client.id)
         self._nodes = held
 
-    def gather(self, post: Post, *, expected: int, quorum: float, wait: float, poll: float) -> None:
+    def gather(self, inbox: Inbox, *, expected: int, quorum: float, wait: float, poll: float) -> None:
         """Wait until as many clients are connected as are expected, or ``wait`` seconds for a quorum of them.
 
         Those who have no name but their node's id, and are not here, will not come back under it.
         """
         began = monotonic()
         try:
-            self._wait(post, began, expected, quorum, wait, poll)
+            self._wait(inbox, began, expected, quorum, wait, poll)
         finally:
             present = self._nodes.keys()
             self.clients[:] = [one for one in self.clients if one.id in present or not one.id.startswith(UNNAMED)]
 
-    def _wait(self, post: Post, began: float, expected: int, quorum: float, wait: float, poll: float) -> None:
-        while len(found := self.connected(post)) < expected:
+    def _wait(self, inbox: Inbox, began: float, expected: int, quorum: float, wait: float, poll: float) -> None:
+        while len(found := self.connected(inbox)) < expected:
             if monotonic() - began >= wait:
                 needed = max(1, ceil(quorum * expected))
                 if len(found) < needed:

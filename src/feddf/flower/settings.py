@@ -2,53 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from feddf.config import ClientsConfig, LocalConfig, RunConfig, Settings
+from feddf.config.experiment import Mistake
+from feddf.config.sections import Section, cohort_size, key
 
-from feddf.rounds import sample_size
-from feddf.runs.settings import Contradiction, Positive, Settings, Share
+DISCLOSE = "disclose"
+"""The order to tell how many examples of each class a client has."""
+
+
+class FlowerClientsConfig(ClientsConfig):
+    """``[clients]`` over Flower: all take part unless told otherwise, and each has an hour to answer."""
+
+    number: int = key(..., "how many clients are expected", ge=1)
+    fraction: float = key(1.0, "C, the share of the clients that take part in a round", gt=0, le=1)
+    deadline: float = key(3600.0, "seconds that a client has to answer", gt=0)
+
+
+class FlowerRunConfig(RunConfig):
+    """``[run]`` over Flower: the server's own work is done in its own process unless told otherwise."""
+
+    engine: Literal["processes", "in-process", "ray"] = key(
+        "in-process", "where the server's jobs run", kind="execution"
+    )
+
+
+class FlowerConfig(Section):
+    """``[flower]``: what only a run over Flower has, and what its server was given."""
+
+    evaluate_fraction: float = key(0.0, "the share of the clients that try the fused model in a round", ge=0, le=1)
+    train_config: dict[str, bool | int | float | str] = key({}, "further orders to clients that train")
+    prototypes: tuple[str, ...] = key((), "the architectures that the server knows")
+    pool_size: int = key(0, "the number of the server's unlabeled inputs")
+    validation_size: int = key(0, "the number of the server's validation examples")
 
 
 class FlowerSettings(Settings):
-    """The settings of a run over Flower, as its folder keeps them: feddf's own keys, and what the server was given."""
+    """The settings of a run over Flower, as its folder keeps them.
 
-    transport: Literal["flower"] = "flower"
-    engine: Literal["processes", "in-process", "ray"] = "in-process"
-    fraction: Share = 1.0
-    clients: Positive
-    deadline: float = Field(default=3600.0, gt=0)
-    evaluate_fraction: float = Field(default=0.0, ge=0, le=1)
-    train_config: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    prototypes: tuple[str, ...] = ()
-    pool_size: int = 0
-    validation_size: int = 0
+    >>> FlowerSettings(clients=FlowerClientsConfig(number=3)).clients.fraction
+    1.0
+    """
 
-    def contradictions(self, *, labelled: bool, pooled: bool) -> Iterator[Contradiction]:
+    clients: FlowerClientsConfig
+    run: FlowerRunConfig = FlowerRunConfig()
+    flower: FlowerConfig = FlowerConfig()
+
+    def mistakes(self, *, labelled: bool, pooled: bool) -> Iterator[Mistake]:
         """Yield what is right alone and wrong together."""
-        yield self.method == "fedma", "method", "through Flower there are 'feddf' and 'fedavg'"
-        yield from super().contradictions(labelled=labelled, pooled=pooled)
+        yield self.fusion.method == "fedma", "fusion.method", "through Flower there are 'feddf' and 'fedavg'"
+        yield self.local.binary != "none", "local.binary", "Flower's arrays carry full precision only"
+        yield from super().mistakes(labelled=labelled, pooled=pooled)
+        fraction, number = self.flower.evaluate_fraction, self.clients.number
         yield (
-            self.evaluate_fraction > 0 and sample_size(self.clients, self.evaluate_fraction) < 1,
-            "evaluate_fraction",
-            f"no client would be asked of {self.clients}; it must be 0, or above {0.5 / self.clients:g}",
+            fraction > 0 and cohort_size(number, fraction) < 1,
+            "flower.evaluate_fraction",
+            f"no client would be asked of {number}; it must be 0, or above {0.5 / number:g}",
         )
-
-    @field_validator("prototypes", mode="before")
-    @classmethod
-    def _from_list(cls, given: Any) -> Any:
-        return tuple(given) if isinstance(given, list) else given
 
 
 def orders(settings: FlowerSettings) -> dict[str, Any]:
-    """Return what clients are told of local training; FedProx's μ under the name that Flower gives it."""
-    told = {
-        "local-epochs": settings.local_epochs,
-        "local-batch": settings.local_batch,
-        "local-rate": settings.local_rate,
-        "local-optimizer": settings.local_optimizer,
-        "local-decay": settings.local_decay,
-        "proximal-mu": settings.proximal,
-    }
-    return {**told, **({"disclose": True} if settings.discloses else {}), **settings.train_config}
+    """Return what clients are told: the section ``[local]``, and FedProx's μ under the name that Flower gives it."""
+    local = {f"local-{name}": value for name, value in settings.local.model_dump().items()}
+    disclose = {DISCLOSE: True} if settings.discloses else {}
+    return {**local, "proximal-mu": settings.local.proximal, **disclose, **settings.flower.train_config}
+
+
+def local_from(told: Mapping[str, Any]) -> LocalConfig:
+    """Return the section ``[local]`` from what a client was told."""
+    return LocalConfig(**{name: told[f"local-{name}"] for name in LocalConfig.model_fields if f"local-{name}" in told})

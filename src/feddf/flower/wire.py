@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from numpy.lib import format as npy
 
 from feddf.admit import METRIC_NAME, MOST_METRICS, different_keys
-from feddf.engines.in_process import reason
+from feddf.config.errors import reason
 from feddf.types import Failure, Job, State, Update
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"

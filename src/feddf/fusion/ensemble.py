@@ -98,9 +98,7 @@ class AskedAgain:
         return self._target(_votes(usable(answers), self._weights), self._temperature)
 
 
-def ensemble(
-    resources: Resources, settings: Settings, engine: Engine
-) -> Callable[[Sequence[Update], int], Answers]:
+def ensemble(resources: Resources, settings: Settings, engine: Engine) -> Callable[[Sequence[Update], int], Answers]:
     """Return what turns the clients' updates (and a seed) into the answers that students learn from.
 
     ``teachers.average`` and ``teachers.weights`` say how the teachers' logits become one answer; ``swag_samples`` more

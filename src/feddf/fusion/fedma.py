@@ -42,7 +42,17 @@ PASSIVE = (
 """Modules that treat every neuron alike, so that the order of neurons passes through them."""
 
 
-PASSIVE_FUNCTIONS = {"relu", "tanh", "sigmoid", "gelu", "flatten", "dropout", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"}
+PASSIVE_FUNCTIONS = {
+    "relu",
+    "tanh",
+    "sigmoid",
+    "gelu",
+    "flatten",
+    "dropout",
+    "max_pool2d",
+    "avg_pool2d",
+    "adaptive_avg_pool2d",
+}
 """Functions of which the same is true."""
 
 

@@ -64,7 +64,14 @@ def _assign(rows: Neurons, others: Sequence[tuple[Neurons, Places]], most: int, 
 
 
 def _score(
-    rows: Neurons, sums: Neurons, counts: NDArray[np.float64], n_new: int, *, variance: float, n_clients: int, gamma: float
+    rows: Neurons,
+    sums: Neurons,
+    counts: NDArray[np.float64],
+    n_new: int,
+    *,
+    variance: float,
+    n_clients: int,
+    gamma: float,
 ) -> Neurons:
     """Return what each neuron (row) would add to the posterior in each place (column), the new ones last."""
     norms, mine = (sums**2).sum(axis=1), (rows**2).sum(axis=1)

@@ -21,8 +21,8 @@ def swag(updates: Sequence[Update], seed: int, *, samples: int = 10, scale: floa
 
         x = m + scale · (√(Σ p_k d_k²) ⊙ z + √(K / (K − 1)) Σ √p_k z'_k d_k) / √2,   z, z' ~ N(0, 1):
 
-    half of the covariance is its diagonal, half its low-rank part, as in SWAG; the clients' models take the place of its
-    snapshots along one trajectory (FedDistill). For equal n_k, √(p_k K / (K − 1)) is SWAG's 1/√(K − 1).
+    half of the covariance is its diagonal, half its low-rank part, as in SWAG; the clients' models take the place of
+    its snapshots along one trajectory (FedDistill). For equal n_k, √(p_k K / (K − 1)) is SWAG's 1/√(K − 1).
 
     Only weights are sampled. BatchNorm's statistics are m's; they fit no sample, so whoever uses one must estimate
     them again, on unlabeled data (``recalibrate``). States are read one tensor at a time.

@@ -26,16 +26,16 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from feddf.config.errors import first_line
-from feddf.runtime.atomic import append_line, held, keep_lines, read_checked, write_atomically, write_checked
+from feddf.config.errors import FeddfError, first_line
 from feddf.models.dcgan import Generator
+from feddf.runtime.atomic import append_line, held, keep_lines, read_checked, write_atomically, write_checked
 from feddf.types import State
 
 KEEP = 2
 """How many checkpoints are kept: the newest, and the one before it in case the newest is damaged."""
 
 
-class GeneratorError(Exception):
+class GeneratorError(FeddfError):
     """A generator cannot be trained, loaded or used as asked; one line says why and what would be right."""
 
 
@@ -118,7 +118,11 @@ class GeneratorFolder:
     def changed_versions(self) -> list[str]:
         """Return what has another version than when the training was started."""
         then = self._values().get("versions", {})
-        return [f"{key} {then.get(key, 'unknown')} -> {now}" for key, now in generator_versions().items() if then.get(key) != now]
+        return [
+            f"{key} {then.get(key, 'unknown')} -> {now}"
+            for key, now in generator_versions().items()
+            if then.get(key) != now
+        ]
 
     def _values(self) -> dict[str, Any]:
         try:

@@ -16,7 +16,7 @@ from feddf.generator.folder import GeneratorError
 from feddf.models.dcgan import SIDE
 
 
-def read_folder(folder: Path) -> Tensor:
+def read_images(folder: Path) -> Tensor:
     """Return every image in a folder and the folders below it, in the order of their paths, in colour and 32×32.
 
     Each is cut to a square; resizing is bilinear, with antialiasing. Class folders are just folders here.

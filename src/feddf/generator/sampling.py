@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from feddf.config.errors import first_line
 from feddf.generator.folder import GeneratorError, GeneratorFolder
-from feddf.seeds import torch_generator
 from feddf.runtime.threads import threads
+from feddf.seeds import torch_generator
 
 Make = Callable[[Tensor], Tensor]
 """Latents, N × their shape, to images in [−1, 1], N × C × H × W."""

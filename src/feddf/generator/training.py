@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddf.runtime import threads as torch_threads
-from feddf.runtime.atomic import write_atomically
 from feddf.generator.folder import GeneratorError, GeneratorFolder, GeneratorSettings, fingerprint
 from feddf.generator.pictures import png, sheet
 from feddf.generator.sampling import sample_images
 from feddf.models.dcgan import SIDE, Discriminator, Generator
+from feddf.runtime import threads as torch_threads
+from feddf.runtime.atomic import write_atomically
 from feddf.seeds import derive, seeded, torch_generator
 from feddf.states import copy
 from feddf.types import State
@@ -51,8 +51,8 @@ def train_generator(
     """Train on N × C × 32 × 32 bytes, or go on where the folder's training of the same settings was stopped.
 
     Every batch, mirroring and latent follows from the seed and the number of the step; so a training that is killed
-    at any moment and called again ends with the same bytes as one that was never killed. ``checkpoint_every`` changes none
-    of them. The number of torch threads does (a sum that is split rounds differently) and is therefore a setting.
+    at any moment and called again ends with the same bytes as one that was never killed. ``checkpoint_every`` changes
+    none of them. The number of torch threads does (a sum that is split rounds differently) and is therefore a setting.
     """
     if images.dtype != torch.uint8 or images.ndim != 4 or tuple(images.shape[2:]) != (SIDE, SIDE) or not len(images):
         given = f"{images.dtype} of shape {tuple(images.shape)}"
@@ -131,8 +131,10 @@ def _new_players(settings: GeneratorSettings) -> _Players:
     return _Players(generator, discriminator, adam(generator), adam(discriminator))
 
 
-def _resumed(settings: GeneratorSettings, place: GeneratorFolder, complain: Callable[[str], None]) -> tuple[_Players, int]:
-    """Return the players of the newest whole checkpoint and the steps done, or a new players."""
+def _resumed(
+    settings: GeneratorSettings, place: GeneratorFolder, complain: Callable[[str], None]
+) -> tuple[_Players, int]:
+    """Return the players of the newest whole checkpoint and the steps done, or new ones."""
     players = _new_players(settings)
     done, tensors, complaints = place.latest()
     if tensors is not None:

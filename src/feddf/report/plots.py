@@ -48,15 +48,16 @@ def _line(axes: object, curves: Sequence[Sequence[float]], style: str, colour: o
 
 
 def _title(runs: Sequence[Run]) -> str:
-    config = runs[0].config
+    run = runs[0]
     seeds = sorted({run.seed for run in runs})
-    if "transport" in config:  # nobody knows what data the clients have
-        data, skew = config["name"], f"over {config['transport']}"
-    else:
-        data = config["data"]
-        skew = f"α = {config['alpha']:g}" if config["partition"] == "dirichlet" else config["partition"]
+    data, skew = run.value("data.name"), str(run.value("partition.scheme"))
+    if skew == "dirichlet":
+        skew = f"α = {run.value('partition.alpha'):g}"
+    if run.over_flower:
+        data, skew = run.value("name"), "over Flower"
     mean = f", mean of {len(seeds)} seeds" if len(seeds) > 1 else f", seed {seeds[0]}"
-    return f"{data}, {config['clients']} clients, C = {config['fraction']:g}, {skew}{mean}"
+    clients, fraction = run.value("clients.number"), run.value("clients.fraction")
+    return f"{data}, {clients} clients, C = {fraction:g}, {skew}{mean}"
 
 
 def decision_regions(

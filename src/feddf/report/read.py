@@ -8,39 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal, cast
 
-HARMLESS = ("data_dir", "engine", "workers", "ray_address", "keep_checkpoints", "log_clients", "log_ensemble")
-"""Keys that change no model's bytes, as the configuration has them (which needs torch)."""
-
-USUAL: dict[str, Any] = {
-    "average_weights": "examples",
-    "batchnorm": "average",
-    "distill_clip": None,
-    "distill_optimizer": "adam",
-    "drop_worst": "none",
-    "fedma_growth": 1.25,
-    "held_out": 0.1,
-    "local_binary": "none",
-    "local_decay": "none",
-    "local_optimizer": "sgd",
-    "mode": "cached",
-    "pool_augment": False,
-    "proximal": 0.0,
-    "server_momentum": 0.0,
-    "start": "average",
-    "stop": "validation",
-    "swag_samples": 0,
-    "swag_scale": 0.5,
-    "teacher_average": "logits",
-    "teacher_weights": "uniform",
-    "temperature": 1.0,
-}
-"""The keys that make a method what it is, beside its name, and the value at which they go unsaid."""
+from feddf.config.errors import FeddfError
+from feddf.config.keys import all_keys, flat, short
+from feddf.config.records import Record
+from feddf.runtime.atomic import read_json_lines
 
 
-class ReportError(Exception):
+class ReportError(FeddfError):
     """A folder cannot be reported on; the message says why."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -49,22 +28,37 @@ class Run:
 
     path: Path
     config: dict[str, Any]
-    records: Sequence[dict[str, Any]]
+    """The configuration, by the full names of the keys."""
+    records: Sequence[Record]
+
+    def value(self, name: str) -> Any:
+        """Return the value of a key; its default, where the run's folder does not say."""
+        return self.config[name] if name in self.config else all_keys()[name].default
 
     @property
     def method(self) -> str:
-        """The fusion that was used, with all that is unusual about it, for instance "fedavg+proximal=0.01"."""
-        unusual = {key: self.config[key] for key in USUAL if key in self.config and self.config[key] != USUAL[key]}
-        return "+".join([str(self.config["method"]), *(f"{key}={value}" for key, value in unusual.items())])
+        """The method, with all that is unusual about it, for instance "fedavg+proximal=0.01"."""
+        unusual = {
+            name: value
+            for name, value in self.config.items()
+            if _kind(name) == "method" and name != "fusion.method"
+            if name not in all_keys() or value != all_keys()[name].default
+        }
+        return "+".join([str(self.value("fusion.method")), *(f"{short(name)}={unusual[name]}" for name in unusual)])
+
+    @property
+    def over_flower(self) -> bool:
+        """Whether the clients were Flower's: then nobody knows what data they have."""
+        return any(name.startswith("flower.") for name in self.config)
 
     @property
     def seed(self) -> int:
         """The experiment's seed."""
-        return int(self.config["seed"])
+        return int(self.value("seed"))
 
     @property
     def rounds(self) -> list[int]:
-        """The numbers of the rounds played so far."""
+        """The numbers of the rounds that are done."""
         return [record["round"] for record in self.records]
 
     @property
@@ -72,7 +66,7 @@ class Run:
         """The names of the architectures."""
         return sorted(self.records[-1]["models"]) if self.records else []
 
-    def curve(self, prototype: str | None = None, which: str = "fused") -> list[float]:
+    def curve(self, prototype: str | None = None, which: Literal["averaged", "fused"] = "fused") -> list[float]:
         """Return test accuracies by round: of one prototype, or the mean over all."""
         names = [prototype] if prototype else self.prototypes
         return [fmean(_number(record["models"][name][which]) for name in names) for record in self.records]
@@ -102,7 +96,7 @@ def read_run(path: Path) -> Run:
         raise ReportError(f"{path} is not a run folder: it has no config.toml") from None
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise ReportError(f"cannot read {path / 'config.toml'}: {error}") from None
-    return Run(path, config, _records(path / "metrics.jsonl"))
+    return Run(path, flat(config), cast(list[Record], read_json_lines(path / "metrics.jsonl")))
 
 
 def find_runs(path: Path) -> list[Run]:
@@ -117,19 +111,20 @@ def find_runs(path: Path) -> list[Run]:
 
 def alike(runs: Sequence[Run]) -> list[list[Run]]:
     """Group runs of the same experiment: those that differ in method, seed and length at the most."""
-    own = {"name", "about", "method", "seed", "rounds", "versions", *USUAL, *HARMLESS}
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        shared = {key: value for key, value in run.config.items() if key not in own}
+        shared = {name: value for name, value in run.config.items() if _kind(name) == "task" and name not in _OWN}
         groups.setdefault(json.dumps(shared, sort_keys=True), []).append(run)
     return list(groups.values())
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break  # a line that a crash cut off
-    return records
+_OWN = ("name", "about", "seed", "rounds")
+
+
+def _kind(name: str) -> str:
+    """Return what a change of a key means (see :mod:`feddf.config.sections`)."""
+    if name.startswith("versions."):
+        return "execution"
+    table = name.rpartition(".")[0]  # an entry of a table of options
+    known = all_keys().get(name) or all_keys().get(table)
+    return known.kind if known else "task"

@@ -23,11 +23,11 @@ def runs_table(runs: Sequence[Run]) -> Table:
     for run in runs:
         for prototype in run.prototypes:
             averaged, fused = run.curve(prototype, "averaged"), run.curve(prototype)
-            row = [run.path.name, f"{run.rounds[-1]}/{run.config['rounds']}", prototype]
+            row = [run.path.name, f"{run.rounds[-1]}/{run.value('rounds')}", prototype]
             numbers = [averaged[-1], fused[-1], max(fused), run.ensemble()[-1]]
             table.add_row(*row, *(percent(number) for number in numbers))
         if not run.records:
-            table.add_row(run.path.name, f"0/{run.config['rounds']}", *["–"] * 5)
+            table.add_row(run.path.name, f"0/{run.value('rounds')}", *["–"] * 5)
     return table
 
 
@@ -60,7 +60,7 @@ class Comparison:
         return text.getvalue()
 
 
-def compare(of: Mapping[str, Sequence[Run]], target: float | None = None) -> Comparison:
+def compared(of: Mapping[str, Sequence[Run]], target: float | None = None) -> Comparison:
     """Set methods side by side, prototype by prototype: mean ± standard deviation over the seeds.
 
     ``of`` holds the runs of each method, under the name that its column is to have.
@@ -98,10 +98,10 @@ def _rounds_to(runs: Sequence[Run], name: str, target: float) -> str:
 
 
 def last_common_round(runs: Sequence[Run]) -> int:
-    """Return the last round that every run has played."""
+    """Return the last round that every run has done."""
     last = min((len(run.records) for run in runs), default=0)
     if not last:
-        raise ReportError("there is no round that all these runs have played")
+        raise ReportError("there is no round that all these runs have done")
     return last
 
 

@@ -199,7 +199,9 @@ def _prepare(
     prepare: Prepare | None = method.prepare if binary == "none" else BINARISATIONS[binary]
     if method.prepare is not None and binary != "none":
         raise ConfigError.at("local.binary", binary, "the method changes clients' models in its own way")
-    for name, prototype in prototypes.items() if prepare else ():
+    if prepare is None:
+        return None
+    for name, prototype in prototypes.items():
         try:
             prepare(prototype.load(models[name]), Job(Client("trial", name), 1, models[name], 0))
         except ValueError as error:

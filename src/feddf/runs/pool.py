@@ -26,7 +26,7 @@ ENOUGH = 10_000
 
 @dataclass(frozen=True)
 class PoolTask:
-    """What sources are made from: the form of the task's inputs, what the server has of them, and where data sets are."""
+    """What sources are made from: the form of the inputs, what the server has of them, and where data sets are."""
 
     like: Inputs
     validation: Inputs
@@ -40,7 +40,7 @@ class PoolTask:
 
 
 def pool_of(pool: PoolConfig, task: PoolTask, seed: int) -> Inputs | None:
-    """Return the inputs of all sources, in the form of the task's; if the pool has a size, at most so many, at random."""
+    """Return the inputs of all sources, in the form of the task's; at most as many as the pool's size, at random."""
     if not pool.sources:
         return None
     parts = [
@@ -55,7 +55,7 @@ def pool_of(pool: PoolConfig, task: PoolTask, seed: int) -> Inputs | None:
 
 
 def _adapted(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
-    read = SOURCES[source.name] if source.name in SOURCES else from_dataset
+    read = SOURCES[source.name] if source.name in SOURCES else from_dataset  # noqa: SIM401 (get imports)
     try:
         adapted = adapt(read(source, task, seed), task.like).raw
         return adapted if isinstance(adapted, Tensor) else adapted[torch.arange(len(adapted))]
@@ -94,7 +94,7 @@ def _own(rows: Rows, source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
 
 
 def from_dataset(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
-    """Inputs of another data set, all or some of its classes; or images of a generator that the user's function gives."""
+    """Inputs of another data set, all or some of its classes; or images of a generator of the user's own."""
     found = named("pool.sources", source.name, task.data)
     if isinstance(found, nn.Module):
         return sample_images(found, task.wanted(source) or ENOUGH, (100,), seed)

@@ -95,7 +95,11 @@ class Recorder:
             found.append(accuracy_of(outcome.logits, self._test.labels))
         by_name = dict(zip(before, found, strict=False))
         new = {**by_name, **dict(zip(changed, found[len(averaged) :], strict=True))}
-        return accuracies, {name: {"averaged": by_name.get(name), "fused": new[name]} for name in sorted(after)}, ensemble
+        return (
+            accuracies,
+            {name: {"averaged": by_name.get(name), "fused": new[name]} for name in sorted(after)},
+            ensemble,
+        )
 
     def _teachers(self, updates: Sequence[Update]) -> list[Model]:
         """Return the clients' models, if they are logged: most of the work, where there are many."""

@@ -24,6 +24,7 @@ import tomli_w
 import torch
 
 from feddf.config import ConfigError, Experiment, Record, Settings, parse
+from feddf.config.errors import FeddfError
 from feddf.runtime.atomic import (
     append_line,
     held,
@@ -39,7 +40,7 @@ from feddf.types import ServerState, State
 S = TypeVar("S", bound=Settings)
 
 
-class StoreError(Exception):
+class StoreError(FeddfError):
     """A run folder cannot be used as asked; the message says why and what would be right."""
 
 
@@ -159,7 +160,9 @@ def pack(server: ServerState) -> bytes:
         **{("memory", whose, name): state for whose, found in server.memory.items() for name, state in found.items()},
     }
     tensors = {
-        json.dumps([*place, key]): tensor.contiguous() for place, state in parts.items() for key, tensor in state.items()
+        json.dumps([*place, key]): tensor.contiguous()
+        for place, state in parts.items()
+        for key, tensor in state.items()
     }
     # one metadata entry only: safetensors does not keep the order of several
     return safetensors.torch.save(tensors, {"feddf": json.dumps({"round": server.round})})

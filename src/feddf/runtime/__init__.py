@@ -1,1 +1,1 @@
-"""Where and how fast the work is done, never what it is: threads, memory, compilation, files that are never half-written."""
+"""Where and how fast the work is done, never what it is: threads, memory, compilation, safe files."""

@@ -13,13 +13,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from feddf.cli.words import err_console, out_console
-from feddf.data import DATASETS, Dataset
-from feddf.data import catalogue as shelf
-from feddf.data.catalogue import CATALOGUE, Download, Entry
-from feddf.data.datasets import root_of
-from feddf.runs import ConfigError
-from feddf.types import Examples
+from feddf.cli.arguments import err_console, out_console
+from feddf.config import ConfigError, DataConfig
+from feddf.config.errors import first_line
+from feddf.config.names import DATASETS
+from feddf.data import catalogue
+from feddf.data.catalogue import CATALOGUE, Download, Entry, root_of
 
 data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
 
@@ -27,7 +26,10 @@ Name = Annotated[str, typer.Argument(help="A data set's name, as feddf data list
 DataDir = Annotated[
     Path | None, typer.Option(help="The folder of the data sets (default: the variable FEDDF_DATA's, or data).")
 ]
-COLOURS = {"here": "green", "incomplete": "yellow", "missing": "dim"}
+TOKENIZED = ("sst2", "ag_news")
+"""Texts: they can be read only with a tokenizer."""
+
+STATE_COLOURS = {"here": "green", "incomplete": "yellow", "missing": "dim"}
 
 
 @data_app.command("list")
@@ -40,9 +42,12 @@ def list_data(data_dir: DataDir = None) -> None:
     table.add_column("on disk", no_wrap=True, justify="right")
     table.add_column("how to get it", overflow="fold")
     for entry in CATALOGUE.values():
-        state, size = shelf.state(entry, folder), shelf.size(entry, folder)
+        state, size = catalogue.state(entry, folder), catalogue.size(entry, folder)
         table.add_row(
-            entry.name, f"[{COLOURS[state]}]{state}[/]", decimal(size) if size else "–", escape(_how(entry, state))
+            entry.name,
+            f"[{STATE_COLOURS[state]}]{state}[/]",
+            decimal(size) if size else "–",
+            escape(_how(entry, state)),
         )
     out_console.print(table)
 
@@ -51,19 +56,19 @@ def list_data(data_dir: DataDir = None) -> None:
 def fetch(name: Name, data_dir: DataDir = None) -> None:
     """Download a data set and unpack it; a download that was broken off is resumed."""
     entry, folder = _entry(name), root_of(data_dir)
-    if not shelf.missing(entry, folder):
+    if not catalogue.missing(entry, folder):
         _say(f"{name} is here already: {folder}")
         return
     try:
         with _shown() as progress:
-            shelf.get(entry, folder, progress)
+            catalogue.get(entry, folder, progress)
     except KeyboardInterrupt:
         err_console.print(f"stopped; continue with: feddf data fetch {name}", soft_wrap=True, highlight=False)
         raise
     for download in entry.downloads:
         if not download.checked:
             _say(f"{download.name}: no checksum of it is known, so its content is unchecked")
-    _say(f"{name} is complete: {decimal(shelf.size(entry, folder))} in {folder}")
+    _say(f"{name} is complete: {decimal(catalogue.size(entry, folder))} in {folder}")
 
 
 @data_app.command()
@@ -73,7 +78,7 @@ def check(
 ) -> None:
     """Load data sets as a run would, and say what is in them."""
     folder = root_of(data_dir)
-    entries = [_entry(name)] if name else [e for e in CATALOGUE.values() if shelf.state(e, folder) != "missing"]
+    entries = [_entry(name)] if name else [e for e in CATALOGUE.values() if catalogue.state(e, folder) != "missing"]
     if not entries:
         _say(f"no data set is in {folder}; feddf data list shows how to get one")
     broken = [entry for entry in entries if not _check(entry, folder)]
@@ -99,23 +104,25 @@ def _check(entry: Entry, folder: Path) -> bool:
     try:
         line = _described(entry, folder)
     except Exception as error:  # a damaged file can fail in any way
-        said = (str(error) or type(error).__name__).splitlines()[0]
-        err_console.print(f"[red]error:[/] {entry.name}: {escape(said)}", soft_wrap=True, highlight=False)
+        line = escape(first_line(error))
+        err_console.print(f"[red]error:[/] {entry.name}: {line}", soft_wrap=True, highlight=False)
         return False
     _say(f"{entry.name}: {line}")
     return True
 
 
 def _described(entry: Entry, folder: Path) -> str:
-    if absent := shelf.missing(entry, folder):
+    if absent := catalogue.missing(entry, folder):
         count = f"{len(absent)} of {len(entry.files)} files are missing" if len(entry.files) > 1 else "it is missing"
         raise ValueError(f"{count} in {folder}, first {absent[0]}; get it: {entry.how}")
-    if entry.name not in DATASETS:
-        size = decimal(shelf.size(entry, folder))
-        return f"all files are here, {size}; their content is unchecked: no loader has this name"
-    data: Dataset = DATASETS[entry.name](folder)
+    if entry.name in TOKENIZED:
+        return f"all files are here, {decimal(catalogue.size(entry, folder))}; a run reads them with its tokenizer"
+    from feddf.data.datasets import Dataset, wrong_labels
+
+    data: Dataset = DATASETS[entry.name](DataConfig(name=entry.name, folder=str(folder)))
     for part, examples in (("train", data.train), ("test", data.test)):
-        _refuse_wrong_labels(part, examples)
+        if wrong := wrong_labels(examples):
+            raise ValueError(f"its {part} part has {wrong}")
     shape = "×".join(map(str, data.shape))
     classes = data.train.n_classes
     return (
@@ -124,19 +131,8 @@ def _described(entry: Entry, folder: Path) -> str:
     )
 
 
-def _refuse_wrong_labels(part: str, examples: Examples) -> None:
-    if len(examples) == 0:
-        raise ValueError(f"its {part} part has no examples")
-    if len(examples.inputs) != len(examples.labels):
-        raise ValueError(f"its {part} part has {len(examples.inputs)} inputs and {len(examples.labels)} labels")
-    low, high = int(examples.labels.min()), int(examples.labels.max())
-    if low < 0 or high >= examples.n_classes:
-        wrong = low if low < 0 else high
-        raise ValueError(f"its {part} part has a label {wrong}, allowed are 0 to {examples.n_classes - 1}")
-
-
 @contextmanager
-def _shown() -> Iterator[shelf.Progress]:
+def _shown() -> Iterator[catalogue.Progress]:
     """Show downloads as bars with bytes and rate, or as plain lines where there is no terminal."""
     if not out_console.is_terminal:
         yield _lines(_say)
@@ -146,7 +142,7 @@ def _shown() -> Iterator[shelf.Progress]:
         yield _bars(bars)
 
 
-def _bars(bars: Progress) -> shelf.Progress:
+def _bars(bars: Progress) -> catalogue.Progress:
     tasks: dict[Download, TaskID] = {}
 
     def progress(download: Download, done: int, total: int | None) -> None:
@@ -157,7 +153,7 @@ def _bars(bars: Progress) -> shelf.Progress:
     return progress
 
 
-def _lines(say: Callable[[str], None], step: int = 10, chunk: int = 100_000_000) -> shelf.Progress:
+def _lines(say: Callable[[str], None], step: int = 10, chunk: int = 100_000_000) -> catalogue.Progress:
     """Return a progress that says a line for each ``step`` per cent, or each ``chunk`` bytes of an unknown total."""
     reached: dict[Download, int] = {}
 

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from feddf.runs.config import Experiment, differences, parse
-from feddf.runs.settings import ConfigError
+from feddf.config import ConfigError, Experiment, differences, with_values
+from feddf.config.experiment import value_of
+from feddf.config.keys import default_of
+from feddf.config.names import METHODS
 from feddf.runs.store import RunFolder, StoreError
 
-PARTS: dict[str, dict[str, Any]] = {
-    "prox": {"proximal": 0.01},
-    "momentum": {"server_momentum": 0.2},
-    "adam": {"local_optimizer": "adam"},
-    "decay": {"local_decay": "linear"},
-    "drop-worst": {"drop_worst": "paper"},
-    "swag": {"swag_samples": 10},
-    "swa": {"distill_optimizer": "swa"},
-    "sgd": {"distill_optimizer": "sgd"},
-    "previous": {"start": "previous"},
-    "best": {"start": "best"},
-    "probabilities": {"teacher_average": "probabilities"},
-    "held-out": {"stop": "held-out-loss"},
-    "steps": {"stop": "steps"},
+PARTS: dict[str, tuple[str, Any]] = {
+    "prox": ("local.proximal", 0.01),
+    "momentum": ("fusion.momentum", 0.2),
+    "adam": ("local.optimizer", "adam"),
+    "decay": ("local.decay", "linear"),
+    "drop-worst": ("fusion.drop_worst", "paper"),
+    "swag": ("teachers.swag_samples", 10),
+    "swa": ("distill.optimizer", "swa"),
+    "sgd": ("distill.optimizer", "sgd"),
+    "previous": ("distill.start", "previous"),
+    "best": ("distill.start", "best"),
+    "probabilities": ("teachers.average", "probabilities"),
+    "held-out": ("distill.stop", "held-out-loss"),
+    "steps": ("distill.stop", "steps"),
 }
-"""What may be added to a method's name with a plus, and the values that it stands for."""
+"""What may be added to a method's name with a plus, and the key and value that it stands for."""
 
 SHORT = {"fedprox": "fedavg+prox", "fedavgm": "fedavg+momentum"}
 
@@ -37,29 +39,30 @@ def variant(experiment: Experiment, method: str, others: Sequence[str] = ()) -> 
     only ``others`` name is at its default: a comparison's ``proximal=0.1`` is FedProx's, and not FedAvg's.
     """
     name, parts = _parts(method)
-    elsewhere = {key for other in others for part in _parts(other)[1] for key in PARTS[part]}
-    default = {key: Experiment.model_fields[key].default for part in PARTS.values() for key in part}
-    mine = {key: value for part in parts for key, value in PARTS[part].items()}
-    values: dict[str, Any] = {**experiment.model_dump(), "method": name}
-    for key, value in mine.items():
-        if values[key] == default[key]:
-            values[key] = value
-    return parse({**values, **{key: default[key] for key in elsewhere - mine.keys()}})
+    mine = dict(PARTS[part] for part in parts)
+    elsewhere = {PARTS[part][0] for other in others for part in _parts(other)[1]}
+    changes = {key: value for key, value in mine.items() if value_of(experiment, key) == default_of(key)}
+    defaults = {key: default_of(key) for key in elsewhere - mine.keys()}
+    return with_values(experiment, {"fusion.method": name, **changes, **defaults})
 
 
 def _parts(method: str) -> tuple[str, list[str]]:
-    known = get_args(Experiment.model_fields["method"].annotation)
     name, *parts = SHORT.get(method, method).split("+")
-    if name not in known or any(part not in PARTS for part in parts):
-        allowed = f"known are {', '.join([*known, *SHORT])}, with any of {', '.join(f'+{part}' for part in PARTS)}"
+    if (name not in METHODS and ":" not in name) or any(part not in PARTS for part in parts):
+        known = ", ".join([*METHODS, *SHORT])
+        allowed = f"known are {known}, or your own as module:attribute, with any of {', '.join(f'+{p}' for p in PARTS)}"
         raise ConfigError.at("methods", method, allowed)
     return name, parts
 
 
 def grid(experiment: Experiment, methods: Sequence[str], seeds: Sequence[int]) -> dict[str, Experiment]:
     """Return the experiment for each seed and method, by the name of its folder."""
-    variants = {method: variant(experiment, method, methods).model_dump() for method in methods}
-    return {f"{method}-seed{seed}": parse({**variants[method], "seed": seed}) for seed in seeds for method in variants}
+    variants = {method: variant(experiment, method, methods) for method in methods}
+    return {
+        f"{method.replace(':', '.')}-seed{seed}": with_values(variants[method], {"seed": seed})
+        for seed in seeds
+        for method in variants
+    }
 
 
 def folders(experiments: Mapping[str, Experiment], out: Path) -> Iterator[tuple[Experiment, RunFolder]]:

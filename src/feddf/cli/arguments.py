@@ -1,4 +1,4 @@
-"""What the commands have in common: where they speak, and how they read their words."""
+"""What the commands have in common: where they print, and how they read their arguments."""
 
 from __future__ import annotations
 
@@ -8,26 +8,30 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from feddf.runs import ConfigError
+from feddf.config import ConfigError
 
 out_console, err_console = Console(), Console(stderr=True)
 
 NameOrFile = Annotated[str, typer.Argument(help="A preset's name or a TOML file.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Values that replace the configuration's.", show_default=False),
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Values that replace those of the configuration, for instance alpha=0.1 local.epochs=5.",
+        show_default=False,
+    ),
 ]
 Out = Annotated[Path | None, typer.Option(help="The folder to write to (default: a new one below runs/).")]
 
 
-def apart(words: list[str] | None, own: dict[str, str]) -> tuple[dict[str, str], list[str]]:
+def split_words(words: list[str] | None, own: dict[str, str]) -> tuple[dict[str, str], list[str]]:
     """Return a command's own ``key=value`` words, with ``own`` as their defaults, and all others."""
     given = dict(word.partition("=")[::2] for word in words or [] if word.partition("=")[0] in own)
     return {**own, **given}, [word for word in words or [] if word.partition("=")[0] not in own]
 
 
-def free(path: Path) -> Path:
-    """Return the path, or with the first number behind it that no folder has yet."""
+def unused(path: Path) -> Path:
+    """Return the path, or the path with the first number after it that no folder has yet."""
     candidates = [path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 10_000))]
     return next(candidate for candidate in candidates if not candidate.exists())
 

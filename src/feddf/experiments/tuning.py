@@ -1,7 +1,7 @@
 """The paper's tuning procedure (appendix C.2): grids that are extended until the best value lies inside them.
 
-Trials are ordinary runs in folders of their own, so tuning goes on where it was stopped. They are judged by the
-accuracy on the server's *validation* data; the test accuracy is shown beside it and decides nothing.
+Trials are ordinary runs in folders of their own, so tuning goes on where it was stopped. They are compared by the
+accuracy on the server's *validation* data; the test accuracy is shown as well and decides nothing.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from feddf.report import Run, read_run
+from feddf.config import ConfigError, Experiment, differences, with_values
+from feddf.config.keys import short
+from feddf.report.read import Run, read_run
 from feddf.report.tables import Comparison, spread
-from feddf.runs.config import Experiment, differences, parse
-from feddf.runs.settings import ConfigError
 from feddf.runs.store import RunFolder, StoreError
 
 PAPER: dict[str, tuple[float, ...]] = {
-    "local_rate": (0.01, 0.05, 0.1, 0.5, 1.0, 1.5),
-    "proximal": (0.001, 0.01, 0.1, 1.0),
-    "server_momentum": (0.1, 0.2, 0.3, 0.4),
+    "local.rate": (0.01, 0.05, 0.1, 0.5, 1.0, 1.5),
+    "local.proximal": (0.001, 0.01, 0.1, 1.0),
+    "fusion.momentum": (0.1, 0.2, 0.3, 0.4),
 }
 """The initial grids of appendix C.2."""
 
-EVENLY_SPACED = {"server_momentum"}
+EVENLY_SPACED = {"fusion.momentum"}
 """Extended by adding the step; all others by multiplying with the ratio."""
 
 Values = Mapping[str, float]
@@ -70,10 +69,8 @@ def tune(
 
     Each key's grid is extended ``extensions`` times at the most, and not beyond the values that are allowed.
     """
-    if experiment.validation == 0:
-        raise ConfigError.at(
-            "validation", 0.0, "settings are chosen on validation data; hold some out, for instance 0.1"
-        )
+    if experiment.data.validation == 0:
+        raise ConfigError.at("data.validation", 0.0, "settings are chosen on validation data; hold some out (0.1)")
     grids = {key: sorted(set(values)) for key, values in grid.items()}
     left = dict.fromkeys(grids, extensions)
     while True:
@@ -97,9 +94,9 @@ def tune(
 def beyond(key: str, values: Sequence[float], best: float) -> float | None:
     """Return the next value outside the (sorted) grid if the best is its first or its last, else ``None``.
 
-    >>> beyond("local_rate", [0.01, 0.1, 1.0], 1.0)
+    >>> beyond("local.rate", [0.01, 0.1, 1.0], 1.0)
     10.0
-    >>> beyond("server_momentum", [0.1, 0.2], 0.1)
+    >>> beyond("fusion.momentum", [0.1, 0.2], 0.1)
     0.0
     """
     if len(values) < 2 or best not in (values[0], values[-1]):
@@ -121,7 +118,7 @@ def table(trials: Sequence[Trial], best: Trial) -> Comparison:
             continue
         scores = [spread([validation(run) for run in trial.runs]), spread([run.curve()[-1] for run in trial.runs])]
         rows.append([*setting, *scores, "best" if trial is best else ""])
-    return Comparison("Accuracy at the last round, in %", [*keys, "validation", "test", ""], rows)
+    return Comparison("Accuracy at the last round, in %", [*map(short, keys), "validation", "test", ""], rows)
 
 
 def _trials(
@@ -130,7 +127,7 @@ def _trials(
     settings = [dict(zip(grids, values, strict=True)) for values in product(*grids.values())]
     paths = {(i, seed): _folder(experiment, setting, seed, out) for i, setting in enumerate(settings) for seed in seeds}
     todo = [path for path in paths.values() if not _ended(path)]
-    for done, (path, failure) in enumerate(_play(todo, parallel), 1):
+    for done, (path, failure) in enumerate(_run_all(todo, parallel), 1):
         result = f"failed: {failure}" if failure else f"validation {100 * validation(read_run(path)):.1f}"
         say(f"{path.name}: {result} ({done} of {len(todo)})")
     for i, setting in enumerate(settings):
@@ -140,10 +137,10 @@ def _trials(
 
 
 def _folder(experiment: Experiment, setting: Values, seed: int, out: Path) -> Path:
-    trial = parse({**experiment.model_dump(), **setting, "seed": seed})
-    if trial.validation == 0:
-        raise ConfigError.at("validation", 0.0, "settings are chosen on validation data; try values above 0")
-    path = out / f"{','.join(f'{key}={value:.12g}' for key, value in setting.items())}-seed{seed}"
+    trial = with_values(experiment, {**setting, "seed": seed})
+    if trial.data.validation == 0:
+        raise ConfigError.at("data.validation", 0.0, "settings are chosen on validation data; try values above 0")
+    path = out / f"{','.join(f'{short(key)}={value:.12g}' for key, value in setting.items())}-seed{seed}"
     if not (path / "config.toml").exists():
         RunFolder.create(path, trial)
     elif changed := differences(RunFolder.open(path).experiment(), trial):
@@ -153,7 +150,7 @@ def _folder(experiment: Experiment, setting: Values, seed: int, out: Path) -> Pa
 
 def _ended(path: Path) -> bool:
     run = read_run(path)
-    return bool(_failure(path)) or len(run.records) >= run.config["rounds"]
+    return bool(_failure(path)) or len(run.records) >= run.value("rounds")
 
 
 def _failure(path: Path) -> str:
@@ -161,13 +158,13 @@ def _failure(path: Path) -> str:
     return note.read_text(encoding="utf-8") if note.exists() else ""
 
 
-def _play(paths: Sequence[Path], parallel: int) -> Iterator[tuple[Path, str]]:
+def _run_all(paths: Sequence[Path], parallel: int) -> Iterator[tuple[Path, str]]:
     """Run the trials, each in a process of its own, ``parallel`` at a time; yield each with why it failed."""
     workers = max(1, (os.cpu_count() or 1) // parallel)
     running: set[subprocess.Popen[str]] = set()
 
-    def play(path: Path) -> str:
-        command = [sys.executable, "-m", "feddf", "resume", str(path), f"workers={workers}"]
+    def run(path: Path) -> str:
+        command = [sys.executable, "-m", "feddf", "resume", str(path), f"run.workers={workers}"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         running.add(process)
         _, complaint = process.communicate()
@@ -181,7 +178,7 @@ def _play(paths: Sequence[Path], parallel: int) -> Iterator[tuple[Path, str]]:
         raise StoreError(f"{path}: {reason}")
 
     with ThreadPoolExecutor(parallel) as pool:
-        futures = {pool.submit(play, path): path for path in paths}
+        futures = {pool.submit(run, path): path for path in paths}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -199,7 +196,7 @@ QUORUM = 3
 
 def _allowed(experiment: Experiment, setting: Values) -> bool:
     try:
-        parse({**experiment.model_dump(), **dict[str, Any](setting)})
+        with_values(experiment, setting)
     except ConfigError:
         return False
     return True

@@ -14,10 +14,12 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from feddf.config import LocalConfig
+from feddf.engines.open import open_engines
 from feddf.evaluate import accuracy
 from feddf.local import local_update
 from feddf.outcomes import gather
-from feddf.runs.build import Parts, open_engine, prototype_for
+from feddf.runs.build import Parts, prototype_for
 from feddf.seeds import derive, numpy_generator
 from feddf.states import initial
 from feddf.types import Client, Examples, Job, Prototype
@@ -90,12 +92,10 @@ def estimate(parts: Parts, *, most: int = 2_000, delta: float = 0.05, ensemble: 
         tell_apart,
         prototype=prototype_for(spec, parts.task.data.shape, 2),
         train=train,
-        epochs=experiment.local_epochs,
-        batch=experiment.local_batch,
-        rate=experiment.local_rate,
+        local=_plain(experiment.local),
     )
     domains = [_domain(name, order, len(train), most, derive(seed, "domain", name)) for name, order in orders.items()]
-    with open_engine(experiment) as engines:
+    with open_engines(experiment.run) as engines:
         errors = dict(gather(engines.server(work, domains), "the domain classifier of"))
     return Bound(
         pooled_risk=1 - accuracy(pooled, train.take(kept)),
@@ -106,9 +106,12 @@ def estimate(parts: Parts, *, most: int = 2_000, delta: float = 0.05, ensemble: 
     )
 
 
-def tell_apart(
-    domain: Domain, *, prototype: Prototype, train: Examples, epochs: int, batch: int, rate: float
-) -> tuple[str, float]:
+def _plain(local: LocalConfig) -> LocalConfig:
+    """Return the epochs, batch and rate of local training without anything that a method adds."""
+    return LocalConfig(epochs=local.epochs, batch=local.batch, rate=local.rate)
+
+
+def tell_apart(domain: Domain, *, prototype: Prototype, train: Examples, local: LocalConfig) -> tuple[str, float]:
     """Return the held-out error of a classifier between a client's examples and others, trained on half of both."""
     if len(domain.own) < 4:
         return domain.id, 0.5  # too few to tell anything
@@ -116,12 +119,10 @@ def tell_apart(
     labels = torch.cat([torch.zeros(len(domain.own)), torch.ones(len(domain.others))]).to(torch.int64)
     examples = Examples(train.take(chosen).inputs, labels, 2)
     order = _order(len(chosen), domain.seed)
-    learned, judged = order[: len(order) // 2], order[len(order) // 2 :]
+    learned, held_out = order[: len(order) // 2], order[len(order) // 2 :]
     job = Job(Client(domain.id, prototype.name, learned), 1, initial(prototype, domain.seed), domain.seed)
-    update = local_update(
-        job, prototypes={prototype.name: prototype}, train=examples, epochs=epochs, batch=batch, rate=rate
-    )
-    return domain.id, 1 - accuracy(prototype.load(update.state), examples.take(judged))
+    update = local_update(job, prototypes={prototype.name: prototype}, train=examples, local=local)
+    return domain.id, 1 - accuracy(prototype.load(update.state), examples.take(held_out))
 
 
 def _domain(name: str, shard: Tensor, n: int, most: int, seed: int) -> Domain:

@@ -19,7 +19,7 @@ Arrived = Message | BaseException | None
 """What a pull brought: a reply, why there will be none, or nothing yet."""
 
 
-class Post:
+class Inbox:
     """A grid, with pulls that end.
 
     Flower pulls a reply that has been announced until all of it has been uploaded, for minutes or hours. A client that

@@ -7,35 +7,28 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
 
-from feddf.cli.words import apart, err_console, number, out_console
-from feddf.data import DATASETS
-from feddf.data.encode import plain
-from feddf.data.unlabeled import adapt, choose
+from feddf.cli.arguments import err_console, number, out_console, split_words
+from feddf.config import ConfigError, DataConfig
+from feddf.config.errors import FeddfError, first_line
+from feddf.config.names import DATASETS
 from feddf.runtime.atomic import write_atomically
-from feddf.generator import GeneratorError, load
-from feddf.generator import sample as draw
-from feddf.generator import train as teach
-from feddf.generator.pictures import png, read_folder, sheet
-from feddf.models.dcgan import SIDE
-from feddf.runs import ConfigError, StoreError
-from feddf.types import Inputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 generator_app = typer.Typer(
     help="Train a generator of unlabeled images, and look at what it makes.", no_args_is_help=True
 )
 
 TRAIN = {"steps": "20000", "batch": "64", "rate": "0.0002", "width": "64", "seed": "0", "threads": "1"}
-FREE = {"every": "500", "data_dir": ""}
+FREE = {"every": "500", "folder": ""}
 """Words that may change when a training goes on: they change none of its bytes."""
 
 
@@ -51,22 +44,24 @@ def train(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[steps=20000] [batch=64] [rate=0.0002] [width=64] [seed=0] [threads=1] [every=500] [data_dir=DIR]",
+            metavar="[steps=20000] [batch=64] [rate=0.0002] [width=64] [seed=0] [threads=1] [every=500] [folder=DIR]",
             help="How to train, and after how many steps to save.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """Train a small generator (DCGAN) on unlabeled images; called again, it goes on where it was stopped."""
-    own, rest = apart(words, {**TRAIN, **FREE})
+    own, rest = split_words(words, {**TRAIN, **FREE})
     _refuse(rest, own)
     steps, every = number("steps", own["steps"]), number("every", own["every"])
     whole = {key: number(key, own[key], least) for key, least in (("batch", 2), ("width", 1), ("threads", 1))}
     seed, rate = number("seed", own["seed"], least=0), _rate(own["rate"])
-    pixels = _images(images, own["data_dir"])
+    from feddf.generator import train_generator
+
+    pixels = _images(images, own["folder"])
     try:
         with _one_line(), _shown(out_console, out, steps, every) as progress:
-            teach(
+            train_generator(
                 pixels,
                 out,
                 steps=steps,
@@ -101,23 +96,25 @@ def sample(
     ] = None,
 ) -> None:
     """Make images with a trained generator."""
-    own, rest = apart(words, {"n": "64", "seed": "0"})
+    own, rest = split_words(words, {"n": "64", "seed": "0"})
     _refuse(rest, own)
     n, seed = number("n", own["n"]), number("seed", own["seed"], least=0)
     write = _writer(out)
     with _one_line():
-        make, latent = load(generator)
-        write(draw(make, n, latent, seed))
+        from feddf.generator import load_generator, sample_images
+
+        make, latent = load_generator(generator)
+        write(sample_images(make, n, latent, seed))
     out_console.print(f"{n} images: {out}", soft_wrap=True, highlight=False)
 
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Let the generator's complaints end the command as a run folder's do."""
+    """Let a wrong value end the command with one line."""
     try:
         yield
-    except (GeneratorError, ValueError) as error:
-        raise StoreError(str(error).splitlines()[0]) from error
+    except ValueError as error:
+        raise FeddfError(first_line(error)) from error
 
 
 def _warn(complaint: str) -> None:
@@ -139,16 +136,25 @@ def _rate(text: str) -> float:
     return value
 
 
-def _images(name: str, data_dir: str) -> Tensor:
+def _images(name: str, folder: str) -> Tensor:
     """Return the images of a data set, without its labels, or of a folder, in colour and 32×32."""
+    import torch
+
+    from feddf.data.encode import plain
+    from feddf.data.unlabeled import adapt, choose
+    from feddf.generator import GeneratorError
+    from feddf.generator.pictures import read_images
+    from feddf.models.dcgan import SIDE
+    from feddf.types import Inputs
+
     wanted = Inputs(torch.zeros((0, 3, SIDE, SIDE), dtype=torch.uint8), plain)
     try:
         if name in DATASETS:
-            data = DATASETS[name](Path(data_dir) if data_dir else None)
+            data = DATASETS[name](DataConfig(name=name, folder=folder or None))
             source = choose((data.unlabeled or data.train.inputs).raw, None, 0)
             return choose(adapt(source, wanted).raw, None, 0)
         if Path(name).is_dir():
-            return read_folder(Path(name))
+            return read_images(Path(name))
     except (GeneratorError, ValueError) as error:
         raise ConfigError(f"IMAGES = '{name}': {error}") from error
     raise ConfigError.at("IMAGES", name, f"is neither a folder nor a data set; known are: {', '.join(DATASETS)}")
@@ -190,6 +196,8 @@ def _writer(out: Path) -> Callable[[Tensor], None]:
 
 
 def _write_arrays(out: Path, images: Tensor) -> None:
+    import numpy as np
+
     content = io.BytesIO()
     np.savez_compressed(content, images=images.numpy())
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -197,12 +205,16 @@ def _write_arrays(out: Path, images: Tensor) -> None:
 
 
 def _write_sheet(out: Path, images: Tensor) -> None:
+    from feddf.generator.pictures import png, sheet
+
     content = png(sheet(images, columns=max(1, round(len(images) ** 0.5))))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, content)
 
 
 def _write_files(out: Path, images: Tensor) -> None:
+    from feddf.generator.pictures import png
+
     out.mkdir(parents=True, exist_ok=True)
     for index, image in enumerate(images):
         write_atomically(out / f"{index:06d}.png", png(image))

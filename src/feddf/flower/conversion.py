@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from feddf.admit import different_keys
-from feddf.runs.settings import ConfigError
-from feddf.states import initial
+from feddf.config import ConfigError
+from feddf.config.errors import first_line
+from feddf.data.datasets import wrong_labels
+from feddf.evaluate import output_shape
 from feddf.types import Examples, Inputs, Prototype, State
 
 Architectures = Mapping[str, Prototype | Callable[[], nn.Module]]
@@ -40,12 +43,8 @@ def as_examples(given: Labelled, n_classes: int | None = None) -> Examples:
 
 def check_labels(key: str, examples: Examples, n_classes: int) -> None:
     """Raise where labels do not fit their inputs or the models' logits."""
-    found = f"{len(examples.inputs)} inputs and {len(examples.labels)} labels of {examples.labels.dtype}"
-    if len(examples.inputs) != len(examples.labels) or examples.labels.dtype != torch.int64:
-        raise ConfigError.at(key, found, "as many int64 labels as inputs are needed")
-    low, high = (int(label) for label in examples.labels.aminmax())
-    if low < 0 or high >= n_classes:
-        raise ConfigError.at(key, f"labels from {low} to {high}", f"the models have logits for 0 to {n_classes - 1}")
+    if wrong := wrong_labels(replace(examples, n_classes=n_classes)):
+        raise ConfigError.at(key, f"{len(examples.labels)} labels", f"has {wrong}")
 
 
 def check_weights(folder: Path, saved: Mapping[str, State], prototypes: Mapping[str, State]) -> None:
@@ -57,7 +56,7 @@ def check_weights(folder: Path, saved: Mapping[str, State], prototypes: Mapping[
             raise ConfigError.at("prototypes", name, f"{folder} holds a run with another architecture of that name")
 
 
-def nothing() -> Examples:
+def no_examples() -> Examples:
     """Return no examples at all."""
     return Examples(as_inputs(torch.zeros(0, 1)), torch.zeros(0, dtype=torch.int64), 2)
 
@@ -67,14 +66,13 @@ def classes_of(prototypes: Mapping[str, Prototype], inputs: Inputs) -> int:
     found: dict[str, int] = {}
     for name, prototype in prototypes.items():
         try:
-            with torch.no_grad():
-                logits = prototype.load(initial(prototype, 0))(inputs.batch(torch.zeros(2, dtype=torch.int64)))
+            shape = output_shape(prototype, inputs)
         except Exception as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise ConfigError.at("prototypes", name, f"does not work on the server's inputs: {lines[0]}") from error
-        if logits.ndim != 2:
-            raise ConfigError.at("prototypes", name, f"gives outputs of shape {tuple(logits.shape)[1:]}, not logits")
-        found[name] = logits.shape[1]
+            allowed = f"does not work on the server's inputs: {first_line(error)}"
+            raise ConfigError.at("prototypes", name, allowed) from error
+        if len(shape) != 1:
+            raise ConfigError.at("prototypes", name, f"gives outputs of shape {shape}, not logits")
+        found[name] = shape[0]
     if len(set(found.values())) > 1:
         raise ConfigError.at("prototypes", found, "all must have the same number of logits")
     return next(iter(found.values()))

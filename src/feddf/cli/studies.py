@@ -1,0 +1,196 @@
+"""``feddf tune``, ``bound`` and ``partition``: what is found out about an experiment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tomli_w
+import typer
+from rich.table import Table
+
+from feddf.cli.arguments import NameOrFile, Out, number, numbers, out_console, share, split_words, unused
+from feddf.config import ConfigError, Experiment, load, parse, presets, with_values
+from feddf.config.experiment import override
+from feddf.config.keys import keys_of, resolve, short
+from feddf.config.presets import read
+from feddf.report.read import read_run
+from feddf.report.tables import percent
+from feddf.runtime.atomic import write_atomically
+
+if TYPE_CHECKING:
+    from feddf.experiments.tuning import Trial
+
+
+def tune(
+    name_or_file: NameOrFile,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY[=V1,V2,...]... [seeds=0] [parallel=1] [extensions=4] [KEY=VALUE]...",
+            help="What to tune, with a grid of your own or the paper's (local.rate, proximal, momentum), and values "
+            "that replace those of the configuration.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Try a grid of values, extend it while the best lies on its edge, and keep the best configuration."""
+    from feddf.experiments import tuning
+    from feddf.runs.build import build
+
+    own, rest = split_words(words, {"seeds": "0", "parallel": "1", "extensions": "4"})
+    grid = {name: values for word in rest for name, values in _grid(word, tuning.PAPER)}
+    experiment = load(name_or_file, [word for word in rest if not _grid(word, tuning.PAPER)])
+    if not grid:
+        known = ", ".join(map(short, tuning.PAPER))
+        raise ConfigError(f"nothing to tune: name a key ({known}), or give values of your own, for instance alpha=1,10")
+    target = out or unused(Path("runs") / f"{experiment.name}-tune")
+    for name, values in grid.items():
+        for value in values:  # a mistake is said before anything is trained
+            with_values(experiment, {name: value})
+    build(experiment)
+    trials, best = tuning.tune(
+        experiment,
+        grid,
+        numbers("seeds", own["seeds"]),
+        target,
+        parallel=number("parallel", own["parallel"]),
+        extensions=number("extensions", own["extensions"], least=0),
+        say=lambda text: out_console.print(text, soft_wrap=True, highlight=False),
+    )
+    _keep(experiment, trials, best, target)
+
+
+def _grid(word: str, paper: dict[str, tuple[float, ...]]) -> list[tuple[str, Sequence[float]]]:
+    """Return a key's full name and the values to try, or nothing for a word that is not about tuning."""
+    key, equals, text = word.partition("=")
+    if equals and "," not in text:
+        return []
+    name = resolve(key, Experiment)
+    if not equals:
+        if name not in paper:
+            known = ", ".join(map(short, paper))
+            raise ConfigError.at(key, "no values", f"the paper has grids for {known} only; give yours")
+        return [(name, paper[name])]
+    if not keys_of(Experiment)[name].allowed.startswith("number"):
+        return []
+    try:
+        return [(name, [float(part) for part in text.split(",")])]
+    except ValueError:
+        raise ConfigError.at(key, text, "must be numbers with commas between them") from None
+
+
+def _keep(experiment: Experiment, trials: Sequence[Trial], best: Trial, target: Path) -> None:
+    from feddf.experiments import tuning
+
+    result = tuning.table(trials, best)
+    (target / "tune.md").write_text(result.markdown(), encoding="utf-8")
+    (target / "tune.csv").write_text(result.csv(), encoding="utf-8")
+    chosen = with_values(experiment, best.values).model_dump(exclude_none=True)
+    (target / "best.toml").write_text(tomli_w.dumps(chosen), encoding="utf-8")
+    out_console.print(result.table())
+    setting = ", ".join(f"{name} = {value:g}" for name, value in best.values.items())
+    out_console.print(f"best by validation: {setting}; its configuration: {target / 'best.toml'}", soft_wrap=True)
+
+
+def bound(
+    run: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[epochs=E] [most=2000] [delta=0.05] [KEY=VALUE]...",
+            help="Epochs for every model trained here (default: the run's local ones), the most examples of a client "
+            "that are looked at, and the bound's probability.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Estimate the terms of the paper's Theorem 5.1 for a run, from all its data."""
+    from feddf.experiments.theorem import CAVEATS, MEANING, estimate
+    from feddf.runs.build import build
+    from feddf.runs.store import RunFolder
+
+    own, rest = split_words(words, {"epochs": "", "most": "2000", "delta": "0.05"})
+    experiment = parse(RunFolder.open(run).experiment().model_dump(), overrides=rest)
+    if own["epochs"]:
+        experiment = with_values(experiment, {"local.epochs": number("epochs", own["epochs"])})
+    records = read_run(run).records
+    found = estimate(
+        build(experiment),
+        most=number("most", own["most"], least=4),
+        delta=share("delta", own["delta"], "a probability, for instance 0.05"),
+        ensemble=records[-1]["ensemble"] if records else None,
+    )
+    label = experiment.prototypes[0].label
+    table = Table(title=f"Terms of Theorem 5.1, {len(found.lambdas)} clients, prototype {label}")
+    table.add_column("term")
+    table.add_column("estimate", justify="right")
+    table.add_column("what it is")
+    for term, value in found.terms().items():
+        table.add_row(term, f"{value:.3f}", MEANING[term])
+    if found.ensemble_risk is not None:
+        table.add_row("measured", f"{found.ensemble_risk:.3f}", "the ensemble's error on the test data, last round")
+    out_console.print(table)
+    for caveat in CAVEATS:
+        out_console.print(f"- {caveat}")
+    write_atomically(run / "bound.json", json.dumps(asdict(found), indent=2).encode())
+    out_console.print(f"each client's terms: {run / 'bound.json'}", soft_wrap=True)
+
+
+def partition(
+    name: Annotated[str, typer.Argument(help="A data set, a preset or a TOML file.", show_default=False)],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[alpha=A1,A2,...] [KEY=VALUE]...",
+            help="One or several α, and values that replace those of the configuration (scheme, clients.number, ...).",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("partition.png"),
+) -> None:
+    """Draw how many examples of each class every client holds, and say how skewed that is."""
+    own, rest = split_words(words, {"alpha": ""})
+    values = {**_values(name), "pool": {}}
+    base = parse(values, overrides=["fusion.method=fedavg", *rest])
+    alphas = own["alpha"].split(",") if own["alpha"] else [str(base.partition.alpha)]
+    experiments = [with_values(base, dict([override(f"alpha={alpha}")])) for alpha in alphas]
+    from feddf.data.partition import class_counts, skew
+    from feddf.report.plots import partition_dots
+    from feddf.runs.build import build_task
+
+    panels = []
+    table = Table(title=f"Label skew of {base.data.name}")
+    for column in ("", "top-class share %", "effective classes", "shard: least", "median", "most", "absent classes"):
+        table.add_column(column, justify="right" if column else "left")
+    for experiment in experiments:
+        task = build_task(experiment)
+        counts = class_counts(task.train.labels, task.shards, task.train.n_classes)
+        found, title = skew(counts), _title(experiment)
+        panels.append((title, counts))
+        sizes = [str(found.smallest), f"{found.median:g}", str(found.largest), str(found.absent)]
+        table.add_row(title, percent(found.top_class_share), f"{found.effective_classes:.2f}", *sizes)
+    partition_dots(panels, out)
+    out_console.print(table)
+    out_console.print(f"picture: {out}", soft_wrap=True)
+
+
+def _values(name: str) -> dict[str, Any]:
+    if name in presets() or Path(name).is_file():
+        return read(name)
+    if name.endswith(".toml"):
+        raise ConfigError(f"no file is called '{name}'")
+    return {"data": {"name": name}, "prototypes": ["mlp"]}
+
+
+def _title(experiment: Experiment) -> str:
+    partition = experiment.partition
+    if partition.scheme.startswith("dirichlet"):
+        return f"{partition.scheme}, α = {partition.alpha:g}"
+    if partition.scheme == "shards":
+        return f"shards, {partition.classes_per_client} a client"
+    return partition.scheme
