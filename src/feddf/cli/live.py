@@ -15,7 +15,7 @@ from rich.table import Table
 from feddf.config.records import Record
 from feddf.report.tables import percent
 
-STAGES = {
+STAGE_LABELS = {
     "train": "clients train",
     "fuse": "teachers answer, students learn",
     "evaluate": "models are tested",
@@ -39,7 +39,7 @@ class View:
 
     def watch(self, stage: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` pieces of a stage's work are finished."""
-        label = f"round {min(self._round, self.rounds)}/{self.rounds}: {STAGES.get(stage, stage)}"
+        label = f"round {min(self._round, self.rounds)}/{self.rounds}: {STAGE_LABELS.get(stage, stage)}"
         detail = f"{done}/{total}  {self.seconds_left()}"
         self._progress.update(self._task, description=label, completed=done, total=max(total, 1), detail=detail)
 
@@ -60,10 +60,10 @@ class View:
 
     def seconds_left(self) -> str:
         """Return the time to the end of this run, by the rounds done so far."""
-        played = self._round - 1 - self._first
-        if played < 1:
+        done = self._round - 1 - self._first
+        if done < 1:
             return ""
-        left = (time.monotonic() - self._began) / played * (self.rounds - self._round + 1)
+        left = (time.monotonic() - self._began) / done * (self.rounds - self._round + 1)
         return f"{left:.0f} s left"
 
     def __rich__(self) -> RenderableType:
@@ -77,7 +77,7 @@ class View:
 
 
 @contextmanager
-def shown(view: View, console: Console) -> Iterator[None]:
+def displayed(view: View, console: Console) -> Iterator[None]:
     """Show the view while the block runs, if there is a terminal to show it on."""
     if not console.is_terminal:
         yield
@@ -88,7 +88,7 @@ def shown(view: View, console: Console) -> Iterator[None]:
 
 def follow(records: Iterable[Record], view: View, console: Console) -> None:
     """Run to the end, showing every round."""
-    with shown(view, console):
+    with displayed(view, console):
         for record in records:
             line = view.add(record)
             if not console.is_terminal:

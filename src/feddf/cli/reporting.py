@@ -11,7 +11,7 @@ from rich.table import Table
 
 from feddf.cli.arguments import out_console
 from feddf.config import presets
-from feddf.config.keys import Key, all_keys, find
+from feddf.config.keys import Key, all_keys, find, markdown
 from feddf.config.presets import read
 from feddf.report import tables
 from feddf.report.read import alike, find_runs
@@ -55,8 +55,12 @@ def config(
         str | None,
         typer.Argument(metavar="[KEY]", help="A key, the last part of one, or a section.", show_default=False),
     ] = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print all keys as Markdown tables.")] = False,
 ) -> None:
     """Explain the keys of a configuration: default, allowed values, meaning. For instance: feddf config distill"""
+    if as_markdown:
+        print(markdown(), end="")
+        return
     found = find(word) if word else list(all_keys().values())
     out_console.print(_explained(found), soft_wrap=False)
 

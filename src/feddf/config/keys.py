@@ -16,6 +16,14 @@ from pydantic_core import PydanticUndefined
 from feddf.config.errors import ConfigError, nearest
 from feddf.config.sections import PrototypeConfig, Section, SourceConfig, extra_of
 
+SECTIONS = [
+    *("", "data", "partition", "clients", "prototypes", "local", "pool", "pool.sources"),
+    *("fusion", "teachers", "distill", "fedma", "run"),
+]
+"""The sections in the order in which a reader wants them."""
+
+_TITLES = {"": "On top", "prototypes": "`[[prototypes]]`", "pool.sources": "An entry of `pool.sources`"}
+
 
 @dataclass(frozen=True)
 class Key:
@@ -61,13 +69,10 @@ def all_keys() -> dict[str, Key]:
     """Return every key of an experiment, with those of a prototype and of a pool's source."""
     from feddf.config.experiment import Experiment  # it is built on this module
 
-    found = {}
-    for name, key in keys_of(Experiment).items():
-        found[name] = key
-        inner = {"prototypes": PrototypeConfig, "pool.sources": SourceConfig}.get(name)
-        if inner is not None:
-            found |= {f"{name}.{one.name}": _prefixed(name, one) for one in keys_of(inner).values()}
-    return found
+    found = dict(keys_of(Experiment))
+    for name, inner in (("prototypes", PrototypeConfig), ("pool.sources", SourceConfig)):
+        found |= {f"{name}.{key.name}": _prefixed(name, key) for key in keys_of(inner).values()}
+    return dict(sorted(found.items(), key=lambda item: SECTIONS.index(item[0].rpartition(".")[0])))
 
 
 def default_of(name: str) -> Any:
@@ -102,21 +107,32 @@ def resolve(word: str, kind: type[Section]) -> str:
 
 def suggestion(word: str, kind: type[Section]) -> str:
     """Return the end of a sentence that suggests the key that was probably meant."""
-    known = keys_of(kind)
+    known, (word, entries) = keys_of(kind), re.subn(r"\.\d+", "", word)
+    section, _, last = word.rpartition(".")
+    if entries:  # of a list of tables, which have keys of their own
+        known = {name: key for name, key in all_keys().items() if name.startswith(f"{section}.")} or known
     for key in known.values():
-        if word in key.synonyms or word.rpartition(".")[2] in key.synonyms:
+        if word in key.synonyms or last in key.synonyms:
             return f"did you mean '{key.name}'?"
+    if inside := _inside(word, known):
+        return inside
+    if same := [key.name for key in known.values() if key.last == last]:
+        return f"did you mean {' or '.join(map(repr, same))}?"
     plain = {re.sub(r"[._]", "", name): name for name in known}
     near = difflib.get_close_matches(re.sub(r"[._]", "", word), plain, n=1, cutoff=0.75)
     if near:
         return f"did you mean '{plain[near[0]]}'?"
-    section, _, last = word.rpartition(".")
     by_last = {key.last: key.name for key in known.values() if not section or key.name.startswith(f"{section}.")}
     near = difflib.get_close_matches(last, by_last, n=1, cutoff=0.75)
     if near:
         return f"did you mean '{by_last[near[0]]}'?"
-    sections = list(dict.fromkeys(name.partition(".")[0] for name in known))
-    return f"'feddf config' lists all keys; the sections are: {', '.join(sections)}"
+    sections = list(dict.fromkeys(name.partition(".")[0] for name in known if "." in name))
+    return _inside(section, known) or f"'feddf config' lists all keys; the sections are: {', '.join(sections)}"
+
+
+def _inside(section: str, known: Mapping[str, Key]) -> str:
+    found = [key.last for name, key in known.items() if name.rpartition(".")[0] == section != ""]
+    return f"the keys of [{section}] are: {', '.join(found)}" if found else ""
 
 
 def short(name: str) -> str:
@@ -162,11 +178,9 @@ def find(word: str) -> list[Key]:
 def markdown() -> str:
     """Return the reference of all keys as Markdown, a table for each section."""
     parts = []
-    for section in dict.fromkeys(name.rpartition(".")[0] for name in all_keys()):
+    for section in SECTIONS:
         rows = [key for name, key in all_keys().items() if name.rpartition(".")[0] == section]
-        title = f"`[{section}]`" if section not in ("", "prototypes", "pool.sources") else {
-            "": "On top", "prototypes": "`[[prototypes]]`", "pool.sources": "An entry of `pool.sources`"
-        }[section]  # fmt: skip
+        title = _TITLES.get(section, f"`[{section}]`")
         lines = [f"## {title}\n", "| key | default | allowed | meaning |", "|---|---|---|---|"]
         lines += [f"| `{key.last}` | `{key.shown_default}` | {key.allowed} | {key.meaning} |" for key in rows]
         parts.append("\n".join(lines))

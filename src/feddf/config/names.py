@@ -50,7 +50,7 @@ class Names(Mapping[str, Any]):
         """Raise :class:`ConfigError` for a name that is neither known, here or there, nor a ``module:attribute``."""
         module, _, attribute = name.partition(":")
         if not (module and attribute) and not any(name in names for names in (self, *others)):
-            known = [known for names in (self, *others) for known in names]
+            known = [f"{known}PATH" if known[-1] == ":" else known for names in (self, *others) for known in names]
             raise ConfigError.at(self.key, name, f"{nearest(name, known)} (your own is written as module:attribute)")
 
     def _imported(self, name: str, place: str) -> Any:

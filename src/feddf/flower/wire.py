@@ -26,7 +26,7 @@ COUNT, CLASS_COUNTS = "num-examples", "class-counts"
 LARGEST_HEADER = 4096
 
 Orders = Mapping[str, Any]
-"""What a client is told beside the weights: the entries of a Flower ConfigRecord."""
+"""What a client is told besides the weights: the entries of a Flower ConfigRecord."""
 
 Record = TypeVar("Record")
 

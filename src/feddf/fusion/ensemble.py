@@ -133,7 +133,7 @@ def usable(outcomes: Iterable[Answer | Failure], sampled: Iterable[str] = ()) ->
     """Yield the answers that can be used. Once all are in, clients whose answers cannot be are refused together.
 
     Finite weights can still give logits that are not. Then the round is fused again without these clients, in the
-    average as well. Nobody is to blame for a model that the server has ``sampled``: it is left out.
+    average as well. A model that the server has ``sampled`` is nobody's fault and is left out.
     """
     unfit: list[Failure] = []
     for outcome in outcomes:

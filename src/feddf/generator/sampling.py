@@ -19,7 +19,7 @@ from feddf.seeds import torch_generator
 Make = Callable[[Tensor], Tensor]
 """Latents, N × their shape, to images in [−1, 1], N × C × H × W."""
 
-BATCH = 256
+LATENTS = 256
 
 
 def sample_images(generator: Make, n: int, latent: tuple[int, ...], seed: int) -> Tensor:
@@ -33,8 +33,8 @@ def sample_images(generator: Make, n: int, latent: tuple[int, ...], seed: int) -
     random = torch_generator(seed)
     batches: list[Tensor] = []
     with _evaluating(generator), torch.no_grad(), threads(1):
-        for _ in range(0, n, BATCH):
-            batches.append(_bytes(_checked(generator(torch.randn((BATCH, *latent), generator=random)))))
+        for _ in range(0, n, LATENTS):
+            batches.append(_bytes(_checked(generator(torch.randn((LATENTS, *latent), generator=random)))))
     return torch.cat(batches)[:n]
 
 
@@ -46,9 +46,9 @@ def _bytes(images: Tensor) -> Tensor:
 def _checked(images: Tensor) -> Tensor:
     if not isinstance(images, Tensor):
         raise ValueError(f"a generator must give a tensor of images, N × C × H × W, got {type(images).__name__}")
-    if images.ndim != 4 or len(images) != BATCH:
+    if images.ndim != 4 or len(images) != LATENTS:
         raise ValueError(
-            f"a generator must give N × C × H × W images, got shape {tuple(images.shape)} for {BATCH} latents"
+            f"a generator must give N × C × H × W images, got shape {tuple(images.shape)} for {LATENTS} latents"
         )
     if not images.isfinite().all():
         raise ValueError("a generator must give finite images in [−1, 1], got NaN or infinity")
@@ -120,12 +120,12 @@ def _load_program(path: Path) -> tuple[Make, tuple[int, ...]]:
 
 
 def _batch(program: torch.export.ExportedProgram) -> int:
-    """Return the size of batch that a program takes, the largest up to :data:`BATCH` if it takes several."""
+    """Return the size of batch that a program takes, the largest up to :data:`LATENTS` if it takes several."""
     (name,) = program.graph_signature.user_inputs
     value = next(node for node in program.graph.nodes if node.name == name).meta["val"]
     size = value.shape[0]
     if isinstance(size, int):
         return size
     allowed = program.range_constraints.get(size.node.expr)
-    most = allowed.upper if allowed is not None else BATCH
-    return int(min(BATCH, most))
+    most = allowed.upper if allowed is not None else LATENTS
+    return int(min(LATENTS, most))

@@ -156,16 +156,18 @@ def _step(players: _Players, images: Tensor, settings: GeneratorSettings, step: 
     real = _batch(images, settings, step)
     made = players.generator(_latents(settings, step))
 
-    judged = F.softplus(-players.discriminator(real)).mean() + F.softplus(players.discriminator(made.detach())).mean()
+    told_apart = (
+        F.softplus(-players.discriminator(real)).mean() + F.softplus(players.discriminator(made.detach())).mean()
+    )
     players.discriminator_adam.zero_grad()
-    judged.backward()
+    told_apart.backward()
     players.discriminator_adam.step()
 
     fooled = F.softplus(-players.discriminator(made)).mean()
     players.generator_adam.zero_grad()
     fooled.backward()
     players.generator_adam.step()
-    return float(fooled.detach()), float(judged.detach())
+    return float(fooled.detach()), float(told_apart.detach())
 
 
 def _batch(images: Tensor, settings: GeneratorSettings, step: int) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 SIDE = 32
-"""The side of an image that is made or judged here."""
+"""The side of an image that is made or seen here."""
 
 
 class Generator(nn.Module):

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import safetensors.torch
 import tomli_w
@@ -25,6 +25,7 @@ import torch
 
 from feddf.config import ConfigError, Experiment, Record, Settings, parse
 from feddf.config.errors import FeddfError
+from feddf.config.experiment import S
 from feddf.runtime.atomic import (
     append_line,
     held,
@@ -36,8 +37,6 @@ from feddf.runtime.atomic import (
 )
 from feddf.runtime.compile import can_compile
 from feddf.types import ServerState, State
-
-S = TypeVar("S", bound=Settings)
 
 
 class StoreError(FeddfError):
