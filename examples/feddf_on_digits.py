@@ -9,10 +9,16 @@ from itertools import islice
 from feddf import (
     DATASETS,
     Client,
+    ClientsConfig,
+    DataConfig,
+    DistillConfig,
     Federation,
+    LocalConfig,
+    PartitionConfig,
     Prototype,
-    Schedule,
+    Resources,
     ServerState,
+    Settings,
     accuracy,
     adapt,
     dirichlet,
@@ -20,30 +26,34 @@ from feddf import (
     in_process,
     initial,
     local_update,
+    run_rounds,
     split,
 )
-from feddf.models import CNN
-from feddf.rounds import rounds
+from feddf.models.cnn import CNN
 
 # Data: the clients' private digits, the server's validation part, and a pool that nobody labelled.
-digits = DATASETS["mnist-5k"](None)
-pool = adapt(DATASETS["digits"](None).train.inputs.raw, like=digits.train.inputs)
+digits, others = (DATASETS[name](DataConfig(name=name)) for name in ("mnist-5k", "digits"))
+pool = adapt(others.train.inputs.raw, like=digits.train.inputs)
 rest, held_out = split(len(digits.train), 0.1, seed=0)
 train, validation = digits.train.take(rest), digits.train.take(held_out)
 
 # Clients: each has its own mix of classes.
 prototypes = {"cnn": Prototype("cnn", partial(CNN, digits.shape, 10, width=8))}
-shards = dirichlet(train.labels, 10, alpha=0.1, seed=0, n_classes=10)
+shards = dirichlet(train.labels, 10, PartitionConfig(alpha=0.1), n_classes=10, seed=0)
 clients = [Client(f"client-{k}", "cnn", shard) for k, shard in enumerate(shards)]
 
 # The round: local training (Algorithm 2), then fusion (Algorithm 1).
-local = partial(local_update, prototypes=prototypes, train=train, epochs=5, batch=64, rate=0.05)
-score = partial(accuracy, examples=validation)
-fuse = feddf(prototypes, pool, engine=in_process, score=score, schedule=Schedule(steps=200))
+settings = Settings(
+    clients=ClientsConfig(number=10, fraction=0.6),
+    local=LocalConfig(epochs=5, rate=0.05),
+    distill=DistillConfig(steps=200),
+)
+local = partial(local_update, prototypes=prototypes, train=train, local=settings.local)
+fuse = feddf(Resources(prototypes, pool, validation), settings, in_process)
 
 server = ServerState(0, {name: initial(prototype, seed=0) for name, prototype in prototypes.items()})
-federation = Federation(clients, fraction=0.6, seed=0)
-for closed in islice(rounds(server, federation, engine=in_process, train=local, fuse=fuse), 3):
+federation = Federation(clients, settings.clients, seed=0)
+for closed in islice(run_rounds(server, federation, engine=in_process, train=local, fuse=fuse), 3):
     before, after = (
         accuracy(prototypes["cnn"].load(models["cnn"]), digits.test)
         for models in (closed.fused.start, closed.server.models)

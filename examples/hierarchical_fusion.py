@@ -1,7 +1,7 @@
 """Fusion in two levels: four regions fuse their own clients, and the server fuses the regions' models.
 
 What a fusion returns is a model like any client's, so it can be fused again. The server hears from four regions instead
-of twelve clients, and no region's clients are known outside of it. Flat fusion of the same clients is printed beside.
+of twelve clients, and no region's clients are known outside of it. Flat fusion of the same clients is printed as well.
 
 pip install 'feddf[demo]' && python examples/hierarchical_fusion.py
 """
@@ -11,10 +11,16 @@ from functools import partial
 from feddf import (
     DATASETS,
     Client,
+    ClientsConfig,
+    DataConfig,
+    DistillConfig,
     Federation,
+    LocalConfig,
+    PartitionConfig,
     Prototype,
-    Schedule,
+    Resources,
     ServerState,
+    Settings,
     Update,
     accuracy,
     adapt,
@@ -23,43 +29,47 @@ from feddf import (
     in_process,
     initial,
     local_update,
+    run_round,
     split,
 )
-from feddf.models import CNN
-from feddf.rounds import play
+from feddf.models.cnn import CNN
 
-digits = DATASETS["mnist-5k"](None)
-pool = adapt(DATASETS["digits"](None).train.inputs.raw, like=digits.train.inputs)
+digits, others = (DATASETS[name](DataConfig(name=name)) for name in ("mnist-5k", "digits"))
+pool = adapt(others.train.inputs.raw, like=digits.train.inputs)
 rest, held_out = split(len(digits.train), 0.1, seed=0)
 train, validation = digits.train.take(rest), digits.train.take(held_out)
 prototypes = {"cnn": Prototype("cnn", partial(CNN, digits.shape, 10, width=8))}
-shards = dirichlet(train.labels, 12, alpha=0.3, seed=0, n_classes=10)
+shards = dirichlet(train.labels, 12, PartitionConfig(alpha=0.3), n_classes=10, seed=0)
 clients = [Client(f"client-{k:02d}", "cnn", shard) for k, shard in enumerate(shards)]
 
-local = partial(local_update, prototypes=prototypes, train=train, epochs=5, batch=64, rate=0.05)
-score = partial(accuracy, examples=validation)
-fuse = feddf(prototypes, pool, engine=in_process, score=score, schedule=Schedule(steps=100, check_every=50))
-play_with = partial(play, engine=in_process, train=local, fuse=fuse)
+settings = Settings(
+    clients=ClientsConfig(number=12, fraction=1.0),
+    local=LocalConfig(epochs=5, rate=0.05),
+    distill=DistillConfig(steps=100, check=50),
+)
+local = partial(local_update, prototypes=prototypes, train=train, local=settings.local)
+fuse = feddf(Resources(prototypes, pool, validation), settings, in_process)
+run = partial(run_round, engine=in_process, train=local, fuse=fuse)
 
 
 def flat(server: ServerState) -> ServerState:
-    return play_with(server, Federation(clients, fraction=1.0, seed=0)).server
+    return run(server, Federation(clients, settings.clients, seed=0)).server
 
 
 def in_regions(server: ServerState) -> ServerState:
-    """Play a round in each region, and fuse what the regions send as if they were clients."""
+    """Run a round in each region, and fuse what the regions send as if they were clients."""
     updates = []
     for number in range(4):
-        closed = play_with(server, Federation(clients[3 * number : 3 * number + 3], fraction=1.0, seed=0))
+        closed = run(server, Federation(clients[3 * number : 3 * number + 3], settings.clients, seed=0))
         examples = sum(update.n_examples for update in closed.updates)
         updates.append(Update(f"region-{number}", "cnn", server.round + 1, closed.server.models["cnn"], examples))
     return fuse(server, updates, server.round).server
 
 
 first = ServerState(0, {"cnn": initial(prototypes["cnn"], seed=0)})
-for name, play_round in (("flat", flat), ("in regions", in_regions)):
+for name, one_round in (("flat", flat), ("in regions", in_regions)):
     server = first
     for _ in range(3):
-        server = play_round(server)
+        server = one_round(server)
         reached = accuracy(prototypes["cnn"].load(server.models["cnn"]), digits.test)
         print(f"{name}, round {server.round}: {reached:.3f}")

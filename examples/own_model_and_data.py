@@ -1,4 +1,4 @@
-"""Your own nn.Module beside one of feddf's, on your own data, with two worker processes.
+"""Your own nn.Module together with one of feddf's, on your own data, with two worker processes.
 
     python examples/own_model_and_data.py
 
@@ -13,21 +13,26 @@ from torch import Tensor, nn
 
 from feddf import (
     Client,
+    ClientsConfig,
+    DistillConfig,
     Examples,
     Federation,
     Inputs,
+    LocalConfig,
+    PartitionConfig,
     Processes,
     Prototype,
-    Schedule,
+    Resources,
     ServerState,
+    Settings,
     accuracy,
     feddf,
     iid,
     initial,
     local_update,
+    run_rounds,
 )
-from feddf.models import MLP
-from feddf.rounds import rounds
+from feddf.models.mlp import MLP
 
 FEATURES, CLASSES = 20, 4
 
@@ -65,15 +70,19 @@ def main() -> None:
         "gated": Prototype("gated", partial(Gated, width=16)),
         "mlp": Prototype("mlp", partial(MLP, (FEATURES,), CLASSES, width=32)),
     }
-    shards = iid(train.labels, 6, seed=0)  # or one index tensor for each of your sites
+    shards = iid(train.labels, 6, PartitionConfig(), n_classes=CLASSES, seed=0)  # or an index tensor for each site
     clients = [Client(f"site-{k}", ("gated", "mlp")[k % 2], shard) for k, shard in enumerate(shards)]
-    local = partial(local_update, prototypes=prototypes, train=train, epochs=5, batch=32, rate=0.1)
+    settings = Settings(
+        clients=ClientsConfig(number=6, fraction=1.0),
+        local=LocalConfig(epochs=5, batch=32, rate=0.1),
+        distill=DistillConfig(steps=200),
+    )
+    local = partial(local_update, prototypes=prototypes, train=train, local=settings.local)
     server = ServerState(0, {name: initial(prototype, seed=0) for name, prototype in prototypes.items()})
     with Processes(workers=2) as engine:
-        score = partial(accuracy, examples=validation)
-        fuse = feddf(prototypes, pool.inputs, engine=engine, score=score, schedule=Schedule(steps=200))
-        federation = Federation(clients, fraction=1.0, seed=0)
-        for closed in islice(rounds(server, federation, engine=engine, train=local, fuse=fuse), 3):
+        fuse = feddf(Resources(prototypes, pool.inputs, validation), settings, engine)
+        federation = Federation(clients, settings.clients, seed=0)
+        for closed in islice(run_rounds(server, federation, engine=engine, train=local, fuse=fuse), 3):
             for name, prototype in prototypes.items():
                 fused = accuracy(prototype.load(closed.server.models[name]), test)
                 print(f"round {closed.server.round}: {name} {fused:.3f}")

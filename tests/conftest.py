@@ -8,17 +8,16 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import settings as hypothesis_settings
 
+from feddf.config import ClientsConfig, DistillConfig, LocalConfig, Settings
 from feddf.data.encode import Pixels
-from feddf.engines import in_process
-from feddf.evaluate import accuracy
-from feddf.fusion import Kit, Schedule
 from feddf.local import local_update
-from feddf.models import CNN, MLP
+from feddf.models.cnn import CNN
+from feddf.models.mlp import MLP
 from feddf.rounds import Federation
 from feddf.states import initial
-from feddf.types import Client, Examples, Inputs, LocalTrain, Prototype, ServerState
+from feddf.types import Client, Examples, Inputs, LocalTrain, Prototype, Resources, ServerState
 
 SHAPE, CLASSES = (1, 8, 8), 3
 
@@ -26,8 +25,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["OMP_NUM_THREADS"] = "1"  # for subprocesses: several at once must not fight for the cores
 torch.set_num_threads(1)
-settings.register_profile("feddf", deadline=None)  # torch warms up in the first example
-settings.load_profile("feddf")
+hypothesis_settings.register_profile("feddf", deadline=None)  # torch warms up in the first example
+hypothesis_settings.load_profile("feddf")
 
 
 def stripes(n: int, seed: int) -> Examples:
@@ -49,7 +48,8 @@ class Tiny:
     federation: Federation
     server: ServerState
     local: LocalTrain
-    kit: Kit
+    resources: Resources
+    settings: Settings
 
 
 def make_tiny(clients: int = 6, fraction: float = 0.67, seed: int = 0, norm: str = "batch") -> Tiny:
@@ -60,12 +60,25 @@ def make_tiny(clients: int = 6, fraction: float = 0.67, seed: int = 0, norm: str
     }
     names = sorted(prototypes)
     members = [Client(f"c{k}", names[k % 2], torch.arange(k, 120, clients)) for k in range(clients)]
-    local = partial(local_update, prototypes=prototypes, train=train, epochs=1, batch=8, rate=0.05)
+    config = LocalConfig(epochs=1, batch=8, rate=0.05)
+    local = partial(local_update, prototypes=prototypes, train=train, local=config)
     pool = stripes(48, 3).inputs
-    score = partial(accuracy, examples=stripes(30, 4))
-    kit = Kit(prototypes, pool, in_process, score, Schedule(steps=12, batch=16, check_every=4, patience=100))
-    server = ServerState(0, {name: initial(prototype, seed) for name, prototype in prototypes.items()})
-    return Tiny(train, test, pool, prototypes, Federation(members, fraction, seed), server, local, kit)
+    settings = Settings(
+        clients=ClientsConfig(number=clients, fraction=fraction),
+        local=config,
+        distill=DistillConfig(steps=12, batch=16, check=4, patience=100),
+    )
+    return Tiny(
+        train,
+        test,
+        pool,
+        prototypes,
+        Federation(members, settings.clients, seed),
+        ServerState(0, {name: initial(prototype, seed) for name, prototype in prototypes.items()}),
+        local,
+        Resources(prototypes, pool, stripes(30, 4)),
+        settings,
+    )
 
 
 @pytest.fixture

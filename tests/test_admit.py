@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from conftest import make_tiny
 from feddf.admit import LARGEST, admit
-from feddf.models import CNN
+from feddf.models.cnn import CNN
 from feddf.states import initial
 from feddf.types import Client, Failure, Job, Prototype, Update
 

@@ -13,16 +13,28 @@ import pytest
 from feddf import cli
 
 CONFIG = """
-data = "toy"
 name = "small"
-pool = "plane"
-clients = 4
-fraction = 1.0
 rounds = 2
-local_epochs = 1
-distill_steps = 20
-engine = "in-process"
 prototypes = ["mlp"]
+
+[data]
+name = "toy"
+
+[pool]
+sources = ["plane"]
+
+[clients]
+number = 4
+fraction = 1.0
+
+[local]
+epochs = 1
+
+[distill]
+steps = 20
+
+[run]
+engine = "in-process"
 """
 
 
@@ -47,21 +59,21 @@ def test_the_installed_command_speaks_in_codes_and_lines(tmp_path: Path) -> None
     command = [str(Path(sys.executable).with_name("feddf")), "run", "demo", "alpha=-1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: alpha = -1: input should be greater than 0\n"
+    assert done.stderr == "error: partition.alpha = -1: input should be greater than 0\n"
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cli")
     (folder / "small.toml").write_text(CONFIG)
-    done = feddf("run", "small.toml", "data=toy", "--out", "out", cwd=folder)
+    done = feddf("run", "small.toml", "data.name=toy", "--out", "out", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
 
 
 def test_help_names_every_command(tmp_path: Path) -> None:
     text = feddf("--help", cwd=tmp_path).stdout
-    for command in ("run", "resume", "compare", "tune", "report", "bound", "presets"):
+    for command in ("run", "resume", "compare", "tune", "report", "bound", "partition", "presets", "config"):
         assert command in text
         assert feddf(command, "--help", cwd=tmp_path).returncode == 0
 
@@ -86,18 +98,19 @@ def test_a_run_leaves_a_complete_folder(place: Path) -> None:
 
 
 MISTAKES = {
-    ("run", "small.toml", "alpha=-1"): (2, "error: alpha = -1: input should be greater than 0"),
-    ("run", "small.toml", "pool=mnist-5k"): (
+    ("run", "small.toml", "alpha=-1"): (2, "error: partition.alpha = -1: input should be greater than 0"),
+    ("run", "small.toml", "sources=mnist-5k"): (
         2,
-        "error: pool = 'mnist-5k': inputs of type torch.uint8 cannot stand in",
+        "error: pool.sources = 'mnist-5k': inputs of type torch.uint8 cannot stand in",
     ),
-    ("run", "small.toml", "data=cifar10"): (2, "error: data 'cifar10' is not complete in data: no file"),
+    ("run", "small.toml", "local_epochs=3"): (2, "error: unknown key 'local_epochs'; did you mean 'local.epochs'?"),
+    ("run", "small.toml", "data.name=cifar10"): (2, "error: data 'cifar10' is not complete in data: no file"),
     ("run", "nowhere.toml"): (2, "error: cannot read the configuration nowhere.toml"),
     ("run", "demmo"): (2, "error: no preset or file is called 'demmo'; did you mean 'demo'?"),
     ("run", "small.toml", "--out", "out"): (1, "error: out already holds a run; continue it with: feddf resume out"),
     ("run", "small.toml", "alpha=3", "--out", "out"): (
         1,
-        "error: out holds a run with another configuration: alpha: 1.0 -> 3.0",
+        "error: out holds a run with another configuration: partition.alpha: 1.0 -> 3.0",
     ),
     ("resume", "out", "seed=9"): (1, "error: out was started with another configuration: seed: 0 -> 9"),
     ("resume", "nowhere"): (1, "error: nowhere is not a run folder"),
@@ -158,7 +171,7 @@ def test_compare_sets_methods_side_by_side_and_goes_on_where_it_stopped(place: P
     ]  # fmt: skip
     again = feddf(*words, cwd=place)
     assert again.returncode == 0
-    assert "round 1/1, 4 clients" not in again.stdout  # nothing was played twice
+    assert "round 1/1, 4 clients" not in again.stdout  # no round was run twice
     other = feddf(*words, "alpha=9", cwd=place)
     assert other.returncode == 1
     assert "holds a run with another configuration" in other.stderr
@@ -166,7 +179,7 @@ def test_compare_sets_methods_side_by_side_and_goes_on_where_it_stopped(place: P
 
 def test_report_draws_a_picture_for_each_experiment(place: Path) -> None:
     other = feddf(
-        "run", "small.toml", "prototypes=[{model='mlp',name='other'}]", "pool_size=9", "--out", "other", cwd=place
+        "run", "small.toml", "prototypes=[{model='mlp',name='other'}]", "pool.size=9", "--out", "other", cwd=place
     )
     assert other.returncode == 0, other.stderr
     done = feddf("report", "out", "other", "--out", "picture.png", cwd=place)
@@ -176,13 +189,23 @@ def test_report_draws_a_picture_for_each_experiment(place: Path) -> None:
 
 
 def test_own_modules_in_the_working_folder(place: Path) -> None:
-    (place / "mine.py").write_text("from feddf.data.datasets import toy\ndef points(): return toy(None)\n")
-    done = feddf("run", "small.toml", "data=mine:points", "rounds=1", "engine=processes", "--out", "own", cwd=place)
+    (place / "mine.py").write_text("from feddf.data.datasets import toy\ndef points(data): return toy(data)\n")
+    done = feddf(
+        "run",
+        "small.toml",
+        "data.name=mine:points",
+        "rounds=1",
+        "engine=processes",
+        "workers=1",
+        "--out",
+        "own",
+        cwd=place,
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_the_toy_is_drawn_whatever_its_clients_and_method(place: Path) -> None:
-    words = ("clients=12", "fraction=0.25", "method=fedavg", "rounds=1", "--out", "crowd")
+    words = ("clients.number=12", "fraction=0.25", "method=fedavg", "rounds=1", "--out", "crowd")
     done = feddf("run", "small.toml", *words, cwd=place)
     assert done.returncode == 0, done.stderr
     assert (place / "crowd" / "regions.png").exists()
@@ -196,12 +219,12 @@ def test_when_all_clients_fail_the_code_is_its_own(tmp_path: Path) -> None:
 
 
 def test_partition_draws_and_measures_several_alphas(tmp_path: Path) -> None:
-    done = feddf("partition", "toy", "alpha=100,0.01", "clients=6", "--out", "dots.png", cwd=tmp_path)
+    done = feddf("partition", "toy", "alpha=100,0.01", "clients.number=6", "--out", "dots.png", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "α = 100" in done.stdout
     assert "α = 0.01" in done.stdout
     assert (tmp_path / "dots.png").read_bytes().startswith(b"\x89PNG")
-    for words, said in ((["alpha=-1"], "alpha = -1"), (["partition=odd"], "'shards' or 'iid'")):
+    for words, said in ((["alpha=-1"], "alpha = -1"), (["scheme=odd"], "dirichlet, dirichlet-equal, shards, iid")):
         mistake = feddf("partition", "toy", *words, cwd=tmp_path)
         assert mistake.returncode == 2
         assert said in mistake.stderr

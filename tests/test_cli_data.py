@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from feddf.cli import data as cli_data
+from feddf.cli import data_sets
 from feddf.data.catalogue import CATALOGUE
 from local_server import Server, serving
 from test_cli import feddf
@@ -125,7 +125,7 @@ def test_a_terminal_gets_a_bar_with_bytes_and_rate(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     screen = StringIO()
-    monkeypatch.setattr(cli_data, "out_console", Console(file=screen, force_terminal=True, width=120))
+    monkeypatch.setattr(data_sets, "out_console", Console(file=screen, force_terminal=True, width=120))
     assert feddf("data", "fetch", "cifar100", cwd=tmp_path).returncode == 0
     assert "cifar-100-python.tar.gz" in screen.getvalue()
     assert "━" in screen.getvalue()
@@ -157,7 +157,7 @@ def test_a_label_out_of_range_and_a_damaged_file_are_found(
     feddf("data", "fetch", "cifar100", cwd=tmp_path)
     done = feddf("data", "check", cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr == "error: cifar100: its train part has a label 100, allowed are 0 to 99\n"
+    assert done.stderr == "error: cifar100: its train part has labels from 0 to 100, and must have 0 to 99\n"
 
     (tmp_path / "data" / "cifar-100-python" / "train").write_bytes(b"damaged")
     (tmp_path / "data" / "tiny-imagenet-32" / "a").mkdir(parents=True)

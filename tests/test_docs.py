@@ -1,28 +1,45 @@
-"""What the documents name is there: tests, functions, presets and pages."""
+"""What the documents name is there: tests, files, functions, keys, presets, commands and pages."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
 import pytest
-from feddf.experiments.compare import variant
-from feddf.runs.config import load, presets
+
+from feddf.config import Experiment, load, presets
+from feddf.config.keys import all_keys, flat, markdown, resolve
+from feddf.experiments.variants import variant
 
 ROOT = Path(__file__).parents[1]
 MAP = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
+WORDS = {"methods", "seeds", "seed", "target", "parallel", "extensions"}
+"""What a command takes besides the keys of a configuration (and the seed)."""
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(tests/[^`]+)`", MAP))))
-def test_every_test_in_the_paper_map_exists(name: str) -> None:
-    file, _, function = name.partition("::")
-    text = (ROOT / file).read_text(encoding="utf-8")
-    assert not function or f"def {function}(" in text
+def spans(page: Path) -> list[str]:
+    """Return what a page has between single backticks."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S))
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"`([a-z]+(?:\.[a-z_0-9]+)+)[(`]", MAP))))
+@every_page
+def test_every_test_and_every_file_of_code_exists(page: Path) -> None:
+    if page.name == "CHANGELOG.md":  # which also names what is gone
+        return
+    roots = (ROOT, ROOT / "src" / "feddf", page.parent)
+    for name, function in re.findall(r"`([\w/-]+\.py)(?:::(\w+))?`", page.read_text(encoding="utf-8")):
+        found = [root / name for root in roots if (root / name).is_file()]
+        assert found, name
+        assert not function or f"def {function}(" in found[0].read_text(encoding="utf-8"), function
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`([a-z]+(?:\.[a-z_0-9]+)+)[(`]", MAP)) - set(all_keys())))
 def test_every_function_in_the_paper_map_exists(name: str) -> None:
     parts = name.split(".")
     for split in range(len(parts), 0, -1):
@@ -59,7 +76,7 @@ def _spread(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@every_page
 def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target, anchor in re.findall(r"\]\((?!https?://)([^)#]*)(#[^)]*)?\)", text):
@@ -71,13 +88,43 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor[1:] in anchors, f"{target}{anchor}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_name_presets_and_methods_that_exist(page: Path) -> None:
-    for words in re.findall(r"feddf (?:run|compare|tune) ([a-z][\w-]*)([^`\n]*)", page.read_text(encoding="utf-8")):
-        if words[0] in presets():
-            for method in re.findall(r"methods=([\w,+-]+)", words[1]):
-                for each in method.split(","):
-                    variant(load(words[0]), each)
+@every_page
+def test_commands_are_valid(page: Path) -> None:
+    """Presets, methods and overrides; values that stand for something (``SOURCE``, ``...``) are left out."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    for command in re.findall(r"feddf (?:run|compare|tune) ([a-z][\w-]*(?: [^`\n]*)?)", text):
+        name, *words = shlex.split(command, comments=True)
+        if name not in presets():
+            continue
+        given = dict(word.split("=", 1) for word in words if "=" in word and not word.startswith("-"))
+        overrides = [f"{key}={value}" for key, value in given.items() if key not in WORDS and not _placeholder(value)]
+        for method in given.get("methods", "feddf").split(","):
+            variant(load(name, overrides), method)
+        for key in given.keys() - WORDS:
+            resolve(key, Experiment)
+
+
+def _placeholder(value: str) -> bool:
+    return value == "..." or value.isupper()
+
+
+@every_page
+def test_every_key_exists(page: Path) -> None:
+    """``key=value``, ``section.key``, ``key = value`` and blocks of TOML name keys of a configuration."""
+    if page.name == "CHANGELOG.md":  # which also names what is gone
+        return
+    sections = {name.partition(".")[0] for name in all_keys() if "." in name}
+    for span in spans(page):
+        for word in re.findall(r"^'?([a-z][a-z_.]*)(?:=| = )", span):
+            assert word in WORDS or resolve(word, Experiment), span
+        if re.fullmatch(r"[a-z]+\.[a-z_]+", span) and span.partition(".")[0] in sections:
+            assert span in all_keys() or page.name == "paper-map.md", span  # where `local.py` has functions, too
+    for block in re.findall(r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.M | re.S):
+        assert set(flat(tomllib.loads(block))) <= set(all_keys())
+
+
+def test_the_tables_of_keys_are_those_that_the_command_prints() -> None:
+    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8").endswith(markdown())
 
 
 @pytest.mark.parametrize("name", presets())

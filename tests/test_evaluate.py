@@ -6,10 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import SHAPE, make_tiny, stripes
-from feddf.evaluate import accuracy, evaluating, folded, logits
-from feddf.models import CNN, ResNet
+from conftest import SHAPE, Tiny, make_tiny, stripes
+from feddf.data.encode import plain
+from feddf.engines import in_process
+from feddf.evaluate import Evaluation, Model, accuracy, evaluating, folded, logits, output_shape, recalibrate
+from feddf.models.cnn import CNN
+from feddf.models.resnet import ResNet
 from feddf.states import digest
+from feddf.types import Failure, Inputs
 
 
 def test_accuracy_agrees_with_counting() -> None:
@@ -51,6 +55,21 @@ def test_a_teachers_answer_can_take_part_in_training() -> None:
     tiny = make_tiny()
     answer = logits(tiny.prototypes["mlp"].load(tiny.server.models["mlp"]), tiny.pool)
     (answer * torch.ones(1, requires_grad=True)).sum().backward()
+
+
+def test_many_models_are_tried_through_an_engine_in_their_order(tiny: Tiny) -> None:
+    models = [Model(name, name, state) for name, state in tiny.server.models.items()]
+    broken = Model("broken", "mlp", {"nothing": torch.ones(1)})
+    evaluation = Evaluation(lambda *job: reversed(list(in_process(*job))), tiny.prototypes, tiny.test.inputs)
+    assert [outcome.client_id for outcome in evaluation([broken, *models])] == ["broken", "cnn", "mlp"]
+    found = evaluation.accuracies([broken, *models], tiny.test.labels)
+    assert isinstance(found["broken"], Failure)
+    for model in models:
+        assert found[model.id] == accuracy(tiny.prototypes[model.prototype].load(model.state), tiny.test)
+
+
+def test_the_shape_of_the_outputs_is_found_by_trying(tiny: Tiny) -> None:
+    assert {output_shape(prototype, tiny.pool) for prototype in tiny.prototypes.values()} == {(3,)}
 
 
 class Shared(nn.Module):
@@ -116,3 +135,52 @@ def test_folding_removes_every_norm_of_a_resnet() -> None:
 def test_what_cannot_be_traced_is_left_alone() -> None:
     model = Untraceable().eval()
     assert folded(model) is model
+
+
+def test_recalibrated_statistics_become_the_mean_over_batches_of_the_inputs() -> None:
+    data = torch.randn(640, 3, generator=torch.Generator().manual_seed(0)) * 3 + 5
+    model = nn.Sequential(nn.BatchNorm1d(3))
+    recalibrate(model, Inputs(data, plain))
+    batches = [data[first::10] for first in range(10)]  # each from all of the pool
+    torch.testing.assert_close(model[0].running_mean, torch.stack([b.mean(0) for b in batches]).mean(0))
+    torch.testing.assert_close(model[0].running_var, torch.stack([b.var(0) for b in batches]).mean(0))
+
+
+def test_recalibrating_on_inputs_sorted_by_class_or_source_gives_the_variance_of_all() -> None:
+    one, other = torch.randn(2, 640, 1, generator=torch.Generator().manual_seed(0))
+    data = torch.cat([one - 2, other + 2])
+    model = nn.Sequential(nn.BatchNorm1d(1))
+    recalibrate(model, Inputs(data, plain))
+    torch.testing.assert_close(model[0].running_var, data.var(0), rtol=0.03, atol=0)
+
+
+def test_recalibrating_changes_nothing_but_statistics(tiny: Tiny) -> None:
+    model = tiny.prototypes["cnn"].load(tiny.server.models["cnn"])
+    model.features[2].train()
+    modes = [module.training for module in model.modules()]
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    recalibrate(model, tiny.pool)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    assert {norm.momentum for norm in model.modules() if isinstance(norm, nn.BatchNorm2d)} == {0.1}
+
+
+def test_recalibrating_looks_at_only_so_many_inputs_spread_over_all() -> None:
+    seen: list[float] = []
+
+    class Watch(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            seen.extend(inputs[:, 0].tolist())
+            return inputs
+
+    data = torch.arange(10_000, dtype=torch.float32)[:, None]
+    recalibrate(nn.Sequential(Watch(), nn.BatchNorm1d(1)), Inputs(data, plain), most=128)
+    assert len(seen) == 128
+    assert max(seen) > 9_900
+
+
+def test_a_model_without_batchnorm_is_not_recalibrated(tiny: Tiny) -> None:
+    def never(raw: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("its inputs were read")
+
+    recalibrate(nn.Linear(2, 2), Inputs(torch.zeros(4, 2), never))

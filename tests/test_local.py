@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from conftest import Tiny
+from feddf.config import LocalConfig
 from feddf.data.encode import plain
 from feddf.local import local_update, mini_batches, n_batches
-from feddf.states import digest, initial
-from feddf.types import Client, Examples, Inputs, Job, Prototype
+from feddf.states import digest, initial, read_off
+from feddf.types import Client, Examples, Finish, Inputs, Job, Prototype
 
 
 def job_of(tiny: Tiny, number: int = 0) -> Job:
@@ -30,7 +32,8 @@ def test_is_gradient_descent_on_the_mean_cross_entropy() -> None:
     train = Examples(Inputs(torch.from_numpy(x), plain), torch.from_numpy(y), 3)
     state = initial(prototype, 0)
     job = Job(Client("a", "linear", torch.arange(12)), 1, state, 5)
-    update = local_update(job, prototypes={"linear": prototype}, train=train, epochs=3, batch=12, rate=0.5)
+    local = LocalConfig(epochs=3, batch=12, rate=0.5)
+    update = local_update(job, prototypes={"linear": prototype}, train=train, local=local)
     weight, bias = (state[key].double().numpy() for key in ("weight", "bias"))
     for _ in range(3):
         scores = np.exp(x @ weight.T + bias)
@@ -48,7 +51,8 @@ def test_the_proximal_term_pulls_towards_what_was_sent() -> None:
     train = Examples(Inputs(torch.from_numpy(x), plain), torch.from_numpy(y), 2)
     state = initial(prototype, 0)
     job = Job(Client("a", "linear", torch.arange(8)), 1, state, 5)
-    update = local_update(job, prototypes={"linear": prototype}, train=train, epochs=5, batch=8, rate=0.3, proximal=0.7)
+    local = LocalConfig(epochs=5, batch=8, rate=0.3, proximal=0.7)
+    update = local_update(job, prototypes={"linear": prototype}, train=train, local=local)
     origin = weight = state["weight"].double().numpy()
     for _ in range(5):
         scores = np.exp(x @ weight.T)
@@ -60,9 +64,8 @@ def test_the_proximal_term_pulls_towards_what_was_sent() -> None:
 def test_adam_takes_steps_of_its_rate(tiny: Tiny) -> None:
     """Adam's first step moves every weight with a gradient by the rate, whatever the gradient's size."""
     job = replace(job_of(tiny, 1), client=Client("c1", "mlp", torch.arange(8)))
-    update = local_update(
-        job, prototypes=tiny.prototypes, train=tiny.train, epochs=1, batch=8, rate=0.01, optimizer="adam"
-    )
+    local = LocalConfig(epochs=1, batch=8, rate=0.01, optimizer="adam")
+    update = local_update(job, prototypes=tiny.prototypes, train=tiny.train, local=local)
     moved = (update.state["layers.5.bias"] - job.state["layers.5.bias"]).abs()
     torch.testing.assert_close(moved, torch.full((3,), 0.01), atol=1e-4, rtol=0)
 
@@ -72,7 +75,7 @@ def test_does_not_change_what_it_was_sent_and_repeats_itself(tiny: Tiny) -> None
     before = digest({"m": job.state})
     torch.manual_seed(1)
     one = tiny.local(job)
-    torch.manual_seed(2)  # the global generator plays no part
+    torch.manual_seed(2)  # the global generator has no part in it
     two = tiny.local(job)
     assert digest({"m": job.state}) == before
     assert digest({"m": one.state}) == digest({"m": two.state}) != before
@@ -93,7 +96,7 @@ def test_uses_only_its_own_examples(tiny: Tiny) -> None:
     others[job.client.indices] = False
     raw[others] = 255
     spoilt = replace(tiny.train, inputs=replace(tiny.train.inputs, raw=raw))
-    update = local_update(job, prototypes=tiny.prototypes, train=spoilt, epochs=1, batch=8, rate=0.05)
+    update = local_update(job, prototypes=tiny.prototypes, train=spoilt, local=tiny.settings.local)
     assert digest({"m": update.state}) == digest({"m": tiny.local(job).state})
 
 
@@ -108,7 +111,7 @@ def test_augmentation_is_seeded(tiny: Tiny) -> None:
     def shift(raw: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return raw.roll(int(torch.randint(0, 8, (1,), generator=generator)), dims=-1)
 
-    arguments = {"prototypes": tiny.prototypes, "train": tiny.train, "epochs": 1, "batch": 8, "rate": 0.05}
+    arguments = {"prototypes": tiny.prototypes, "train": tiny.train, "local": tiny.settings.local}
     one, two = (digest({"m": local_update(job_of(tiny), **arguments, augment=shift).state}) for _ in range(2))
     assert one == two != digest({"m": tiny.local(job_of(tiny)).state})
 
@@ -124,10 +127,10 @@ def test_batches_cover_each_example_once_and_never_leave_one_alone(n: int, size:
 @pytest.mark.parametrize(
     ("decay", "shares"), [("none", [1, 1, 1, 1]), ("linear", [1, 0.75, 0.5, 0.25]), ("cosine", [1, 0.854, 0.5, 0.146])]
 )
-def test_the_rate_falls_over_the_rounds_steps_when_asked(tiny: Tiny, decay: str, shares: list[float]) -> None:
+def test_the_rate_falls_over_the_rounds_steps_when_asked(tiny: Tiny, decay: Any, shares: list[float]) -> None:
     """Adam moves a bias by about its rate in each step: with one batch an epoch the moves tell the rates."""
     client = Client("c1", "mlp", torch.arange(8))
-    arguments = {"prototypes": tiny.prototypes, "train": tiny.train, "batch": 8, "rate": 0.01, "decay": decay}
+    local = LocalConfig(epochs=4, batch=8, rate=0.01, decay=decay)
     rates: list[float] = []
     step = torch.optim.SGD.step
 
@@ -137,21 +140,27 @@ def test_the_rate_falls_over_the_rounds_steps_when_asked(tiny: Tiny, decay: str,
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.optim.SGD, "step", watched)
-        local_update(replace(job_of(tiny, 1), client=client), epochs=4, **arguments)
+        job = replace(job_of(tiny, 1), client=client)
+        local_update(job, prototypes=tiny.prototypes, train=tiny.train, local=local)
     assert rates == pytest.approx([0.01 * share for share in shares], rel=1e-2)
+
+
+def freeze_the_first(model: nn.Module, job: Job) -> Finish:
+    model.get_submodule("layers.1").requires_grad_(False)
+    return partial(read_off, like=job.state)
 
 
 def test_frozen_parameters_stay_as_they_were_sent(tiny: Tiny) -> None:
     job = job_of(tiny, 1)
-    arguments = {"prototypes": tiny.prototypes, "train": tiny.train, "epochs": 2, "batch": 8, "rate": 0.1}
-    update = local_update(job, **arguments, proximal=0.1, frozen=lambda job: {"layers.1.weight", "layers.1.bias"})
+    local = LocalConfig(epochs=2, batch=8, rate=0.1, proximal=0.1)
+    update = local_update(job, prototypes=tiny.prototypes, train=tiny.train, local=local, prepare=freeze_the_first)
     moved = {key for key in job.state if not torch.equal(update.state[key], job.state[key])}
     assert moved == {"layers.3.weight", "layers.3.bias", "layers.5.weight", "layers.5.bias"}
 
 
 def test_class_counts_are_told_only_when_asked_for(tiny: Tiny) -> None:
     job = job_of(tiny, 1)
-    arguments = {"prototypes": tiny.prototypes, "train": tiny.train, "epochs": 1, "batch": 8, "rate": 0.1}
+    arguments = {"prototypes": tiny.prototypes, "train": tiny.train, "local": tiny.settings.local}
     assert local_update(job, **arguments).class_counts is None
     counts = local_update(job, **arguments, disclose=True).class_counts
     labels = tiny.train.labels[job.client.indices].tolist()

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddf.engines import in_process
-from feddf.outcomes import gather, in_order, retrying
+from feddf.outcomes import gather, in_order
 from feddf.types import Failure
 
 
@@ -32,25 +31,6 @@ def test_nothing_is_held_back_longer_than_needed() -> None:
 
 
 def test_gather_raises_for_the_servers_own_failures() -> None:
-    assert gather(iter([1, 2]), "the lesson of") == [1, 2]
-    with pytest.raises(RuntimeError, match="the lesson of mlp failed: no memory"):
-        gather([1, Failure("mlp", "no memory")], "the lesson of")
-
-
-def test_the_servers_own_work_is_tried_twice() -> None:
-    calls: list[str] = []
-
-    def flaky(job: Failure) -> str:
-        calls.append(job.id)
-        if job.id == "bad" or calls.count(job.id) == 1:
-            raise ValueError("no")
-        return job.id
-
-    class Work(Failure):
-        @property
-        def id(self) -> str:
-            return self.client_id
-
-    outcomes = list(retrying(in_process)(flaky, [Work("good", ""), Work("bad", "")]))
-    assert outcomes == ["good", Failure("bad", "ValueError: no")]
-    assert calls == ["good", "bad", "good", "bad"]
+    assert gather(iter([1, 2]), "the distillation of") == [1, 2]
+    with pytest.raises(RuntimeError, match="the distillation of mlp failed: no memory"):
+        gather([1, Failure("mlp", "no memory")], "the distillation of")

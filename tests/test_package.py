@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import importlib.metadata
+import json
 import os
 import pkgutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -29,19 +32,97 @@ def test_docstrings_tell_the_truth(name: str) -> None:
 @pytest.mark.parametrize("name", feddf.__all__)
 def test_every_public_name_is_there_and_documented(name: str) -> None:
     thing = getattr(feddf, name)
-    assert isinstance(thing, dict) or (thing.__doc__ and len(thing.__doc__) > 20)
+    assert thing.__doc__
+    assert len(thing.__doc__) > 20
+    assert name in dir(feddf)
 
 
 def test_names_are_what_the_type_checker_thinks() -> None:
-    for node in ast.walk(ast.parse(Path(feddf.__file__).read_text())):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("feddf."):
-            for alias in node.names:
-                assert getattr(feddf, alias.name) is getattr(importlib.import_module(str(node.module)), alias.name)
+    """The imports under TYPE_CHECKING, which only a type checker reads, and the table that Python reads."""
+    tree = ast.parse(Path(feddf.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    listed: list[str] = []
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        for alias in node.names:
+            assert alias.asname == alias.name, "not re-exported"
+            assert getattr(feddf, alias.name) is getattr(importlib.import_module(str(node.module)), alias.name)
+            listed.append(alias.name)
+    table = [name for names in feddf._HOMES.values() for name in names.split()]
+    assert sorted(listed) == sorted(table) == feddf.__all__
+    assert len(set(listed)) == len(listed)
+
+
+def test_no_public_name_hides_a_module() -> None:
+    """Otherwise ``feddf.name`` would be the one or the other, whichever was imported last."""
+    modules = {module.name for module in pkgutil.iter_modules(feddf.__path__)}
+    assert modules & set(feddf.__all__) == set()
+    for name in modules - {"__main__"}:
+        importlib.import_module(f"feddf.{name}")
+    assert callable(feddf.feddf)
+    assert isinstance(feddf.MODELS, Mapping)
+
+
+def test_the_version_is_the_installed_one() -> None:
+    assert feddf.__version__ == importlib.metadata.version("feddf")
+    assert "__version__" in dir(feddf)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'feddf' has no attribute 'fedsgd'"):
         feddf.fedsgd  # noqa: B018
+
+
+def python(code: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+WITHOUT_TORCH = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ImportError("torch is not for this command")
+sys.meta_path.insert(0, Blocker())
+"""
+COMMAND = "import sys, feddf.cli; sys.argv[0] = 'feddf'; feddf.cli.main()"
+
+
+def test_importing_the_package_loads_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys, feddf, feddf.config, feddf.report.read; feddf.load('demo'), feddf.Settings, feddf.METHODS, "
+        "feddf.__version__, dir(feddf); print(sorted({'torch', 'matplotlib', 'transformers'} & set(sys.modules)))"
+    )
+    done = python(code, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["presets"], ["config"], ["config", "alpha"], ["run", "--help"]])
+def test_a_command_that_needs_no_torch_loads_none(words: list[str], tmp_path: Path) -> None:
+    code = (
+        "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules, 'matplotlib' in sys.modules)); "
+        + COMMAND
+    )
+    done = python(code, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "False False"
+    assert len(done.stdout) > 200  # it did what was asked
+
+
+def test_a_report_can_be_made_where_torch_is_not_installed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text('rounds = 3\n[data]\nname = "toy"\n[fusion]\nmethod = "feddf"\n')
+    record = {"models": {"mlp": {"averaged": 0.1, "fused": 0.425}}, "ensemble": 0.5, "seconds": {"train": 1.0}}
+    lines = [json.dumps({"round": number, **record}) + "\n" for number in (1, 2)]
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(lines))
+    done = python(WITHOUT_TORCH + COMMAND, "report", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "42.5" in done.stdout
+    assert "2/3" in done.stdout
+    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    blocked = python(WITHOUT_TORCH + "import torch", cwd=tmp_path)
+    assert "torch is not for this command" in blocked.stderr  # the blocker works
 
 
 @pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
@@ -64,7 +145,7 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("feddf-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "feddf/py.typed" in names
-    assert "feddf/presets/demo.toml" in names
+    assert "feddf/config/presets/demo.toml" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "examples"))]
     subprocess.run(

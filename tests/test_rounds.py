@@ -11,34 +11,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import Tiny, make_tiny
+from feddf.config import ClientsConfig
+from feddf.config.names import METHODS
+from feddf.config.sections import cohort_size
 from feddf.engines import in_process
-from feddf.fusion import FUSIONS, fedavg
-from feddf.rounds import Federation, QuorumError, collect, play, rounds, sample, sample_size
+from feddf.fusion.average import fedavg
+from feddf.fusion.feddf import feddf
+from feddf.rounds import Federation, QuorumError, collect, run_round, run_rounds, sample
 from feddf.states import digest
-from feddf.types import Client, Failure, Fused, Job, Refusal, Update
+from feddf.types import Client, Failure, Fused, Fusion, Job, Refusal, Update
 
 
 def members(n: int) -> list[Client]:
     return [Client(f"{i:03d}", "p") for i in range(n)]
 
 
+def plain(tiny: Tiny) -> Fusion:
+    return fedavg(tiny.resources, tiny.settings, in_process)
+
+
 @given(st.integers(1, 60), st.floats(0.02, 1), st.integers(1, 50), st.integers(0, 9))
 def test_a_sample_is_a_fraction_of_different_clients(n: int, fraction: float, number: int, seed: int) -> None:
-    chosen = sample(Federation(members(n), fraction, seed), number)
-    assert sample_size(n, fraction) == round(fraction * n)
+    config = ClientsConfig(number=n, fraction=fraction)
+    chosen = sample(Federation(members(n), config, seed), number)
+    assert cohort_size(n, fraction) == config.cohort == round(fraction * n)
     assert len(chosen) == len({client.id for client in chosen}) == max(1, round(fraction * n))
-    assert chosen == sample(Federation(members(n)[::-1], fraction, seed), number)
+    assert chosen == sample(Federation(members(n)[::-1], config, seed), number)
 
 
 def test_all_clients_get_their_turn() -> None:
-    federation = Federation(members(10), 0.4, 0)
+    federation = Federation(members(10), ClientsConfig(number=10, fraction=0.4), 0)
     turns = Counter(client.id for number in range(1, 501) for client in sample(federation, number))
     assert len(turns) == 10
     assert all(150 < count < 250 for count in turns.values())
 
 
 def test_another_attempt_takes_other_clients() -> None:
-    federation = Federation(members(10), 0.4, 0)
+    federation = Federation(members(10), ClientsConfig(number=10, fraction=0.4), 0)
     first, second = (({client.id for client in sample(federation, 1, attempt)}) for attempt in (0, 1))
     assert not first & second
 
@@ -51,12 +60,12 @@ def backwards(function: Callable, jobs: Sequence) -> Iterator:
 def test_the_order_of_arrival_does_not_matter(tiny: Tiny, method: str) -> None:
     digests = {
         digest(
-            play(
+            run_round(
                 tiny.server,
                 tiny.federation,
                 engine=engine,
                 train=tiny.local,
-                fuse=FUSIONS[method](replace(tiny.kit, engine=engine)),
+                fuse=METHODS[method](tiny.resources, tiny.settings, engine),
             ).server.models
         )
         for engine in (in_process, backwards)
@@ -74,8 +83,8 @@ def explode(job: Job) -> Update:
 
 def test_a_client_that_raises_is_recorded_and_the_round_goes_on(tiny: Tiny) -> None:
     first = sample(tiny.federation, 1)[0].id
-    closed = play(
-        tiny.server, tiny.federation, engine=in_process, train=unreliable(tiny, {first: explode}), fuse=fedavg()
+    closed = run_round(
+        tiny.server, tiny.federation, engine=in_process, train=unreliable(tiny, {first: explode}), fuse=plain(tiny)
     )
     assert closed.failures == [Failure(first, "MemoryError: out of memory")]
     assert len(closed.updates) == 3
@@ -90,21 +99,21 @@ def test_a_refused_update_counts_as_a_failure_and_leaves_no_trace(tiny: Tiny) ->
         key = next(iter(update.state))
         return replace(update, state={**update.state, key: update.state[key] * torch.nan})
 
-    poisoned = play(
-        tiny.server, tiny.federation, engine=in_process, train=unreliable(tiny, {first: poison}), fuse=fedavg()
+    poisoned = run_round(
+        tiny.server, tiny.federation, engine=in_process, train=unreliable(tiny, {first: poison}), fuse=plain(tiny)
     )
-    absent = play(
-        tiny.server, tiny.federation, engine=in_process, train=unreliable(tiny, {first: explode}), fuse=fedavg()
+    absent = run_round(
+        tiny.server, tiny.federation, engine=in_process, train=unreliable(tiny, {first: explode}), fuse=plain(tiny)
     )
     assert "not finite" in poisoned.failures[0].reason
     assert digest(poisoned.server.models) == digest(absent.server.models)
 
 
 def test_below_the_quorum_the_round_is_tried_again_with_other_clients(tiny: Tiny) -> None:
-    federation = replace(tiny.federation, fraction=0.5, quorum=0.9)
+    federation = replace(tiny.federation, config=ClientsConfig(number=6, fraction=0.5, quorum=0.9))
     first, second = sample(federation, 1, 0), sample(federation, 1, 1)
     train = unreliable(tiny, {first[0].id: explode})
-    closed = play(tiny.server, federation, engine=in_process, train=train, fuse=fedavg())
+    closed = run_round(tiny.server, federation, engine=in_process, train=train, fuse=plain(tiny))
     assert closed.attempts == 2
     assert [update.client_id for update in closed.updates] == [client.id for client in second]
     assert closed.failures == [Failure(first[0].id, "MemoryError: out of memory")]
@@ -113,7 +122,7 @@ def test_below_the_quorum_the_round_is_tried_again_with_other_clients(tiny: Tiny
 
 def test_when_nobody_answers_the_run_ends_with_the_reasons(tiny: Tiny) -> None:
     with pytest.raises(QuorumError, match=r"round 1 .* each of 3 attempts .*MemoryError"):
-        next(rounds(tiny.server, tiny.federation, engine=in_process, train=explode, fuse=fedavg()))
+        next(run_rounds(tiny.server, tiny.federation, engine=in_process, train=explode, fuse=plain(tiny)))
 
 
 def test_replies_count_once_and_only_from_those_who_were_asked(tiny: Tiny) -> None:
@@ -136,15 +145,15 @@ def test_replies_count_once_and_only_from_those_who_were_asked(tiny: Tiny) -> No
 
 def test_a_fusion_may_refuse_updates_and_gets_the_rest_again(tiny: Tiny) -> None:
     calls: list[list[str]] = []
-    plain = fedavg()
+    fuse = plain(tiny)
 
     def picky(server, updates, seed) -> Fused:
         calls.append([update.client_id for update in updates])
         if len(calls) == 1:
             raise Refusal([Failure(updates[0].client_id, "its logits are not finite")])
-        return plain(server, updates, seed)
+        return fuse(server, updates, seed)
 
-    closed = play(tiny.server, tiny.federation, engine=in_process, train=tiny.local, fuse=picky)
+    closed = run_round(tiny.server, tiny.federation, engine=in_process, train=tiny.local, fuse=picky)
     assert calls[1] == calls[0][1:]
     assert closed.failures == [Failure(calls[0][0], "its logits are not finite")]
     assert [update.client_id for update in closed.updates] == calls[1]
@@ -152,8 +161,8 @@ def test_a_fusion_may_refuse_updates_and_gets_the_rest_again(tiny: Tiny) -> None
 
 def test_rounds_go_on_from_any_server_state() -> None:
     tiny = make_tiny()
-    arguments = {"engine": in_process, "train": tiny.local, "fuse": FUSIONS["feddf"](tiny.kit)}
-    straight = [closed.server for closed in islice(rounds(tiny.server, tiny.federation, **arguments), 3)]
-    again = next(rounds(straight[1], tiny.federation, **arguments)).server
+    arguments = {"engine": in_process, "train": tiny.local, "fuse": feddf(tiny.resources, tiny.settings, in_process)}
+    straight = [closed.server for closed in islice(run_rounds(tiny.server, tiny.federation, **arguments), 3)]
+    again = next(run_rounds(straight[1], tiny.federation, **arguments)).server
     assert [server.round for server in straight] == [1, 2, 3]
     assert digest(again.models) == digest(straight[2].models)

@@ -1,4 +1,4 @@
-"""Play a preset or a configuration file in Flower's simulation: its clients on Ray, one CPU each.
+"""Run a preset or a configuration file in Flower's simulation: its clients on Ray, one CPU each.
 
 pip install 'feddf[flower,ray,demo]'
 python examples/flower-simulation/simulate.py demo rounds=3 seed=0 --out runs/demo-flower
@@ -12,13 +12,13 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from feddf import Experiment, RunFolder, load
 from feddf.flower import FedDF, client_app_of, strategy_of
-from feddf.runs import Experiment, RunFolder, load
 from feddf.states import digest
 
 
 def simulate(experiment: Experiment, folder: Path, after: Callable[[Grid, FedDF], None] | None = None) -> str:
-    """Play the experiment, or what is left of it in the folder; return the digest of its models."""
+    """Run the experiment, or what is left of it in the folder; return the digest of its models."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from flwr.simulation import run_simulation
 
@@ -32,7 +32,7 @@ def simulate(experiment: Experiment, folder: Path, after: Callable[[Grid, FedDF]
             after(grid, strategy)
 
     backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"include_dashboard": False}}
-    run_simulation(server, client_app_of(experiment), experiment.clients, backend_config=backend)
+    run_simulation(server, client_app_of(experiment), experiment.clients.number, backend_config=backend)
     saved, _ = RunFolder.open(folder).latest()
     assert saved is not None
     return digest(saved.models)

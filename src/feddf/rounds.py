@@ -26,6 +26,7 @@ from feddf.types import (
     Refusal,
     Round,
     ServerState,
+    State,
     Update,
 )
 
@@ -166,7 +167,7 @@ def fuse_usable(
     while len(updates) >= needed:
         try:
             fused = fuse(server, updates, seed)
-            return replace(fused, server=replace(fused.server, round=server.round + 1)), updates, refused
+            return replace(fused, server=_lasting(fused.server, server.round + 1)), updates, refused
         except Refusal as refusal:
             refused += refusal.failures
             names = {failure.client_id for failure in refusal.failures}
@@ -174,3 +175,13 @@ def fuse_usable(
                 raise  # it would be refused for ever
             updates = [update for update in updates if update.client_id not in names]
     return None, updates, refused
+
+
+def _lasting(server: ServerState, number: int) -> ServerState:
+    """Return the state after a round; what a fusion took over from an update must outlast the round's spool."""
+    memory = {whose: _in_memory(states) for whose, states in server.memory.items()}
+    return replace(server, round=number, models=_in_memory(server.models), own=_in_memory(server.own), memory=memory)
+
+
+def _in_memory(states: Mapping[str, State]) -> dict[str, State]:
+    return {name: state if isinstance(state, dict) else dict(state) for name, state in states.items()}

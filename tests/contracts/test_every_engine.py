@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,40 +19,34 @@ from typing import Any
 
 import pytest
 import torch
-from feddf.fusion.weigh import by_certainty
 from torch import Tensor
 
 from conftest import Tiny
-from feddf.engines import Processes, RayWorkers, in_process
-from feddf.fusion import FUSIONS
-from feddf.fusion.swag import swag
-from feddf.rounds import play
+from engines.jobs import Number, hang_or_answer, lock
+from feddf.config import with_values
+from feddf.config.names import METHODS
+from feddf.engines import Processes, in_process
+from feddf.rounds import run_round
 from feddf.states import digest
 from feddf.types import Engine, Failure
 
-pytestmark = pytest.mark.xdist_group("engines")
+pytestmark = pytest.mark.xdist_group("engines")  # all that need the Ray cluster are in one process
+pytest_plugins = ["engines.ray_cluster"]
 
-ENGINES: dict[str, Callable[[], AbstractContextManager[Engine]]] = {
-    "in_process": lambda: nullcontext(in_process),
-    "processes-1": lambda: Processes(1),
-    "processes-3": lambda: Processes(3),
-    "ray": lambda: RayWorkers(2),
-}
+ENGINES = ("in_process", "processes-1", "processes-3", "ray")
 
 
-@dataclass(frozen=True)
-class Number:
-    value: int
-
-    @property
-    def id(self) -> str:
-        return f"n{self.value}"
+def opened(name: str, request: pytest.FixtureRequest) -> AbstractContextManager[Engine]:
+    kind, _, workers = name.partition("-")
+    if kind == "processes":
+        return Processes(int(workers))
+    return nullcontext(request.getfixturevalue("ray_engine") if kind == "ray" else in_process)
 
 
-@pytest.fixture(params=sorted(ENGINES), scope="module")
+@pytest.fixture(params=ENGINES, scope="module")
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with ENGINES[request.param]() as opened:
-        yield opened
+    with opened(request.param, request) as found:
+        yield found
 
 
 def square_or_raise(job: Number) -> int:
@@ -63,10 +57,6 @@ def square_or_raise(job: Number) -> int:
 
 def threads_and_data(job: Number, data: Tensor) -> tuple[int, int]:
     return torch.get_num_threads(), int(data.sum()) + job.value
-
-
-def lock(job: Number) -> object:
-    return threading.Lock() if job.value else "fine"
 
 
 def test_every_job_has_one_outcome(engine: Engine) -> None:
@@ -151,20 +141,33 @@ def test_a_new_worker_is_sent_what_the_dead_one_knew() -> None:
     assert [outcome.client_id for outcome in outcomes if isinstance(outcome, Failure)] == ["s5"]
 
 
-METHODS: dict[str, Any] = {
+CHANGES: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "feddf": {},
-    "feddf online, certainty": {"mode": "online", "weigh": by_certainty},
-    "feddf swag, held out": {"more_teachers": partial(swag, samples=2), "held_out": 0.25, "start": "best"},
+    "feddf each batch, certainty": {"teachers.ask": "each-batch", "teachers.weights": "certainty"},
+    "feddf swag, held out": {
+        "teachers.swag_samples": 2,
+        "distill.stop": "held-out-loss",
+        "distill.held_out": 0.25,
+        "distill.start": "best",
+    },
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_round_has_the_same_bytes_on_every_engine(engine: Engine, tiny: Tiny, method: str) -> None:
-    make, kit = FUSIONS[method.split()[0]], replace(tiny.kit, **METHODS[method])
-    arguments = {"engine": engine, "train": tiny.local, "fuse": make(replace(kit, engine=engine))}
-    closed = play(tiny.server, tiny.federation, **arguments)
-    plain = play(tiny.server, tiny.federation, engine=in_process, train=tiny.local, fuse=make(kit))
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_round_has_the_same_bytes_on_every_engine(engine: Engine, tiny: Tiny, name: str) -> None:
+    settings = with_values(tiny.settings, {"fusion.method": name.split()[0], **CHANGES[name]})
+    method = METHODS[settings.fusion.method]
+    closed, plain = (
+        run_round(
+            tiny.server,
+            tiny.federation,
+            engine=one,
+            train=tiny.local,
+            fuse=method(tiny.resources, settings, one),
+        )
+        for one in (engine, in_process)
+    )
     assert not closed.failures
     assert digest(closed.server.models) == digest(plain.server.models)
 
@@ -173,12 +176,6 @@ def die_or_answer(job: Number) -> int:
     if job.value == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return os.getpid()
-
-
-def hang_or_answer(job: Number) -> int:
-    if job.value == 1:
-        threading.Event().wait()
-    return job.value
 
 
 def test_a_worker_that_dies_is_one_failure_and_is_replaced() -> None:
@@ -236,7 +233,8 @@ def test_workers_end_with_the_server(tmp_path: Path) -> None:
     """A server that is killed leaves no worker behind, even one in the middle of a job."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from test_every_engine import Number, report_and_hang\n"
+        "from engines.jobs import Number\n"
+        "from test_every_engine import report_and_hang\n"
         "from feddf.engines import Processes\n"
         "if __name__ == '__main__':\n"
         "    list(Processes(2)(report_and_hang, [Number(0), Number(1)]))\n"

@@ -9,14 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from feddf.models import MODELS
+from feddf.config.names import MODELS
 from feddf.states import digest, initial
 from feddf.types import Prototype
 
 SHAPE, CLASSES = (3, 32, 32), 7
 
 
-@pytest.fixture(params=sorted(MODELS.keys() - {"transformer"}))
+@pytest.fixture(params=sorted(set(MODELS) - {"transformer"}))
 def prototype(request: pytest.FixtureRequest) -> Prototype:
     return Prototype(request.param, partial(MODELS[request.param], SHAPE, CLASSES))
 

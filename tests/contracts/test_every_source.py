@@ -7,63 +7,71 @@ from typing import Any
 
 import pytest
 import torch
-from feddf.runs.config import parse
 from PIL import Image
 
 from conftest import stripes
-from feddf.data import Dataset
-from feddf.generator import train
-from feddf.runs.build import build_task
+from feddf.config import DataConfig, parse
+from feddf.config.keys import nested
+from feddf.config.names import SOURCES
+from feddf.data.datasets import Dataset
+from feddf.generator import train_generator
+from feddf.runs.build import Task, build_task
 from feddf.types import Inputs
 
 
-def bands() -> Dataset:
+def bands(data: DataConfig) -> Dataset:
     return Dataset("bands", stripes(240, 1), stripes(60, 2))
 
 
-def other() -> Dataset:
+def other(data: DataConfig) -> Dataset:
     return Dataset("other", stripes(90, 3), stripes(60, 4), classes=("a", "b", "c"))
 
 
-SOURCES: dict[str, Any] = {
-    "data set": f"{__name__}:other",
-    "fraction": {"source": f"{__name__}:other", "fraction": 0.5},
-    "classes": {"source": f"{__name__}:other", "classes": 2},
-    "validation": "validation",
-    "train": "train",
-    "noise": "noise",
-    "folder": "folder:FOLDER/pictures",
-    "generator": "generator:FOLDER/generator",
+POOLS: dict[str, list[Any]] = {
+    **{name: [f"{name}FOLDER/{name[:-1]}" if name.endswith(":") else name] for name in SOURCES},
+    "data set": [f"{__name__}:other"],
+    "fraction": [{"name": f"{__name__}:other", "fraction": 0.5}],
+    "classes": [{"name": f"{__name__}:other", "classes": 2}],
+    "folder:": ["folder:FOLDER/folder"],
     "mix": ["noise", f"{__name__}:other", "validation"],
 }
+"""Every kind of source by its name, and any data set, or a part of one."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("sources")
     for number in range(12):
-        (root / "pictures" / "class").mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (10, 10), (number * 20, 5, 9)).save(root / "pictures" / "class" / f"{number}.png")
+        (root / "folder" / "class").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (10, 10), (number * 20, 5, 9)).save(root / "folder" / "class" / f"{number}.png")
     images = torch.randint(0, 256, (16, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    train(images, root / "generator", steps=1, batch=8, width=4, checkpoint_every=1)
+    train_generator(images, root / "generator", steps=1, batch=8, width=4, checkpoint_every=1)
     return root
 
 
-@pytest.fixture(params=sorted(SOURCES))
-def spec(request: pytest.FixtureRequest, folder: Path) -> Any:
-    given = SOURCES[request.param]
-    return given.replace("FOLDER", str(folder)) if isinstance(given, str) else given
+@pytest.fixture(params=sorted(POOLS))
+def sources(request: pytest.FixtureRequest, folder: Path) -> list[Any]:
+    given = POOLS[request.param]
+    return [one.replace("FOLDER", str(folder)) if isinstance(one, str) else one for one in given]
 
 
-def pool_of(spec: Any, **changes: Any) -> tuple[Inputs, Any]:
-    values = {"data": f"{__name__}:bands", "prototypes": ["mlp"], "clients": 4, "engine": "in-process", "pool_size": 8}
-    task = build_task(parse({**values, "pool": spec, **changes}))
+def pool_of(sources: list[Any], data: str) -> tuple[Inputs, Task]:
+    values = {
+        "data.name": data, "prototypes": ["mlp"], "clients.number": 4, "run.engine": "in-process", "pool.size": 8,
+        "pool.sources": sources,
+    }  # fmt: skip
+    task = build_task(parse(nested({}, values)))
     assert task.pool is not None
     return task.pool, task
 
 
-def test_its_inputs_have_the_form_that_the_models_expect(spec: Any) -> None:
-    pool, task = pool_of(spec)
+@pytest.fixture
+def data(sources: list[Any]) -> str:
+    return "toy" if sources == ["plane"] else f"{__name__}:bands"  # points stand in for points only
+
+
+def test_its_inputs_have_the_form_that_the_models_expect(sources: list[Any], data: str) -> None:
+    pool, task = pool_of(sources, data)
     like = task.train.inputs
     assert tuple(pool.raw.shape[1:]) == tuple(like.raw.shape[1:])
     assert pool.raw.dtype == like.raw.dtype
@@ -73,20 +81,20 @@ def test_its_inputs_have_the_form_that_the_models_expect(spec: Any) -> None:
     assert batch.isfinite().all()
 
 
-def test_it_has_no_labels_and_not_more_inputs_than_asked_for(spec: Any) -> None:
-    pool, _ = pool_of(spec)
+def test_it_has_no_labels_and_not_more_inputs_than_asked_for(sources: list[Any], data: str) -> None:
+    pool, _ = pool_of(sources, data)
     assert not hasattr(pool, "labels")
     assert 2 <= len(pool) <= 8
 
 
-def test_the_seed_decides(spec: Any) -> None:
-    one, same = (pool_of(spec)[0] for _ in range(2))
+def test_the_seed_decides(sources: list[Any], data: str) -> None:
+    one, same = (pool_of(sources, data)[0] for _ in range(2))
     rows = torch.arange(len(one))
     assert torch.equal(one.raw[rows], same.raw[rows])
 
 
-def test_it_leaves_validation_and_test_as_they_are(spec: Any) -> None:
-    _, task = pool_of(spec)
-    _, other_task = pool_of("noise")
+def test_it_leaves_validation_and_test_as_they_are(sources: list[Any], data: str) -> None:
+    _, task = pool_of(sources, data)
+    _, other_task = pool_of(["noise"], data)
     assert torch.equal(task.validation.labels, other_task.validation.labels)
     assert torch.equal(task.data.test.labels, other_task.data.test.labels)

@@ -11,10 +11,20 @@ import pytest
 import torch
 from PIL import Image
 
-from feddf.data import DATASETS, MissingDataError
-from feddf.data.datasets import image_folder
+from feddf.config import DataConfig
+from feddf.config.names import DATASETS
+from feddf.data.datasets import Dataset, MissingDataError
 from feddf.data.files import read_folder, read_idx, read_imagenet32
 from feddf.data.mapped import MappedRows
+
+
+def loaded(name: str, folder: Path) -> Dataset:
+    return DATASETS[name](DataConfig(name=name, folder=str(folder)))
+
+
+def image_folder(folder: Path) -> Dataset:
+    name = f"folder:{folder}"
+    return DATASETS[name](DataConfig(name=name))
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -32,7 +42,7 @@ def write_mnist(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_idx_files_are_read(tmp_path: Path, name: str) -> None:
     write_mnist(tmp_path / name)
-    data = DATASETS[name](tmp_path)
+    data = loaded(name, tmp_path)
     assert (len(data.train), len(data.test), data.shape, len(data.classes)) == (30, 10, (1, 28, 28), 10)
     assert data.train.inputs.raw[torch.tensor([1])][0, 0, 0, :3].tolist() == [16, 17, 18]
     assert data.train.labels[:3].tolist() == [0, 1, 2]
@@ -71,7 +81,7 @@ def write_stl10(root: Path) -> np.ndarray:
 
 def test_stl10_is_turned_and_its_labels_count_from_zero(tmp_path: Path) -> None:
     images = write_stl10(tmp_path)
-    data = DATASETS["stl10"](tmp_path)
+    data = loaded("stl10", tmp_path)
     assert data.train.labels.tolist() == [0, 1, 2, 3]
     np.testing.assert_array_equal(data.train.inputs.raw[torch.arange(4)].numpy(), images[:4])
     assert data.unlabeled is not None
@@ -79,7 +89,7 @@ def test_stl10_is_turned_and_its_labels_count_from_zero(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.unlabeled.raw[torch.tensor([5, 0])].numpy(), images[[5, 0]])
     (tmp_path / "stl10_binary" / "unlabeled_X.bin").write_bytes(b"123")
     with pytest.raises(ValueError, match=r"unlabeled_X.bin is truncated: 3 bytes are not a number of images of 27648"):
-        DATASETS["stl10"](tmp_path)
+        loaded("stl10", tmp_path)
 
 
 def write_imagenet32(folder: Path, batches: int = 3, compressed: bool = False) -> np.ndarray:
@@ -114,7 +124,7 @@ def test_a_damaged_batch_leaves_no_half_a_cache(tmp_path: Path) -> None:
         read_imagenet32(paths, tmp_path / "cache.npy")
     assert not list(tmp_path.glob("*.npy"))
     with pytest.raises(MissingDataError, match=r"no file Imagenet32_train_npz/train_data_batch_1.npz"):
-        DATASETS["imagenet32"](tmp_path)
+        loaded("imagenet32", tmp_path)
 
 
 def test_mapped_rows_travel_as_the_name_of_their_file(tmp_path: Path) -> None:

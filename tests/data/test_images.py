@@ -6,7 +6,7 @@ import torch
 
 from feddf.data.augment import flip_crop
 from feddf.data.encode import Pixels, plain
-from feddf.data.unlabeled import adapt, choose, uniform
+from feddf.data.unlabeled import adapt, choose, uniform_points
 from feddf.types import Inputs
 
 
@@ -81,7 +81,7 @@ def test_choose_takes_each_input_once() -> None:
 
 
 def test_uniform_points_lie_in_the_square() -> None:
-    points = uniform((2,), 1000, -3, 3, seed=0)
+    points = uniform_points((2,), 1000, -3, 3, seed=0)
     assert points.shape == (1000, 2)
     assert -3 <= points.min() < -2.9
     assert 2.9 < points.max() <= 3

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from feddf.config import PartitionConfig
 from feddf.data.partition import by_shards, class_counts, dirichlet, dirichlet_equal, iid, skew, split
 
+Scheme = Callable[..., list[Tensor]]
 alphas = st.floats(1e-4, 1e4)
+
+
+def deal(
+    scheme: Scheme, labels: Tensor, clients: int, *, seed: int, n_classes: int = 10, **partition: float
+) -> list[Tensor]:
+    config = PartitionConfig(**{"min_size": 2, **partition})  # type: ignore[arg-type]
+    return scheme(labels, clients, config, n_classes=n_classes, seed=seed)
 
 
 def shares(labels: Tensor, shards: list[Tensor], n_classes: int) -> np.ndarray:
@@ -20,7 +31,7 @@ def shares(labels: Tensor, shards: list[Tensor], n_classes: int) -> np.ndarray:
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=40, max_size=200), st.integers(1, 12), alphas, st.integers(0, 99))
 def test_every_example_is_in_exactly_one_shard(labels: list[int], clients: int, alpha: float, seed: int) -> None:
-    shards = dirichlet(torch.tensor(labels), clients, alpha=alpha, seed=seed, n_classes=9, min_size=3)
+    shards = deal(dirichlet, torch.tensor(labels), clients, alpha=alpha, min_size=3, n_classes=9, seed=seed)
     assert torch.equal(torch.cat(shards).sort().values, torch.arange(len(labels)))
     assert len(shards) == clients
     assert min(len(shard) for shard in shards) >= 3
@@ -28,14 +39,14 @@ def test_every_example_is_in_exactly_one_shard(labels: list[int], clients: int, 
 
 @given(st.integers(1, 200), st.integers(1, 20), st.integers(0, 99))
 def test_iid_shards_are_exact_and_even(n: int, clients: int, seed: int) -> None:
-    shards = iid(torch.zeros(n), clients, seed=seed)
+    shards = deal(iid, torch.zeros(n), clients, n_classes=1, seed=seed)
     assert torch.equal(torch.cat(shards).sort().values, torch.arange(n))
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
 
 
 def test_the_seed_decides() -> None:
     labels = torch.arange(500) % 10
-    one, same, other = (dirichlet(labels, 5, alpha=0.5, seed=seed, n_classes=10) for seed in (1, 1, 2))
+    one, same, other = (deal(dirichlet, labels, 5, alpha=0.5, seed=seed) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
@@ -43,7 +54,7 @@ def test_the_seed_decides() -> None:
 def test_alpha_goes_from_one_class_a_client_to_the_same_mix_for_all() -> None:
     labels = torch.arange(20_000) % 10
     top = {
-        alpha: shares(labels, dirichlet(labels, 20, alpha=alpha, seed=0, n_classes=10), 10).max(axis=1).mean()
+        alpha: shares(labels, deal(dirichlet, labels, 20, alpha=alpha, seed=0), 10).max(axis=1).mean()
         for alpha in (0.01, 0.1, 1.0, 100.0)
     }
     assert top[0.01] > 0.8
@@ -51,17 +62,46 @@ def test_alpha_goes_from_one_class_a_client_to_the_same_mix_for_all() -> None:
     assert top[100.0] < 0.15
 
 
+def expected_top_share(alpha: float, n_classes: int = 10, draws: int = 50_000) -> float:
+    """E[max q] for q ~ Dir(α, ..., α): normalised Gamma(α) variables, in logarithms so that no small α underflows.
+
+    Gamma(α) is Gamma(α + 1) · U^(1/α) for U uniform in (0, 1).
+    """
+    random = np.random.default_rng(7)
+    uniform = 1 - random.random((draws, n_classes))
+    logarithms = np.log(random.gamma(alpha + 1, size=(draws, n_classes))) + np.log(uniform) / alpha
+    gammas = np.exp(logarithms - logarithms.max(axis=1, keepdims=True))
+    return float((gammas / gammas.sum(axis=1, keepdims=True)).max(axis=1).mean())
+
+
+def dealt_top_share(alpha: float) -> float:
+    """The mean share of a client's largest class, over 4,000 clients of 250 examples on average."""
+    labels = torch.arange(250_000) % 10
+    dealt = [deal(dirichlet, labels, 1_000, alpha=alpha, seed=seed) for seed in range(4)]
+    return float(np.mean([shares(labels, shards, 10).max(axis=1).mean() for shards in dealt]))
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.1, 1.0, 10.0, 100.0])
+def test_alpha_is_read_per_class(alpha: float) -> None:
+    """With many clients dealing out whole classes changes no mix, so a client's is a draw of Dir(α, ..., α)."""
+    smaller, right, larger = (expected_top_share(factor * alpha) for factor in (0.1, 1, 10))
+    tolerance = min(smaller - right, right - larger) / 4
+    assert abs(dealt_top_share(alpha) - right) < tolerance
+    for wrong in (alpha / 10, alpha * 10):
+        assert abs(dealt_top_share(wrong) - right) > tolerance
+
+
 def test_large_alpha_follows_the_prior_of_unbalanced_classes() -> None:
     labels = torch.cat([torch.zeros(9_000), torch.ones(1_000)]).long()
-    mixes = shares(labels, dirichlet(labels, 4, alpha=1e4, seed=3, n_classes=2), 2)
+    mixes = shares(labels, deal(dirichlet, labels, 4, alpha=1e4, n_classes=2, seed=3), 2)
     np.testing.assert_allclose(mixes[:, 0], 0.9, atol=0.02)
 
 
 def test_impossible_requests_say_why() -> None:
-    with pytest.raises(ValueError, match="alpha must be positive, got 0"):
-        dirichlet(torch.zeros(10).long(), 2, alpha=0, seed=0, n_classes=1)
-    with pytest.raises(ValueError, match="6 clients of at least 2 examples need more than 10"):
-        dirichlet(torch.zeros(10).long(), 6, alpha=1, seed=0, n_classes=1)
+    with pytest.raises(ValueError, match="Input should be greater than 0"):
+        PartitionConfig(alpha=0.0)
+    with pytest.raises(ValueError, match="6 clients of at least 2 examples need 12, and there are 10"):
+        deal(dirichlet, torch.zeros(10).long(), 6, alpha=1.0, n_classes=1, seed=0)
 
 
 @given(st.integers(1, 300), st.floats(0, 0.99), st.integers(0, 9))
@@ -75,10 +115,10 @@ def test_split_is_exact(n: int, share: float, seed: int) -> None:
 @pytest.mark.parametrize("alpha", [0.01, 1.0, 100.0])
 def test_the_released_scheme_gives_equal_shards_of_all_examples(alpha: float, clients: int) -> None:
     labels = torch.arange(2000) % 10
-    shards = dirichlet_equal(labels, clients, alpha=alpha, seed=3, n_classes=10)
+    shards = deal(dirichlet_equal, labels, clients, alpha=alpha, seed=3)
     assert torch.equal(torch.cat(shards).sort().values, torch.arange(2000))
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
-    again = dirichlet_equal(labels, clients, alpha=alpha, seed=3, n_classes=10)
+    again = deal(dirichlet_equal, labels, clients, alpha=alpha, seed=3)
     assert all(torch.equal(one, two) for one, two in zip(shards, again, strict=True))
 
 
@@ -88,7 +128,7 @@ def test_the_released_scheme_softens_alpha() -> None:
     shares = {
         scheme: np.mean(
             [
-                skew(class_counts(labels, scheme(labels, 20, alpha=0.01, seed=seed, n_classes=10), 10)).top_class_share
+                skew(class_counts(labels, deal(scheme, labels, 20, alpha=0.01, seed=seed), 10)).top_class_share
                 for seed in range(5)
             ]
         )
@@ -100,7 +140,7 @@ def test_the_released_scheme_softens_alpha() -> None:
 @given(st.integers(2, 12), st.integers(1, 4), st.integers(0, 99))
 def test_shards_give_each_client_about_so_many_classes(clients: int, per_client: int, seed: int) -> None:
     labels = torch.arange(600) % 10
-    shards = by_shards(labels, clients, per_client=per_client, seed=seed)
+    shards = deal(by_shards, labels, clients, classes_per_client=per_client, seed=seed)
     assert torch.equal(torch.cat(shards).sort().values, torch.arange(600))
     pieces_of_a_class = clients * per_client / 10
     if pieces_of_a_class >= 1:  # a piece lies in two classes at the most
@@ -109,10 +149,10 @@ def test_shards_give_each_client_about_so_many_classes(clients: int, per_client:
 
 def test_shards_that_divide_the_classes_have_exactly_so_many() -> None:
     labels = torch.arange(1000) % 10
-    counts = class_counts(labels, by_shards(labels, 10, per_client=1, seed=0), 10)
+    counts = class_counts(labels, deal(by_shards, labels, 10, classes_per_client=1, seed=0), 10)
     assert (counts > 0).sum(axis=1).tolist() == [1] * 10
     with pytest.raises(ValueError, match="600 clients of 2 pieces need more than 1000 examples"):
-        by_shards(labels, 600, per_client=2, seed=0)
+        deal(by_shards, labels, 600, classes_per_client=2, seed=0)
 
 
 def test_skew_says_what_it_should_at_the_extremes() -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from feddf.data import MissingDataError
-from feddf.data.text import load, read_ag_news, read_sst2
+from feddf.data.datasets import MissingDataError
+from feddf.data.text import read_ag_news, read_sst2, read_texts
 
 
 def write_sst2(root: Path, n: int = 12) -> None:
@@ -68,29 +68,29 @@ def test_an_empty_file_is_said(tmp_path: Path) -> None:
 def test_texts_are_tokenised_once(tmp_path: Path) -> None:
     write_sst2(tmp_path)
     tokenize = Counting()
-    first = load("sst2", tmp_path, tokenize, "one")
-    again = load("sst2", tmp_path, tokenize, "one")
+    first = read_texts("sst2", tmp_path, tokenize, "one")
+    again = read_texts("sst2", tmp_path, tokenize, "one")
     assert tokenize.calls == 1  # both parts have the same content, and so one entry
     assert torch.equal(first.train.inputs.batch(torch.arange(5)), again.train.inputs.batch(torch.arange(5)))
     assert first.train.inputs.batch(torch.arange(2)).dtype == torch.int64
-    load("sst2", tmp_path, tokenize, "another tokenizer")
+    read_texts("sst2", tmp_path, tokenize, "another tokenizer")
     assert tokenize.calls == 2
     write_sst2(tmp_path / "other", n=13)
-    load("sst2", tmp_path / "other", tokenize, "one")
+    read_texts("sst2", tmp_path / "other", tokenize, "one")
     assert tokenize.calls == 3
 
 
 def test_a_damaged_cache_is_made_anew(tmp_path: Path) -> None:
     write_sst2(tmp_path)
     tokenize = Counting()
-    load("sst2", tmp_path, tokenize, "one")
+    read_texts("sst2", tmp_path, tokenize, "one")
     for path in (tmp_path / ".feddf").iterdir():
         np.save(path, np.zeros((3, 3), np.int32))
-    data = load("sst2", tmp_path, tokenize, "one")
+    data = read_texts("sst2", tmp_path, tokenize, "one")
     assert tokenize.calls == 2
     assert len(data.train) == 12
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(MissingDataError, match=r"no file SST-2/train.tsv"):
-        load("sst2", tmp_path, Counting(), "one")
+        read_texts("sst2", tmp_path, Counting(), "one")

@@ -1,180 +1,160 @@
-"""Ray for real: clusters on this machine, of one node and of several, of which one is killed.
+"""Ray for real: a cluster on this machine, of one node and of several, of which one is killed.
 
 What it promises like every engine is in tests/contracts/test_every_engine.py.
 """
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from feddf.runs.config import parse
 
 from conftest import make_tiny
+from engines.jobs import Number, always_die, die_once, hang_or_answer, lock
+from engines.signals import handler_must_stay
+from feddf.config import parse
+from feddf.config.keys import nested
 from feddf.engines import RayError, RayWorkers, in_process
-from feddf.fusion import FUSIONS
-from feddf.rounds import play
-from feddf.runs import RunFolder, build
-from feddf.runs import play as play_run
+from feddf.fusion.average import fedavg
+from feddf.rounds import run_round
+from feddf.runs.build import build
+from feddf.runs.run import run_experiment
+from feddf.runs.store import RunFolder
 from feddf.states import digest
 from feddf.types import Failure
 
-pytestmark = pytest.mark.xdist_group("engines")  # one Ray cluster at a time
+pytestmark = pytest.mark.xdist_group("engines")  # all that need the cluster are in one process
+pytest_plugins = ["engines.ray_cluster"]
+ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 
-@dataclass(frozen=True)
-class Number:
-    value: int
-
-    @property
-    def id(self) -> str:
-        return f"n{self.value}"
-
-
-def lock(job: Number) -> object:
-    return threading.Lock() if job.value else "fine"
-
-
-def die_once(job: Number, folder: str) -> str:
-    """The first to try dies with its process; whoever comes after it does not."""
-    marker = Path(folder) / job.id
-    if job.value == 2 and not marker.exists():
-        marker.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return job.id
-
-
-def always_die(job: Number) -> int:
-    if job.value == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return job.value
-
-
-def hang_or_answer(job: Number) -> int:
-    if job.value == 1:
-        threading.Event().wait()
-    return job.value
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[RayWorkers]:
-    with RayWorkers(2) as opened:
-        yield opened
-
-
-@contextmanager
-def away(engine: RayWorkers) -> Iterator[None]:
-    """A process has one Ray cluster at a time: leave the module's own for another."""
-    engine.__exit__()
-    try:
-        yield
-    finally:
-        engine.__enter__()
-
-
-def test_a_result_that_cannot_travel_is_the_jobs_failure(engine: RayWorkers) -> None:
-    outcomes = list(engine(lock, [Number(0), Number(1)]))
+def test_a_result_that_cannot_travel_is_the_jobs_failure(ray_engine: RayWorkers) -> None:
+    outcomes = list(ray_engine(lock, [Number(0), Number(1)]))
     assert "fine" in outcomes
     (failure,) = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     assert failure.client_id == "n1"
 
 
-def test_the_job_of_a_worker_that_died_is_run_again(engine: RayWorkers, tmp_path: Path) -> None:
+def test_the_job_of_a_worker_that_died_is_run_again(ray_engine: RayWorkers, tmp_path: Path) -> None:
     function = partial(die_once, folder=str(tmp_path))
-    assert sorted(engine(function, [Number(i) for i in range(4)])) == ["n0", "n1", "n2", "n3"]
+    assert sorted(ray_engine(function, [Number(i) for i in range(4)])) == ["n0", "n1", "n2", "n3"]
+    assert [path.name for path in tmp_path.iterdir()] == ["n2"]
 
 
-def test_a_job_that_kills_every_worker_is_given_up(engine: RayWorkers) -> None:
-    outcomes = list(engine(always_die, [Number(i) for i in range(4)]))
-    assert sorted(o for o in outcomes if isinstance(o, int)) == [0, 1, 3]
-    (failure,) = [o for o in outcomes if isinstance(o, Failure)]
-    assert (failure.client_id, failure.reason.startswith("its worker died 3 times")) == ("n2", True)
+def test_a_job_that_kills_every_worker_is_given_up(ray_engine: RayWorkers) -> None:
+    outcomes = list(ray_engine(always_die, [Number(i) for i in range(4)]))
+    assert sorted(outcome for outcome in outcomes if isinstance(outcome, int)) == [0, 1, 3]
+    (failure,) = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    assert (failure.client_id, failure.reason.startswith("its worker died 2 times")) == ("n2", True)
 
 
-def test_a_late_job_is_ended_and_the_others_are_not(engine: RayWorkers) -> None:
-    outcomes = list(engine.within(3.0)(hang_or_answer, [Number(i) for i in range(4)]))
-    assert sorted(o for o in outcomes if isinstance(o, int)) == [0, 2, 3]
-    (failure,) = [o for o in outcomes if isinstance(o, Failure)]
-    assert failure == Failure("n1", "late: no answer within 3 s")
+def test_a_late_job_is_ended_and_the_others_are_not(ray_engine: RayWorkers) -> None:
+    outcomes = list(ray_engine.within(2.0)(hang_or_answer, [Number(i) for i in range(4)]))
+    assert sorted(outcome for outcome in outcomes if isinstance(outcome, int)) == [0, 2, 3]
+    (failure,) = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    assert failure == Failure("n1", "late: no answer within 2 s")
 
 
 CONFIG: dict[str, Any] = {
-    "data": "toy", "pool": "plane", "prototypes": ["mlp"], "clients": 4, "rounds": 2, "local_epochs": 2,
-    "distill_steps": 20, "distill_threads": 1,
-}  # fmt: skip
+    "data": {"name": "toy"},
+    "pool": {"sources": ["plane"]},
+    "prototypes": ["mlp"],
+    "clients": {"number": 4},
+    "rounds": 2,
+    "local": {"epochs": 2},
+    "distill": {"steps": 20},
+    "run": {"threads": 1, "workers": 1},
+}
 
 
-def test_a_configuration_ends_with_the_same_bytes_on_every_engine(tmp_path: Path, engine: RayWorkers) -> None:
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_configuration_ends_with_the_same_bytes_on_every_engine(tmp_path: Path) -> None:
     found = set()
-    with away(engine):
-        for name in ("in-process", "processes", "ray"):
-            parts = build(parse({**CONFIG, "engine": name, "workers": 2}))
-            folder = RunFolder.create(tmp_path / name, parts.experiment)
-            list(play_run(parts, folder))
-            server, _ = folder.latest()
-            assert server is not None
-            found.add(digest(server.models))
+    for name in ("in-process", "processes", "ray"):
+        parts = build(parse(nested(CONFIG, {"run.engine": name})))
+        folder = RunFolder.create(tmp_path / name, parts.experiment)
+        list(run_experiment(parts, folder))
+        server, _ = folder.latest()
+        assert server is not None
+        found.add(digest(server.models))
     assert len(found) == 1
 
 
-def test_a_node_killed_in_mid_round_changes_nothing(engine: RayWorkers) -> None:
-    """A head without CPUs and two nodes, all processes of their own; one node goes while its client is training."""
+def node_of(job: Number) -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+@pytest.fixture
+def two_more_nodes(ray_cluster: RayWorkers) -> Iterator[tuple[Any, list[Any]]]:
+    """Two nodes of one CPU each join the cluster, while all that is free of its first node is reserved."""
+    reserved = []
+    while free := ray.available_resources().get("CPU"):
+        reserved.append(ray.util.placement_group([{"CPU": free}]))
+        assert reserved[-1].wait(30)
+    cluster = cluster_utils.Cluster()
+    cluster.head_node = SimpleNamespace(gcs_address=ray.get_runtime_context().gcs_address)
+    try:
+        yield cluster, [cluster.add_node(num_cpus=1) for _ in range(2)]
+    finally:
+        for group in reserved:
+            ray.util.remove_placement_group(group)
+        for node in list(cluster.worker_nodes):
+            cluster.remove_node(node, allow_graceful=False)
+
+
+def test_a_node_killed_in_mid_round_changes_nothing(two_more_nodes: tuple[Any, list[Any]]) -> None:
+    """A node is a group of processes of its own; one is killed while both work on a round."""
+    cluster, nodes = two_more_nodes
     tiny = make_tiny(clients=8, fraction=1.0)
-    plain = play(tiny.server, tiny.federation, engine=in_process, train=tiny.local, fuse=FUSIONS["fedavg"](tiny.kit))
-    with away(engine):
-        cluster = cluster_utils.Cluster(True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-        try:
-            nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
-            cluster.wait_for_nodes()
-            with RayWorkers(2, address=cluster.address) as workers:
+    fuse = fedavg(tiny.resources, tiny.settings, in_process)
+    plain = run_round(tiny.server, tiny.federation, engine=in_process, train=tiny.local, fuse=fuse)
+    with RayWorkers(2) as workers:
+        while set(workers(node_of, [Number(0), Number(1)])) != {node.node_id for node in nodes}:
+            time.sleep(0.1)  # until the second node's CPU is known
 
-                def killing(function: Any, jobs: Any, /) -> Iterator[Any]:
-                    for number, outcome in enumerate(workers(function, jobs)):
-                        if number == 1:
-                            cluster.remove_node(nodes[0], allow_graceful=False)  # SIGKILL
-                        yield outcome
+        def killing(function: Any, jobs: Any, /) -> Iterator[Any]:
+            for number, outcome in enumerate(workers(function, jobs)):
+                if number == 1:
+                    cluster.remove_node(nodes[0], allow_graceful=False)  # SIGKILL
+                yield outcome
 
-                fuse = FUSIONS["fedavg"](tiny.kit)
-                closed = play(tiny.server, tiny.federation, engine=killing, train=tiny.local, fuse=fuse)
-        finally:
-            cluster.shutdown()
+        closed = run_round(tiny.server, tiny.federation, engine=killing, train=tiny.local, fuse=fuse)
     assert not closed.failures
     assert digest(closed.server.models) == digest(plain.server.models)
 
 
-def test_no_cluster_at_an_address_is_one_line(engine: RayWorkers) -> None:
-    nowhere = RayWorkers(1, address="127.0.0.1:1")
-    with away(engine), pytest.raises(RayError, match=r"no Ray cluster answers at 127.0.0.1:1: Connection refused"):
-        nowhere.__enter__()
+def test_no_cluster_at_an_address_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(RayError, match=r"no Ray cluster answers at 127.0.0.1:1: Connection refused"):
+        RayWorkers(1, address="127.0.0.1:1").__enter__()
 
 
-def test_a_cluster_that_the_process_has_already_is_used_and_left_alone(engine: RayWorkers) -> None:
+def test_a_cluster_that_the_process_has_already_is_used_and_left_alone(ray_engine: RayWorkers) -> None:
     with RayWorkers(1) as second:
         assert list(second(hang_or_answer, [Number(2)])) == [2]
-    assert list(engine(hang_or_answer, [Number(2)])) == [2]
+    assert list(ray_engine(hang_or_answer, [Number(2)])) == [2]
     with pytest.raises(RayError, match="connected to a Ray cluster already"):
         RayWorkers(1, address="127.0.0.1:1").__enter__()
 
 
-def test_the_servers_own_signal_handler_stays(engine: RayWorkers) -> None:
-    """Ray puts another one in its place, under which a run would not stop in a safe state."""
+def test_the_servers_own_signal_handler_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster's real start and end are held to it as well, in the fixture."""
 
-    def mine(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+    def takes_the_handler(*words: object, **options: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    before = signal.signal(signal.SIGTERM, mine)
-    try:
-        with away(engine), RayWorkers(1):
-            assert signal.getsignal(signal.SIGTERM) is mine
-        assert signal.getsignal(signal.SIGTERM) is mine
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", takes_the_handler)
+    monkeypatch.setattr(ray, "shutdown", takes_the_handler)
+    engine = RayWorkers(1)
+    with handler_must_stay():
+        engine.__enter__()
+    with handler_must_stay():
+        engine.__exit__()

@@ -6,34 +6,40 @@ from pathlib import Path
 
 import pytest
 import torch
-from feddf.experiments.bound import estimate
-from feddf.runs.config import parse
 
 from conftest import stripes
-from feddf.data import Dataset
-from feddf.runs import build
+from feddf.config import DataConfig, parse
+from feddf.config.keys import nested
+from feddf.data.datasets import Dataset
+from feddf.experiments.theorem import estimate
+from feddf.runs.build import Parts, build
 from test_cli import CONFIG, feddf
 
 
-def bands() -> Dataset:
+def bands(data: DataConfig) -> Dataset:
     return Dataset("bands", stripes(900, 1), stripes(60, 2))
 
 
 BASE = {
-    "data": f"{__name__}:bands", "prototypes": [{"model": "cnn", "width": 8}], "clients": 3, "local_epochs": 30,
-    "local_batch": 16, "local_rate": 0.05, "method": "fedavg", "engine": "in-process", "min_shard": 150, "rounds": 1,
+    "data": {"name": f"{__name__}:bands"}, "prototypes": [{"model": "cnn", "width": 8}], "clients": {"number": 3},
+    "local": {"epochs": 12, "batch": 16, "rate": 0.05}, "fusion": {"method": "fedavg"}, "rounds": 1,
+    "run": {"engine": "in-process"}, "partition": {"min_size": 150},
 }  # fmt: skip
 
 
+def parts_with(changes: dict[str, object]) -> Parts:
+    return build(parse(nested(BASE, changes)))
+
+
 def test_clients_that_are_alike_cannot_be_told_apart_and_clients_of_one_class_can() -> None:
-    alike = estimate(build(parse({**BASE, "partition": "iid"})))
-    apart = estimate(build(parse({**BASE, "alpha": 0.001})))
+    alike = estimate(parts_with({"partition.scheme": "iid"}))
+    apart = estimate(parts_with({"partition.alpha": 0.001}))
     assert alike.terms()["discrepancy"] < 0.25
     assert apart.terms()["discrepancy"] > alike.terms()["discrepancy"] + 0.2
 
 
 def test_a_client_with_most_of_the_data_is_not_far_from_them() -> None:
-    parts = build(parse({**BASE, "partition": "iid", "clients": 2, "local_epochs": 5}))
+    parts = parts_with({"partition.scheme": "iid", "clients.number": 2, "local.epochs": 5})
     most = torch.arange(700)
     clients = [
         replace(parts.federation.clients[0], indices=most),
@@ -44,7 +50,7 @@ def test_a_client_with_most_of_the_data_is_not_far_from_them() -> None:
 
 
 def test_the_terms_are_what_they_say() -> None:
-    found = estimate(build(parse({**BASE, "partition": "iid"})), delta=0.1, ensemble=0.9)
+    found = estimate(parts_with({"partition.scheme": "iid"}), delta=0.1, ensemble=0.9)
     terms = found.terms()
     assert terms["pooled risk"] < 0.05  # bands are easy
     assert 0 <= terms["lambda"] < 0.2

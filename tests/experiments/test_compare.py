@@ -1,43 +1,52 @@
 from __future__ import annotations
 
 import pytest
-from feddf.experiments.compare import PARTS, SHORT, grid, variant
-from feddf.runs.config import Experiment, parse
-from feddf.runs.settings import ConfigError
 
-BASE = parse({"data": "toy", "pool": "plane", "prototypes": ["mlp"], "clients": 4})
+from feddf.config import ConfigError, Experiment, parse, with_values
+from feddf.config.keys import keys_of
+from feddf.experiments.variants import PARTS, SHORT, grid, variant
+
+BASE = parse({"data": {"name": "toy"}, "pool": {"sources": ["plane"]}, "prototypes": ["mlp"], "clients": {"number": 4}})
 
 
 def test_methods_are_named_by_their_parts() -> None:
-    assert variant(BASE, "fedprox").model_dump() == {**BASE.model_dump(), "method": "fedavg", "proximal": 0.01}
-    assert variant(BASE, "fedavgm").server_momentum == 0.2
+    assert variant(BASE, "fedprox") == with_values(BASE, {"fusion.method": "fedavg", "local.proximal": 0.01})
+    assert variant(BASE, "fedavgm").fusion.momentum == 0.2
     both = variant(BASE, "feddf+prox+swag")
-    assert (both.method, both.proximal, both.swag_samples) == ("feddf", 0.01, 10)
+    assert (both.fusion.method, both.local.proximal, both.teachers.swag_samples) == ("feddf", 0.01, 10)
+
+
+def test_a_users_own_method_is_one_of_them() -> None:
+    found = grid(BASE, ["fedavg", "mine:method+prox"], [0])
+    assert list(found) == ["fedavg-seed0", "mine.method+prox-seed0"]
+    mine = found["mine.method+prox-seed0"]
+    assert (mine.fusion.method, mine.local.proximal) == ("mine:method", 0.01)
 
 
 def test_a_value_belongs_to_the_methods_that_name_its_part() -> None:
-    """Otherwise "fedavg" beside "fedprox" with proximal=0.1 would be FedProx too."""
-    tuned = parse({**BASE.model_dump(), "proximal": 0.1, "server_momentum": 0.3})
+    """Otherwise "fedavg" next to "fedprox" with proximal=0.1 would be FedProx too."""
+    tuned = with_values(BASE, {"local.proximal": 0.1, "fusion.momentum": 0.3})
     found = grid(tuned, ["fedavg", "fedprox", "fedavgm"], [0])
-    assert [(each.proximal, each.server_momentum) for each in found.values()] == [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3)]
-    alone = grid(tuned, ["fedavg", "feddf"], [0])  # nobody names them: they are the experiment's
-    assert {each.proximal for each in alone.values()} == {0.1}
+    values = [(each.local.proximal, each.fusion.momentum) for each in found.values()]
+    assert values == [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3)]
+    alone = grid(tuned, ["fedavg", "feddf"], [0])  # no method names them: they are the experiment's
+    assert {each.local.proximal for each in alone.values()} == {0.1}
 
 
 def test_a_value_of_the_configuration_wins() -> None:
-    tuned = parse({**BASE.model_dump(), "proximal": 0.5})
-    assert variant(tuned, "fedprox").proximal == 0.5
+    tuned = with_values(BASE, {"local.proximal": 0.5})
+    assert variant(tuned, "fedprox").local.proximal == 0.5
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_every_part_is_a_change_of_the_configuration(part: str) -> None:
     assert variant(BASE, f"feddf+{part}") != variant(BASE, "feddf")
-    assert PARTS[part].keys() <= Experiment.model_fields.keys()
+    assert keys_of(Experiment)[PARTS[part][0]].kind == "method"
 
 
 @pytest.mark.parametrize("method", ["fedsgd", "feddf+magic", "", "+prox"])
 def test_what_is_not_known_is_listed(method: str) -> None:
-    with pytest.raises(ConfigError, match=r"methods = .*known are fedavg, feddf, fedma, fedprox, fedavgm, with any of"):
+    with pytest.raises(ConfigError, match=r"methods = .*known are fedavg, feddf, fedma, fedprox, fedavgm, or your own"):
         variant(BASE, method)
 
 

@@ -6,13 +6,13 @@ import json
 import sys
 from pathlib import Path
 
-from feddf.flower.post import Post
-from feddf.runs.config import parse
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from simulate import simulate
 
+from feddf.config import parse
 from feddf.flower import FedDF
+from feddf.flower.inbox import Inbox
 from feddf.flower.private import has_no_such_function
 
 
@@ -20,10 +20,10 @@ def main(config: Path, folder: Path) -> None:
     found: dict[str, object] = {}
 
     def ask_for_nothing(grid: Grid, strategy: FedDF) -> None:
-        post = Post(grid)
-        sent = post.push(Message(RecordDict(), min(post.nodes()), "query.nothing"))
+        inbox = Inbox(grid)
+        sent = inbox.push(Message(RecordDict(), min(inbox.nodes()), "query.nothing"))
         assert sent is not None
-        while not (replies := list(post.pull([sent]))):
+        while not (replies := list(inbox.pull([sent]))):
             pass
         reply = replies[0][1]
         found["no such function"] = isinstance(reply, Message) and has_no_such_function(reply)

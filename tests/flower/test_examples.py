@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from feddf.runs import RunFolder
+from feddf.runs.store import RunFolder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MIGRATION, DEPLOYMENT = EXAMPLES / "flower-migration", EXAMPLES / "flower-deployment"

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from feddf.flower.exchange import exchange
-from feddf.flower.post import Post
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
+from feddf.flower.inbox import Inbox
 from feddf.flower.roster import Roster
+from feddf.flower.sites import exchange
 from feddf.flower.wire import from_arrays, job_message, to_arrays, update_from
 from feddf.types import Client, Failure, Job, Update
 from flower.local_grid import LocalGrid, Node
@@ -159,26 +159,26 @@ def test_who_may_take_part(tmp_path: Path) -> None:
         6: Node(saying(7, "small"), {}),
         7: Node(ClientApp(), {}),  # says nothing, and there are two architectures
     }
-    post = Post(LocalGrid(nodes))
+    inbox = Inbox(LocalGrid(nodes))
     roster = Roster(tmp_path / "roster.json", ["small", "large"])
-    assert roster.connected(post) == {"a": 1, "b": 2}
+    assert roster.connected(inbox) == {"a": 1, "b": 2}
     assert [(client.id, client.prototype) for client in roster.clients] == [("a", "small"), ("b", "large")]
     nodes[2].online = False
-    assert roster.connected(post) == {"a": 1, "b": 3}  # the client has a new node, and another architecture
+    assert roster.connected(inbox) == {"a": 1, "b": 3}  # the client has a new node, and another architecture
     nodes[2].online = True
-    assert roster.connected(post) == {"a": 1, "b": 3}
+    assert roster.connected(inbox) == {"a": 1, "b": 3}
     again = Roster(tmp_path / "roster.json", ["small", "large"])
     assert [(client.id, client.prototype) for client in again.clients] == [("a", "small"), ("b", "small")]
     assert nodes[1].asked == ["query"]  # once, not in every round
 
 
 def test_only_members_take_part_under_the_names_that_the_server_gives(tmp_path: Path) -> None:
-    post = Post(LocalGrid({1: Node(saying("boss", "small"), {}), 2: Node(saying("b", "small"), {})}))
+    inbox = Inbox(LocalGrid({1: Node(saying("boss", "small"), {}), 2: Node(saying("b", "small"), {})}))
     roster = Roster(tmp_path / "roster.json", ["small"], members={1: "clinic"})
-    assert roster.connected(post) == {"clinic": 1}
+    assert roster.connected(inbox) == {"clinic": 1}
 
 
-def test_a_reply_that_never_arrives_whole_holds_up_nobody_else() -> None:
+def test_a_reply_that_never_arrives_whole_holds_up_no_other_client() -> None:
     """Flower's pull of a reply whose upload was broken off does not return for minutes."""
     never = threading.Event()
 
@@ -189,7 +189,7 @@ def test_a_reply_that_never_arrives_whole_holds_up_nobody_else() -> None:
                 never.wait()
             return replies
 
-    outcomes = played(Stuck({number: Node(echo_app(), {}) for number in range(1, 6)}))
+    outcomes = exchanged(Stuck({number: Node(echo_app(), {}) for number in range(1, 6)}))
     never.set()
     assert sorted(outcome.client_id for outcome in outcomes if isinstance(outcome, Update)) == ["c1", "c2", "c4", "c5"]
     assert [outcome for outcome in outcomes if isinstance(outcome, Failure)] == [Failure("c3", "no answer within 1 s")]
@@ -206,7 +206,7 @@ def echo_app() -> ClientApp:
     return app
 
 
-def played(grid: LocalGrid, deadline: float = 1.0, patience: float = 0.05) -> list[Any]:
+def exchanged(grid: LocalGrid, deadline: float = 1.0, patience: float = 0.05) -> list[Any]:
     names = {f"c{number}": number for number in grid.nodes}
     jobs = [Job(Client(name, "net"), 1, STATE, number) for name, number in names.items()]
     asking = {
@@ -216,7 +216,7 @@ def played(grid: LocalGrid, deadline: float = 1.0, patience: float = 0.05) -> li
         "wait": 0.0,
         "poll": 0.01,
     }
-    return list(exchange(Post(grid, patience), jobs, lambda: names, **asking))
+    return list(exchange(Inbox(grid, patience), jobs, lambda: names, **asking))
 
 
 def test_many_who_stall_cost_the_deadline_and_no_more() -> None:
@@ -230,7 +230,7 @@ def test_many_who_stall_cost_the_deadline_and_no_more() -> None:
             return replies
 
     began = time.monotonic()
-    outcomes = played(Stuck({number: Node(echo_app(), {}) for number in range(1, 46)}), deadline=2.0)
+    outcomes = exchanged(Stuck({number: Node(echo_app(), {}) for number in range(1, 46)}), deadline=2.0)
     never.set()
     assert time.monotonic() - began < 10
     assert sorted(one.client_id for one in outcomes if isinstance(one, Update)) == ["c1", "c2", "c3", "c4", "c5"]
@@ -245,7 +245,7 @@ def test_a_reply_that_flower_cannot_read_is_its_senders_failure() -> None:
                 raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
             return replies
 
-    outcomes = played(Raises({number: Node(echo_app(), {}) for number in (1, 2, 3)}))
+    outcomes = exchanged(Raises({number: Node(echo_app(), {}) for number in (1, 2, 3)}))
     assert [one.client_id for one in outcomes if isinstance(one, Failure)] == ["c2"]
     assert len(outcomes) == 3
 
@@ -261,7 +261,7 @@ def test_an_answer_to_somebody_elses_message_is_refused() -> None:
         return answer
 
     grid.nodes[1].behave = grid.nodes[2].behave = as_if_for_the_first
-    outcomes = {one.client_id: one for one in played(grid)}
+    outcomes = {one.client_id: one for one in exchanged(grid)}
     assert isinstance(outcomes["c1"], Update)
     assert "answers another message" in outcomes["c2"].reason
 
@@ -272,7 +272,7 @@ def test_a_superlink_that_is_gone_ends_the_round_with_its_own_error() -> None:
             raise ConnectionRefusedError("nobody listens")
 
     with pytest.raises(ConnectionRefusedError, match="nobody listens"):
-        played(Gone({1: Node(echo_app(), {})}))
+        exchanged(Gone({1: Node(echo_app(), {})}))
 
 
 def test_late_replies_do_not_pile_up() -> None:
@@ -285,16 +285,16 @@ def test_late_replies_do_not_pile_up() -> None:
         return honest(message_ids)
 
     grid.pull_messages = slow  # type: ignore[method-assign]
-    post = Post(grid, patience=0.01)
-    sent = [post.push(job_message(JOB, 1, {}, kind="train", ttl=60.0)) for _ in range(4)]
+    inbox = Inbox(grid, patience=0.01)
+    sent = [inbox.push(job_message(JOB, 1, {}, kind="train", ttl=60.0)) for _ in range(4)]
     asked = [number for number in sent if number is not None]
-    assert list(post.pull(asked)) == []
-    post.forget(asked)
+    assert list(inbox.pull(asked)) == []
+    inbox.forget(asked)
     late.set()
     deadline = time.monotonic() + 10
-    while post._pulling and time.monotonic() < deadline:
-        assert list(post.pull([])) == []
-    assert not post._kept
+    while inbox._pulling and time.monotonic() < deadline:
+        assert list(inbox.pull([])) == []
+    assert not inbox._kept
 
 
 def test_what_a_client_says_harms_no_terminal() -> None:
@@ -313,12 +313,12 @@ def test_metrics_that_cannot_be_logged_are_left_out_and_the_weights_are_not() ->
 
 def test_a_client_that_restarts_under_a_new_id_gets_its_name_once_the_old_one_is_gone(tmp_path: Path) -> None:
     nodes = {1: Node(saying("a", "small"), {}), 2: Node(saying("a", "small"), {})}
-    post, roster = Post(LocalGrid(nodes)), Roster(tmp_path / "roster.json", ["small"])
-    assert roster.connected(post) == {"a": 1}
+    inbox, roster = Inbox(LocalGrid(nodes)), Roster(tmp_path / "roster.json", ["small"])
+    assert roster.connected(inbox) == {"a": 1}
     nodes[1].online = False
-    assert roster.connected(post) == {"a": 2}
+    assert roster.connected(inbox) == {"a": 2}
     nodes[1].online = True
-    assert roster.connected(post) == {"a": 2}
+    assert roster.connected(inbox) == {"a": 2}
 
 
 def test_an_introduction_that_was_lost_is_asked_for_again(tmp_path: Path) -> None:
@@ -328,27 +328,27 @@ def test_an_introduction_that_was_lost_is_asked_for_again(tmp_path: Path) -> Non
 
     nodes = {1: Node(saying("a", "small"), {})}
     grid = Loses(nodes)
-    post, roster = Post(grid), Roster(tmp_path / "roster.json", ["small"])
-    assert roster.connected(post) == roster.connected(post) == {}
+    inbox, roster = Inbox(grid), Roster(tmp_path / "roster.json", ["small"])
+    assert roster.connected(inbox) == roster.connected(inbox) == {}
     assert nodes[1].asked == ["query"]
     nodes[1].online = False
-    roster.connected(post)
+    roster.connected(inbox)
     nodes[1].online = True
-    roster.connected(post)
+    roster.connected(inbox)
     assert nodes[1].asked == ["query", "query"]
 
 
 def test_a_client_whose_app_does_not_load_is_not_asked_all_the_time(tmp_path: Path) -> None:
     nodes = {1: Node(ClientApp(), {})}
-    post, roster = Post(LocalGrid(nodes)), Roster(tmp_path / "roster.json", ["small", "large"])
+    inbox, roster = Inbox(LocalGrid(nodes)), Roster(tmp_path / "roster.json", ["small", "large"])
     for _ in range(20):
-        assert roster.connected(post) == {}
+        assert roster.connected(inbox) == {}
     assert nodes[1].asked == ["query"]
 
 
 def test_clients_without_names_are_not_waited_for_when_their_ids_have_changed(tmp_path: Path) -> None:
     for base in (10, 20, 30):
-        post = Post(LocalGrid({base + number: Node(ClientApp(), {}) for number in range(3)}))
+        inbox = Inbox(LocalGrid({base + number: Node(ClientApp(), {}) for number in range(3)}))
         roster = Roster(tmp_path / "roster.json", ["small"])
-        roster.gather(post, expected=3, quorum=1.0, wait=5.0, poll=0.01)
+        roster.gather(inbox, expected=3, quorum=1.0, wait=5.0, poll=0.01)
         assert [client.id for client in roster.clients] == [f"node-{base + number}" for number in range(3)]

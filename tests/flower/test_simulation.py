@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from feddf.runs.config import parse
 
+from feddf.config import parse
 from flower.test_strategy import BASE, in_process
 
 pytestmark = pytest.mark.xdist_group("engines")  # one cluster at a time

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from feddf.runs.config import Experiment, parse
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
@@ -17,46 +16,51 @@ from torch import nn
 from typer.testing import CliRunner
 
 from feddf.cli import app as command
-from feddf.flower import FedDF, client_app, client_app_of, introduce, strategy_of
+from feddf.config import ConfigError, Experiment, parse, with_values
+from feddf.config.keys import nested
+from feddf.flower import FedDF, FlowerSettings, client_app, client_app_of, introduce, settings_of, strategy_of
 from feddf.flower.wire import packed
 from feddf.report.read import read_run
 from feddf.rounds import QuorumError, sample
-from feddf.runs import ConfigError, RunFolder, StoreError, build, play
+from feddf.runs.build import build
+from feddf.runs.run import run_experiment
+from feddf.runs.store import RunFolder, StoreError
 from feddf.states import digest
 from flower.local_grid import LocalGrid, Node, died
 
 TWO = [{"model": "mlp", "name": "narrow", "width": 8}, {"model": "mlp", "name": "wide", "width": 12}]
 BASE: dict[str, Any] = {
-    "data": "toy",
-    "pool": "plane",
-    "prototypes": TWO,
-    "clients": 5,
-    "fraction": 0.6,
     "rounds": 3,
-    "local_epochs": 2,
-    "local_rate": 0.05,
-    "distill_steps": 20,
-    "distill_check": 10,
-    "engine": "in-process",
+    "prototypes": TWO,
+    "data": {"name": "toy"},
+    "clients": {"number": 5, "fraction": 0.6},
+    "local": {"epochs": 2, "rate": 0.05},
+    "pool": {"sources": ["plane"]},
+    "distill": {"steps": 20, "check": 10},
+    "run": {"engine": "in-process"},
 }
 
 
-def experiment(**changes: Any) -> Experiment:
-    return parse({**BASE, **changes})
+def experiment(changes: dict[str, Any] | None = None) -> Experiment:
+    return parse(nested(BASE, changes or {}))
 
 
-def grid_of(played: Experiment) -> LocalGrid:
-    app = client_app_of(played)
-    return LocalGrid({1000 + 7 * number: Node(app, {"partition-id": number}) for number in range(played.clients)})
+def settings(clients: int, changes: dict[str, Any] | None = None) -> FlowerSettings:
+    return parse(nested({"clients": {"number": clients}}, changes or {}), FlowerSettings)
 
 
-def strategy(played: Experiment, folder: Path, **more: Any) -> FedDF:
-    return strategy_of(played, folder, **{"wait": 0.0, "poll": 0.0, **more})
+def grid_of(planned: Experiment) -> LocalGrid:
+    app, number = client_app_of(planned), planned.clients.number
+    return LocalGrid({1000 + 7 * place: Node(app, {"partition-id": place}) for place in range(number)})
 
 
-def in_process(played: Experiment, folder: Path) -> tuple[str, list[dict[str, Any]]]:
-    run = RunFolder.create(folder, played)
-    records = list(play(build(played), run))
+def strategy(planned: Experiment, folder: Path, changes: dict[str, Any] | None = None) -> FedDF:
+    return strategy_of(planned, folder, with_values(settings_of(planned), changes or {}), wait=0.0, poll=0.0)
+
+
+def in_process(planned: Experiment, folder: Path) -> tuple[str, list[dict[str, Any]]]:
+    run = RunFolder.create(folder, planned)
+    records = list(run_experiment(build(planned), run))
     saved, _ = run.latest()
     assert saved is not None
     return digest(saved.models), [without_times(record) for record in records]
@@ -70,19 +74,19 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
     "changes",
     [
         {},
-        {"teacher_weights": "class-counts"},
-        {"method": "fedavg", "server_momentum": 0.3, "drop_worst": "paper"},
-        {"method": "fedavg", "proximal": 0.1, "prototypes": ["mlp"], "local_optimizer": "adam"},
-        {"stop": "held-out-loss", "validation": 0.0, "fraction": 1.0},
-        {"log_ensemble": False},
+        {"teachers.weights": "class-counts"},
+        {"fusion.method": "fedavg", "fusion.momentum": 0.3, "fusion.drop_worst": "paper"},
+        {"fusion.method": "fedavg", "local.proximal": 0.1, "prototypes": ["mlp"], "local.optimizer": "adam"},
+        {"distill.stop": "held-out-loss", "data.validation": 0.0, "clients.fraction": 1.0},
+        {"run.log_ensemble": False},
     ],
     ids=lambda changes: "-".join(changes) or "plain",
 )
 def test_same_bytes_and_records_as_in_process(tmp_path: Path, changes: dict[str, Any]) -> None:
-    played = experiment(**changes)
-    expected = in_process(played, tmp_path / "here")
-    over = strategy(played, tmp_path / "flower")
-    result = over.start(grid_of(played))
+    planned = experiment(changes)
+    expected = in_process(planned, tmp_path / "here")
+    over = strategy(planned, tmp_path / "flower")
+    result = over.start(grid_of(planned))
     records = [without_times(record) for record in RunFolder.open(tmp_path / "flower").records()]
     assert (digest(over.models), records) == expected
     assert digest({"all": result.arrays.to_torch_state_dict()}) == digest(
@@ -91,8 +95,8 @@ def test_same_bytes_and_records_as_in_process(tmp_path: Path, changes: dict[str,
 
 
 def test_a_killed_server_goes_on_at_its_round_and_trains_nobody_twice(tmp_path: Path) -> None:
-    played = experiment(rounds=4)
-    expected = in_process(played, tmp_path / "here")
+    planned = experiment({"rounds": 4})
+    expected = in_process(planned, tmp_path / "here")
 
     class Killed(BaseException):
         pass
@@ -102,17 +106,17 @@ def test_a_killed_server_goes_on_at_its_round_and_trains_nobody_twice(tmp_path: 
             raise Killed
         return reply
 
-    grid = grid_of(played)
-    second = [client.id for client in sample(build(played).federation, 2)]
+    grid = grid_of(planned)
+    second = [client.id for client in sample(build(planned).federation, 2)]
     victim = grid.nodes[1000 + 7 * int(second[-1].removeprefix("client-"))]
     victim.behave = die_in_mid_round
     with pytest.raises(Killed):
-        strategy(played, tmp_path / "run").start(grid)
+        strategy(planned, tmp_path / "run").start(grid)
     victim.behave = None
     done = {number: node.asked.count("train") for number, node in grid.nodes.items()}
-    again = grid_of(played)  # a new server, and nodes with ids of their own
+    again = grid_of(planned)  # a new server, and nodes with ids of their own
     again.nodes = {number + 500: node for number, node in again.nodes.items()}
-    over = strategy(played, tmp_path / "run")
+    over = strategy(planned, tmp_path / "run")
     over.start(again)
     records = [without_times(record) for record in RunFolder.open(tmp_path / "run").records()]
     assert (digest(over.models), records) == expected
@@ -120,8 +124,8 @@ def test_a_killed_server_goes_on_at_its_round_and_trains_nobody_twice(tmp_path: 
 
 
 def test_a_finished_update_survives_a_server_killed_in_its_round(tmp_path: Path) -> None:
-    played = experiment(rounds=1, fraction=1.0)
-    grid = grid_of(played)
+    planned = experiment({"rounds": 1, "clients.fraction": 1.0})
+    grid = grid_of(planned)
 
     class Killed(BaseException):
         pass
@@ -139,20 +143,20 @@ def test_a_finished_update_survives_a_server_killed_in_its_round(tmp_path: Path)
 
     grid.pull_messages = pull_then_die  # type: ignore[method-assign]
     with pytest.raises(Killed):
-        strategy(played, tmp_path / "run").start(grid)
-    again = grid_of(played)
-    over = strategy(played, tmp_path / "run")
+        strategy(planned, tmp_path / "run").start(grid)
+    again = grid_of(planned)
+    over = strategy(planned, tmp_path / "run")
     over.start(again)
-    assert digest(over.models) == in_process(played, tmp_path / "here")[0]
+    assert digest(over.models) == in_process(planned, tmp_path / "here")[0]
     assert sum(node.asked.count("train") for node in again.nodes.values()) == 5 - 2
 
 
 def test_dead_and_late_nodes_are_recorded_under_their_own_names(tmp_path: Path) -> None:
-    played = experiment(rounds=1, fraction=1.0)
-    grid = grid_of(played)
+    planned = experiment({"rounds": 1, "clients.fraction": 1.0})
+    grid = grid_of(planned)
     grid.nodes[1000].behave = died
     grid.nodes[1007].behave = lambda message, reply: None
-    over = strategy(played, tmp_path / "run", deadline=0.5)
+    over = strategy(planned, tmp_path / "run", {"clients.deadline": 0.5})
     over.start(grid)
     (record,) = RunFolder.open(tmp_path / "run").records()
     dropped = {one["client"]: one["reason"] for one in record["dropped"]}
@@ -164,14 +168,14 @@ def test_dead_and_late_nodes_are_recorded_under_their_own_names(tmp_path: Path) 
 
 
 def test_a_client_that_is_away_is_missed_and_taken_back(tmp_path: Path) -> None:
-    played = experiment(rounds=2, fraction=1.0)
-    grid = grid_of(played)
-    strategy(played, tmp_path / "run").start(grid, num_rounds=1)
+    planned = experiment({"rounds": 2, "clients.fraction": 1.0})
+    grid = grid_of(planned)
+    strategy(planned, tmp_path / "run").start(grid, num_rounds=1)
     grid.nodes[1014].online = False
-    over = strategy(played, tmp_path / "run")
+    over = strategy(planned, tmp_path / "run")
     over.start(grid, num_rounds=2)
     grid.nodes[1014].online = True
-    over = strategy(played, tmp_path / "run")
+    over = strategy(planned, tmp_path / "run")
     over.start(grid, num_rounds=3)
     records = RunFolder.open(tmp_path / "run").records()
     assert [len(record["clients"]) for record in records] == [5, 4, 5]
@@ -179,19 +183,19 @@ def test_a_client_that_is_away_is_missed_and_taken_back(tmp_path: Path) -> None:
 
 
 def test_too_few_to_begin_with_is_said(tmp_path: Path) -> None:
-    played = experiment()
-    grid = grid_of(played)
+    planned = experiment()
+    grid = grid_of(planned)
     for number in (1000, 1007, 1014):
         grid.nodes[number].online = False
     with pytest.raises(QuorumError, match="2 of 5 clients introduced themselves within 0 s; at least 3 are needed"):
-        strategy(played, tmp_path / "run").start(grid)
+        strategy(planned, tmp_path / "run").start(grid)
 
 
 def test_flowers_own_loop_gives_the_same_models(tmp_path: Path) -> None:
-    played = experiment()
-    expected, _ = in_process(played, tmp_path / "here")
-    over = strategy(played, tmp_path / "run")
-    Strategy.start(over, grid_of(played), packed(over.models), num_rounds=3)
+    planned = experiment()
+    expected, _ = in_process(planned, tmp_path / "here")
+    over = strategy(planned, tmp_path / "run")
+    Strategy.start(over, grid_of(planned), packed(over.models), num_rounds=3)
     assert digest(over.models) == expected
 
 
@@ -237,13 +241,10 @@ def test_an_app_that_knows_nothing_of_feddf_takes_part(tmp_path: Path) -> None:
     grid = LocalGrid({number: Node(own_app(), {"partition-id": number}) for number in range(3)})
     over = FedDF(
         {"net": line(6)},
+        settings(3, {"distill.stop": "steps", "distill.steps": 30, "flower.evaluate_fraction": 1.0}),
         pool=some(50, 8)[0],
         test=some(200, 9),
         folder=tmp_path / "run",
-        clients=3,
-        stop="steps",
-        distill_steps=30,
-        evaluate_fraction=1.0,
         poll=0.0,
     )
     seen: list[int] = []
@@ -274,13 +275,10 @@ def test_clients_of_ones_own_and_of_feddf_with_different_architectures_learn_tog
     grid = LocalGrid({5: Node(ours, {"partition-id": 1}), 6: Node(theirs, {"partition-id": 2})})
     over = FedDF(
         {"net": line(6), "big": line(20)},
+        settings(2, {"distill.steps": 40, "distill.check": 20, "local.epochs": 20}),
         pool=some(50, 8)[0],
         validation=some(50, 7),
         folder=tmp_path / "run",
-        clients=2,
-        distill_steps=40,
-        distill_check=20,
-        local_epochs=20,
         poll=0.0,
     )
     over.start(grid, num_rounds=2)
@@ -293,7 +291,7 @@ def test_clients_of_ones_own_and_of_feddf_with_different_architectures_learn_tog
 
 def test_without_labels_on_the_server_accuracies_are_not_known(tmp_path: Path) -> None:
     grid = LocalGrid({number: Node(own_app(), {"partition-id": number}) for number in range(2)})
-    over = FedDF({"net": line(6)}, folder=tmp_path / "run", clients=2, method="fedavg", poll=0.0)
+    over = FedDF({"net": line(6)}, settings(2, {"fusion.method": "fedavg"}), folder=tmp_path / "run", poll=0.0)
     over.start(grid, num_rounds=1)
     run = read_run(tmp_path / "run")
     assert run.records[0]["models"]["net"] == {"averaged": None, "fused": None}
@@ -301,27 +299,28 @@ def test_without_labels_on_the_server_accuracies_are_not_known(tmp_path: Path) -
 
 
 def test_its_folder_can_be_reported_on_but_not_resumed_by_the_command(tmp_path: Path) -> None:
-    played = experiment(rounds=1)
-    strategy(played, tmp_path / "run").start(grid_of(played))
+    planned = experiment({"rounds": 1})
+    strategy(planned, tmp_path / "run").start(grid_of(planned))
     assert CliRunner().invoke(command, ["report", str(tmp_path / "run")]).exit_code == 0
-    with pytest.raises(StoreError, match="was played over flower; start its server app again and it goes on"):
+    with pytest.raises(StoreError, match="is a run over Flower; start its server app again and it goes on"):
         RunFolder.open(tmp_path / "run").experiment()
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"method": "fedma"}, "method = 'fedma': through Flower there are 'feddf' and 'fedavg'"),
-        ({"pool": None}, "pool = nothing: method 'feddf' needs an unlabeled pool"),
-        ({"validation": None}, "validation = nothing: early stopping reads validation data"),
-        ({"clients": None}, "clients = nothing"),
-        ({"evaluate_fraction": 0.1}, "evaluate_fraction = 0.1: no client would be asked of 3"),
+        ({"fusion.method": "fedma"}, "fusion.method = 'fedma': through Flower there are 'feddf' and 'fedavg'"),
+        ({"local.binary": "error-feedback"}, "local.binary = 'error-feedback': Flower's arrays carry full precision"),
+        ({"pool": None}, "pool = nothing: method 'feddf' needs unlabeled inputs"),
+        ({"validation": None}, "validation = nothing: early stopping needs validation data"),
+        ({"clients": {}}, "the key 'clients.number' is missing: say how many are expected"),
+        ({"flower.evaluate_fraction": 0.1}, "flower.evaluate_fraction = 0.1: no client would be asked of 3"),
         ({"validation": (some(9, 2)[0], some(8, 2)[1])}, "9 inputs and 8 labels of torch.int64"),
-        ({"validation": (some(9, 2)[0], some(9, 2)[1] + 2)}, "the models have logits for 0 to 1"),
+        ({"validation": (some(9, 2)[0], some(9, 2)[1] + 2)}, "labels from 2 to 2, and must have 0 to 1"),
         ({"test": (some(9, 2)[0], some(9, 2)[1].float())}, "as many int64 labels as inputs are needed"),
         ({"members": {"seven": "a"}}, "it gives names to Flower's node ids, which are numbers"),
-        ({"fractoin": 0.5}, "unknown key 'fractoin'; did you mean 'fraction'?"),
-        ({"quorum": 2.0}, "quorum = 2.0: "),
+        ({"clients.fractoin": 0.5}, "unknown key 'clients.fractoin'; did you mean 'clients.fraction'?"),
+        ({"clients.quorum": 2.0}, "clients.quorum = 2.0: "),
         ({"prototypes": {}}, "prototypes = \\[\\]: name at least one architecture"),
         ({"prototypes": {"a": line(3), "b": lambda: nn.Linear(4, 5)}}, "must have the same number of logits"),
         ({"prototypes": {"a": lambda: nn.Linear(9, 2)}}, "does not work on the server's inputs"),
@@ -329,23 +328,28 @@ def test_its_folder_can_be_reported_on_but_not_resumed_by_the_command(tmp_path: 
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    changes = {name: value for name, value in given.items() if "." in name or name == "clients"}
+    own = {name: value for name, value in given.items() if name not in changes}
     usual: dict[str, Any] = {"prototypes": {"net": line(6)}, "pool": some(9, 1)[0], "validation": some(9, 2)}
-    usual["clients"] = 3
     with pytest.raises(ConfigError, match=said) as caught:
-        FedDF(folder=tmp_path / "run", **{**usual, **given})
+        FedDF(settings=settings(3, changes), folder=tmp_path / "run", **{**usual, **own})
     assert "\n" not in str(caught.value)
 
 
 def test_a_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
-    played = experiment(rounds=1)
-    strategy(played, tmp_path / "run").start(grid_of(played))
+    planned = experiment({"rounds": 1})
+    strategy(planned, tmp_path / "run").start(grid_of(planned))
     with pytest.raises(ConfigError, match=r"holds a run with other settings: seed: 0 -> 1; use another folder"):
-        strategy(experiment(rounds=1, seed=1), tmp_path / "run").start(grid_of(played))
+        strategy(experiment({"rounds": 1, "seed": 1}), tmp_path / "run").start(grid_of(planned))
 
 
 def test_a_folder_with_another_architecture_of_that_name_is_refused(tmp_path: Path) -> None:
     grid = LocalGrid({number: Node(own_app(), {"partition-id": number}) for number in range(2)})
-    given: dict[str, Any] = {"folder": tmp_path / "run", "clients": 2, "method": "fedavg", "poll": 0.0}
+    given: dict[str, Any] = {
+        "settings": settings(2, {"fusion.method": "fedavg"}),
+        "folder": tmp_path / "run",
+        "poll": 0.0,
+    }
     FedDF({"net": line(6)}, **given).start(grid, num_rounds=1)
     with pytest.raises(ConfigError, match="holds a run with another architecture of that name"):
         FedDF({"net": line(7)}, **given).start(grid, num_rounds=2)
@@ -353,9 +357,13 @@ def test_a_folder_with_another_architecture_of_that_name_is_refused(tmp_path: Pa
 
 def test_orders_of_ones_own_belong_to_the_run(tmp_path: Path) -> None:
     grid = LocalGrid({number: Node(own_app(), {"partition-id": number}) for number in range(2)})
-    given: dict[str, Any] = {"folder": tmp_path / "run", "clients": 2, "method": "fedavg", "poll": 0.0}
+    given: dict[str, Any] = {
+        "settings": settings(2, {"fusion.method": "fedavg"}),
+        "folder": tmp_path / "run",
+        "poll": 0.0,
+    }
     FedDF({"net": line(6)}, **given).start(grid, num_rounds=1, train_config=ConfigRecord({"lr": 0.1}))
-    with pytest.raises(ConfigError, match=r"train_config: {'lr': 0\.1} -> {'lr': 9\.0}"):
+    with pytest.raises(ConfigError, match=r"flower\.train_config\.lr: 0\.1 -> 9\.0"):
         FedDF({"net": line(6)}, **given).start(grid, num_rounds=2, train_config=ConfigRecord({"lr": 9.0}))
 
 
@@ -366,13 +374,10 @@ def test_a_shard_without_the_last_class_discloses_all_the_classes(tmp_path: Path
     grid = LocalGrid({5: Node(client_app({"net": line(6)}, only_zeros), {"partition-id": 1})})
     over = FedDF(
         {"net": line(6)},
+        settings(1, {"teachers.weights": "class-counts", "distill.steps": 2, "local.epochs": 1}),
         pool=some(9, 1)[0],
         validation=some(9, 2),
         folder=tmp_path / "run",
-        clients=1,
-        teacher_weights="class-counts",
-        distill_steps=2,
-        local_epochs=1,
         poll=0.0,
     )
     over.start(grid, num_rounds=1)

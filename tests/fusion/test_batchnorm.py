@@ -6,7 +6,7 @@ from conftest import Tiny
 from feddf.engines import in_process
 from feddf.fusion.average import average, fedavg, uniform_average
 from feddf.fusion.batchnorm import last_statistics, local_statistics, recalibrated
-from feddf.rounds import play
+from feddf.rounds import run_round
 from feddf.states import digest, is_statistic
 from feddf.types import Client, Job, Update
 
@@ -28,7 +28,7 @@ def test_the_last_clients_statistics_are_kept_and_weights_averaged(tiny: Tiny) -
 
 def test_recalibrated_statistics_are_those_of_the_pool(tiny: Tiny) -> None:
     updates = cnns(tiny)
-    state = recalibrated(average, tiny.prototypes, tiny.pool)(tiny.server.models["cnn"], updates)
+    state = recalibrated(average, tiny.resources)(tiny.server.models["cnn"], updates)
     plain = average(tiny.server.models["cnn"], updates)
     assert all(torch.equal(state[key], plain[key]) for key in plain if not is_statistic(key))
     model = tiny.prototypes["cnn"].load(state)
@@ -42,7 +42,7 @@ def test_recalibrated_statistics_are_those_of_the_pool(tiny: Tiny) -> None:
 
 def test_a_prototype_without_clients_is_not_recalibrated(tiny: Tiny) -> None:
     previous = tiny.server.models["cnn"]
-    assert recalibrated(average, tiny.prototypes, tiny.pool)(previous, []) is previous
+    assert recalibrated(average, tiny.resources)(previous, []) is previous
 
 
 def test_local_statistics_go_back_to_their_client_with_the_new_weights(tiny: Tiny) -> None:
@@ -52,9 +52,9 @@ def test_local_statistics_go_back_to_their_client_with_the_new_weights(tiny: Tin
         sent[job.id] = job
         return tiny.local(job)
 
-    fuse = local_statistics(fedavg())
-    first = play(tiny.server, tiny.federation, engine=in_process, train=train, fuse=fuse)
-    second = play(first.server, tiny.federation, engine=in_process, train=train, fuse=fuse)
+    fuse = local_statistics(fedavg(tiny.resources, tiny.settings, in_process))
+    first = run_round(tiny.server, tiny.federation, engine=in_process, train=train, fuse=fuse)
+    second = run_round(first.server, tiny.federation, engine=in_process, train=train, fuse=fuse)
     mine = {update.client_id: update for update in first.updates if update.prototype == "cnn"}
     again = [update.client_id for update in second.updates if update.client_id in mine]
     assert again, "the samples of both rounds have no convolutional client in common"
@@ -67,7 +67,7 @@ def test_local_statistics_go_back_to_their_client_with_the_new_weights(tiny: Tin
 
 
 def test_statistics_of_clients_that_sit_a_round_out_are_not_forgotten(tiny: Tiny) -> None:
-    fuse = local_statistics(fedavg())
+    fuse = local_statistics(fedavg(tiny.resources, tiny.settings, in_process))
     updates = cnns(tiny)
     first = fuse(tiny.server, updates[:1], 1).server
     second = fuse(first, updates[1:], 2).server

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from feddf.fusion.weigh import uniform
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -16,16 +15,18 @@ from scipy.special import log_softmax, rel_entr, softmax
 from torch import Tensor, nn
 
 from conftest import Tiny
+from feddf.config import DistillConfig
 from feddf.data.encode import plain
 from feddf.engines import in_process
-from feddf.evaluate import accuracy
-from feddf.fusion.distill import LOWEST, MOMENTUM, Schedule, distill, held_out_score, kl_divergence
-from feddf.fusion.ensemble import answer, ask, avg_logits, combine, question
-from feddf.fusion.feddf import Lesson, _consult
+from feddf.evaluate import Evaluation, accuracy, model_of
+from feddf.fusion.distill import LOWEST, MOMENTUM, distill, held_out_score, kl_divergence
+from feddf.fusion.ensemble import AskedAgain, Remembered, avg_logits, usable
+from feddf.runtime.execution import Execution
 from feddf.states import digest
-from feddf.types import Inputs, Job
+from feddf.types import Inputs, Job, Vote
 
 matrices = arrays(np.float32, (4, 3), elements=st.floats(-20, 20, width=32))
+IN_THE_BACKGROUND = Execution(background=True)
 POOL = Inputs(torch.randn(64, 2, generator=torch.Generator().manual_seed(0)), plain)
 
 
@@ -48,7 +49,7 @@ def test_the_loss_is_the_divergence_from_the_teachers_to_the_student(p: np.ndarr
 
 def test_a_student_that_can_agree_with_its_teacher_comes_to_agree() -> None:
     student = linear()
-    distill(student, teacher, POOL, schedule=Schedule(steps=1500, batch=64, rate=0.1), score=None, seed=0)
+    distill(student, teacher, POOL, DistillConfig(steps=1500, batch=64, rate=0.1), score=None, seed=0)
     everything = torch.arange(64)
     with torch.no_grad():
         difference = student(POOL.raw).softmax(dim=1) - teacher(everything, POOL.raw)
@@ -61,14 +62,14 @@ def scripted(scores: list[float]) -> Callable[[nn.Module], float]:
 
 
 def test_stops_after_patience_and_returns_the_best_snapshot() -> None:
-    schedule = Schedule(steps=1000, batch=8, check_every=10, patience=30)
+    config = DistillConfig(steps=1000, batch=8, check=10, patience=30)
     snapshots: list[str] = []
 
     def score(model: nn.Module) -> float:
         snapshots.append(digest({"m": model.state_dict()}))
         return [0.1, 0.2, 0.5, 0.4, 0.5, 0.3, 0.9][len(snapshots) - 1]
 
-    result = distill(linear(), teacher, POOL, schedule=schedule, score=score, seed=0)
+    result = distill(linear(), teacher, POOL, config, score=score, seed=0)
     assert (result.steps, result.best_step, result.first_score, result.best_score) == (50, 20, 0.1, 0.5)
     assert len(snapshots) == 6
     assert digest({"m": result.state}) == snapshots[2]
@@ -77,21 +78,21 @@ def test_stops_after_patience_and_returns_the_best_snapshot() -> None:
 def test_is_never_worse_than_its_start() -> None:
     student = linear()
     before = digest({"m": student.state_dict()})
-    schedule = Schedule(steps=40, batch=8, check_every=10, patience=1000)
-    result = distill(student, teacher, POOL, schedule=schedule, score=scripted([0.9, 0.1, 0.2, 0.3, 0.9]), seed=0)
+    config = DistillConfig(steps=40, batch=8, check=10, patience=1000)
+    result = distill(student, teacher, POOL, config, score=scripted([0.9, 0.1, 0.2, 0.3, 0.9]), seed=0)
     assert (result.best_step, result.steps) == (0, 40)
     assert digest({"m": result.state}) == before
 
 
-def test_the_last_step_is_judged_too() -> None:
-    schedule = Schedule(steps=25, batch=8, check_every=10, patience=1000)
-    result = distill(linear(), teacher, POOL, schedule=schedule, score=scripted([0.1, 0.2, 0.3, 0.4]), seed=0)
+def test_the_last_step_is_scored_too() -> None:
+    config = DistillConfig(steps=25, batch=8, check=10, patience=1000)
+    result = distill(linear(), teacher, POOL, config, score=scripted([0.1, 0.2, 0.3, 0.4]), seed=0)
     assert (result.best_step, result.best_score) == (25, 0.4)
 
 
 def test_without_a_score_all_steps_are_taken_and_the_last_weights_returned() -> None:
     student = linear()
-    result = distill(student, teacher, POOL, schedule=Schedule(steps=37, batch=8), score=None, seed=0)
+    result = distill(student, teacher, POOL, DistillConfig(steps=37, batch=8), score=None, seed=0)
     assert (result.steps, result.best_step, result.best_score) == (37, 37, None)
     assert digest({"m": result.state}) == digest({"m": student.state_dict()})
 
@@ -110,21 +111,21 @@ def test_is_adam_with_cosine_annealing() -> None:
             m[i], v[i] = 0.9 * m[i] + 0.1 * gradient, 0.999 * v[i] + 0.001 * gradient**2
             step = m[i] / (1 - 0.9 ** (j + 1)) / ((v[i] / (1 - 0.999 ** (j + 1))).sqrt() + 1e-8)
             weights[i] = (weights[i] - eta * step).detach().requires_grad_()
-    distill(student, teacher, POOL, schedule=Schedule(steps=steps, batch=64, rate=rate), score=None, seed=0)
+    distill(student, teacher, POOL, DistillConfig(steps=steps, batch=64, rate=rate), score=None, seed=0)
     for parameter, weight in zip(student.parameters(), weights, strict=True):
         torch.testing.assert_close(parameter.double(), weight, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("judged", [True, False])
-def test_a_student_that_diverges_is_never_returned(judged: bool) -> None:
+@pytest.mark.parametrize("scored", [True, False])
+def test_a_student_that_diverges_is_never_returned(scored: bool) -> None:
     def mad(chosen: Tensor, inputs: Tensor) -> Tensor:
         return torch.full((len(chosen), 3), torch.nan)
 
     student = linear()
     before = digest({"m": student.state_dict()})
-    score = (lambda model: float(torch.isnan(model.weight).any())) if judged else None  # it likes what is broken
-    schedule = Schedule(steps=40, batch=8, check_every=10)
-    result = distill(student, mad, POOL, schedule=schedule, score=score, seed=0)
+    score = (lambda model: float(torch.isnan(model.weight).any())) if scored else None  # it likes what is broken
+    config = DistillConfig(steps=40, batch=8, check=10)
+    result = distill(student, mad, POOL, config, score=score, seed=0)
     assert digest({"m": result.state}) == before
 
 
@@ -135,7 +136,7 @@ def test_the_pool_is_gone_through_evenly() -> None:
         seen.extend(chosen.tolist())
         return teacher(chosen, inputs)
 
-    distill(linear(), watching, POOL, schedule=Schedule(steps=12, batch=16), score=None, seed=0)
+    distill(linear(), watching, POOL, DistillConfig(steps=12, batch=16), score=None, seed=0)
     assert np.bincount(seen).tolist() == [3] * 64
 
 
@@ -146,24 +147,23 @@ def test_a_pool_smaller_than_a_batch_is_used_whole() -> None:
         sizes.append(len(set(chosen.tolist())))
         return teacher(chosen, inputs)
 
-    distill(linear(), watching, POOL, schedule=Schedule(steps=3, batch=128), score=None, seed=0)
+    distill(linear(), watching, POOL, DistillConfig(steps=3, batch=128), score=None, seed=0)
     assert sizes == [64, 64, 64]
 
 
-def test_cached_and_online_teachers_give_the_same_gradients(tiny: Tiny) -> None:
+def test_teachers_asked_once_and_on_each_batch_give_the_same_gradients(tiny: Tiny) -> None:
     """For every batch of the pool, and so for every step: the largest difference in any gradient is below 1e-6."""
     updates = [tiny.local(Job(c, 1, tiny.server.models[c.prototype], 7)) for c in tiny.federation.clients]
-    questions = [question(update) for update in updates]
-    replies = ask(in_process, partial(answer, prototypes=tiny.prototypes, inputs=tiny.pool), questions)
-    cached = avg_logits(reply.logits for reply in replies)
-    teachers = [(one, uniform(updates)[one.id]) for one in questions]
-    online = _consult(Lesson("mlp", (), 0, None, teachers), tiny.prototypes, combine)
+    teachers = [model_of(update) for update in updates]
+    answers = usable(Evaluation(in_process, tiny.prototypes, tiny.pool)(teachers))
+    once = Remembered(avg_logits(Vote(answer.logits) for answer in answers))
+    again = AskedAgain(teachers, {teacher.id: 1.0 for teacher in teachers}, avg_logits, 1.0, tiny.prototypes)
     for name in tiny.prototypes:
         student = tiny.prototypes[name].load(tiny.server.models[name]).train()
         for chosen in torch.randperm(48, generator=torch.Generator().manual_seed(0)).split(16):
             inputs = tiny.pool.batch(chosen)
             gradients = []
-            for target in (cached[chosen], online(chosen, inputs)):
+            for target in (once(chosen, inputs), again(chosen, inputs)):
                 student.zero_grad()
                 kl_divergence(target, student(inputs)).backward()
                 gradients.append([p.grad.clone() for p in student.parameters()])
@@ -192,8 +192,8 @@ def test_sgd_has_momentum_and_the_same_annealing() -> None:
             velocity[i] = MOMENTUM * velocity[i] + gradient
             eta = rate / 2 * (1 + np.cos(np.pi * j / steps))
             weights[i] = (weights[i] - eta * velocity[i]).detach().requires_grad_()
-    schedule = Schedule(steps=steps, batch=64, rate=rate, optimizer="sgd")
-    distill(student, teacher, POOL, schedule=schedule, score=None, seed=0)
+    config = DistillConfig(steps=steps, batch=64, rate=rate, optimizer="sgd")
+    distill(student, teacher, POOL, config, score=None, seed=0)
     for parameter, weight in zip(student.parameters(), weights, strict=True):
         torch.testing.assert_close(parameter.double(), weight, atol=1e-5, rtol=1e-5)
 
@@ -214,8 +214,8 @@ def test_swa_returns_the_mean_of_the_weights_at_the_ends_of_its_cycles() -> None
             weights[i] = (weights[i] - rate * (1 - t + LOWEST * t) * velocity[i]).detach().requires_grad_()
         if (j + 1) % cycle == 0 and j + 1 > steps // 4:
             ends.append([weight.detach() for weight in weights])
-    schedule = Schedule(steps=steps, batch=64, rate=rate, optimizer="swa", swa_cycle=cycle)
-    result = distill(student, teacher, POOL, schedule=schedule, score=None, seed=0)
+    config = DistillConfig(steps=steps, batch=64, rate=rate, optimizer="swa", swa_cycle=cycle)
+    result = distill(student, teacher, POOL, config, score=None, seed=0)
     assert len(ends) == 6
     for i, tensor in enumerate(result.state.values()):
         torch.testing.assert_close(tensor.double(), torch.stack([end[i] for end in ends]).mean(0), atol=1e-4, rtol=1e-4)
@@ -225,9 +225,9 @@ def test_swa_estimates_batchnorm_statistics_again(tiny: Tiny) -> None:
     """The averaged weights never saw data, so their statistics have to be those of the pool."""
     prototype = tiny.prototypes["cnn"]
     student = prototype.load(tiny.server.models["cnn"])
-    schedule = Schedule(steps=60, batch=16, rate=0.01, optimizer="swa")
+    config = DistillConfig(steps=60, batch=16, rate=0.01, optimizer="swa")
     targets = torch.full((48, 3), 1 / 3)
-    result = distill(student, lambda c, _: targets[c], tiny.pool, schedule=schedule, score=None, seed=0)
+    result = distill(student, Remembered(targets), tiny.pool, config, score=None, seed=0)
     model = prototype.load(result.state)
     with torch.no_grad():
         first = model.features[0](tiny.pool.batch(torch.arange(48)))
@@ -237,8 +237,8 @@ def test_swa_estimates_batchnorm_statistics_again(tiny: Tiny) -> None:
 def test_clipping_bounds_each_step() -> None:
     student = linear()
     before = [p.detach().clone() for p in student.parameters()]
-    schedule = Schedule(steps=1, batch=64, rate=1.0, optimizer="sgd", clip=1e-3)
-    distill(student, teacher, POOL, schedule=schedule, score=None, seed=0)
+    config = DistillConfig(steps=1, batch=64, rate=1.0, optimizer="sgd", clip=1e-3)
+    distill(student, teacher, POOL, config, score=None, seed=0)
     moved = torch.cat([(p.detach() - b).flatten() for p, b in zip(student.parameters(), before, strict=True)])
     assert float(moved.norm()) == pytest.approx(1e-3, rel=1e-3)
 
@@ -258,7 +258,7 @@ def test_held_out_inputs_are_scored_by_the_loss_and_never_learned_from() -> None
         loss = float(kl_divergence(teacher(held_out, POOL.raw[held_out]), student(POOL.raw[held_out])))
     assert score(student) == pytest.approx(-loss)
     result = distill(
-        student, watching, POOL, schedule=Schedule(steps=50, batch=16, rate=0.05), score=score, seed=0, chosen_from=rest
+        student, watching, POOL, DistillConfig(steps=50, batch=16, rate=0.05), score=score, seed=0, chosen_from=rest
     )
     assert seen == set(rest.tolist())
     assert result.best_score is not None
@@ -268,19 +268,18 @@ def test_held_out_inputs_are_scored_by_the_loss_and_never_learned_from() -> None
 @pytest.mark.parametrize("rate", [1e-2, 1e12], ids=["learns", "diverges"])
 @pytest.mark.parametrize("patience", [10, 20, 1000])
 @pytest.mark.parametrize("optimizer", ["adam", "swa"])
-def test_judging_beside_the_loop_gives_the_same_student(rate: float, patience: int, optimizer: Any) -> None:
-    def studied(beside: bool) -> tuple[Any, ...]:
+def test_scoring_in_the_background_gives_the_same_student(rate: float, patience: int, optimizer: Any) -> None:
+    def distilled(background: bool) -> tuple[Any, ...]:
         scores = iter([0.1, 0.3, 0.2, 0.5, 0.4, 0.4, 0.6, 0.1, 0.1, 0.1, 0.1, 0.1])
-        plan = Schedule(
-            steps=95, check_every=10, patience=patience, rate=rate, batch=16, optimizer=optimizer, beside=beside
-        )
-        done = distill(linear(), teacher, POOL, schedule=plan, score=lambda model: next(scores), seed=3)
+        config = DistillConfig(steps=95, check=10, patience=patience, rate=rate, batch=16, optimizer=optimizer)
+        execution = Execution(background=background)
+        done = distill(linear(), teacher, POOL, config, score=lambda model: next(scores), seed=3, execution=execution)
         return digest({"x": done.state}), done.best_step, done.steps, done.first_score, done.best_score
 
-    assert studied(True) == studied(False)
+    assert distilled(True) == distilled(False)
 
 
-def test_the_student_goes_on_while_a_snapshot_is_judged() -> None:
+def test_the_student_goes_on_while_a_snapshot_is_scored() -> None:
     steps, went_on = [0], threading.Event()
 
     def counting(chosen: Tensor, inputs: Tensor) -> Tensor:
@@ -291,33 +290,34 @@ def test_the_student_goes_on_while_a_snapshot_is_judged() -> None:
 
     def score(model: nn.Module) -> float:
         if steps[0] >= 10:
-            assert went_on.wait(60), "the student waited for its judge"
+            assert went_on.wait(60), "the student waited for its score"
         return 0.5
 
-    plan = Schedule(steps=20, check_every=10, patience=100, batch=16, beside=True)
-    assert distill(linear(), counting, POOL, schedule=plan, score=score, seed=3).steps == 20
+    config = DistillConfig(steps=20, check=10, patience=100, batch=16)
+    assert distill(linear(), counting, POOL, config, score=score, seed=3, execution=IN_THE_BACKGROUND).steps == 20
 
 
-def test_a_judge_that_fails_fails_the_student() -> None:
+def test_a_score_that_fails_fails_the_student() -> None:
     def score(model: nn.Module) -> float:
         if threading.current_thread() is not threading.main_thread():
-            raise ValueError("no verdict")
+            raise ValueError("no score")
         return 0.5
 
-    plan = Schedule(steps=20, check_every=10, patience=100, batch=16, beside=True)
-    with pytest.raises(ValueError, match="no verdict"):
-        distill(linear(), teacher, POOL, schedule=plan, score=score, seed=3)
+    config = DistillConfig(steps=20, check=10, patience=100, batch=16)
+    with pytest.raises(ValueError, match="no score"):
+        distill(linear(), teacher, POOL, config, score=score, seed=3, execution=IN_THE_BACKGROUND)
 
 
-def test_a_network_with_batchnorm_is_judged_beside_the_loop_as_within_it(tiny: Tiny) -> None:
+def test_a_network_with_batchnorm_is_scored_in_the_background_as_within_the_loop(tiny: Tiny) -> None:
     """Folding traces a model, which would disturb a student that runs in another thread."""
     prototype, score = tiny.prototypes["cnn"], partial(accuracy, examples=tiny.test)
     target = torch.full((len(tiny.pool), 3), 1 / 3)
 
-    def studied(beside: bool) -> tuple[Any, ...]:
-        plan = Schedule(steps=120, check_every=2, patience=1000, batch=16, beside=beside)
+    def distilled(background: bool) -> tuple[Any, ...]:
+        config = DistillConfig(steps=120, check=2, patience=1000, batch=16)
         student = prototype.load(tiny.server.models["cnn"])
-        done = distill(student, lambda chosen, inputs: target[chosen], tiny.pool, schedule=plan, score=score, seed=3)
+        execution = Execution(background=background)
+        done = distill(student, Remembered(target), tiny.pool, config, score=score, seed=3, execution=execution)
         return digest({"x": done.state}), done.best_step, done.steps, done.best_score
 
-    assert studied(True) == studied(False)
+    assert distilled(True) == distilled(False)

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,53 +14,141 @@ from hypothesis.extra.numpy import arrays
 from scipy.special import softmax
 from torch import Tensor
 
-from conftest import Tiny
+from conftest import Tiny, make_tiny
+from feddf.config import with_values
+from feddf.config.names import TARGETS
 from feddf.engines import in_process
+from feddf.evaluate import Evaluation, Model, answer, logits, model_of
 from feddf.fusion.distill import kl_divergence
-from feddf.fusion.ensemble import Question, answer, ask, avg_logits, combine, question
-from feddf.types import Job, Refusal, Update, Vote
+from feddf.fusion.ensemble import avg_logits, avg_probabilities, ensemble, usable
+from feddf.fusion.feddf import feddf
+from feddf.rounds import fuse_usable
+from feddf.states import digest
+from feddf.types import Engine, Failure, Job, Refusal, Target, Update, Vote
 
 teachers = st.integers(1, 5).flatmap(lambda n: arrays(np.float32, (n, 4, 3), elements=st.floats(-50, 50, width=32)))
 
 
 @given(teachers)
 def test_is_the_softmax_of_the_mean_logits(logits: np.ndarray) -> None:
-    probabilities = avg_logits(torch.from_numpy(logits))
+    probabilities = avg_logits(map(Vote, torch.from_numpy(logits)))
     np.testing.assert_allclose(probabilities, softmax(logits.astype(np.float64).mean(axis=0), axis=1), atol=1e-6)
 
 
-def test_one_teacher_alone_is_its_own_ensemble() -> None:
+@pytest.mark.parametrize("name", TARGETS)
+def test_one_teacher_alone_is_its_own_ensemble(name: str) -> None:
     logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(avg_logits([logits]), logits.softmax(dim=1))
+    torch.testing.assert_close(TARGETS[name]([Vote(logits)]), logits.softmax(dim=1))
+    torch.testing.assert_close(TARGETS[name]([Vote(logits)], 4.0), (logits / 4).softmax(dim=1))
 
 
-def test_the_sum_does_not_lose_small_teachers_beside_large_ones() -> None:
+def test_the_sum_does_not_lose_small_teachers_next_to_large_ones() -> None:
     large, small = torch.tensor([[1e8, 0.0]]), torch.tensor([[3.0, 0.0]])
-    torch.testing.assert_close(avg_logits([large, small, -large]), torch.tensor([[1.0, 0.0]]).softmax(dim=1))
+    probabilities = avg_logits([Vote(large), Vote(small), Vote(-large)])
+    torch.testing.assert_close(probabilities, torch.tensor([[1.0, 0.0]]).softmax(dim=1))
 
 
-def test_no_teacher_is_an_error() -> None:
+@pytest.mark.parametrize("name", TARGETS)
+def test_no_teacher_is_an_error(name: str) -> None:
     with pytest.raises(ValueError, match="at least one teacher"):
-        avg_logits([])
+        TARGETS[name]([])
 
 
-def test_teachers_stream_through_one_at_a_time() -> None:
+@pytest.mark.parametrize("name", TARGETS)
+def test_teachers_stream_through_one_at_a_time(name: str) -> None:
     alive: list[weakref.ref[Tensor]] = []
 
-    def stream() -> Iterator[Tensor]:
+    def stream() -> Iterator[Vote]:
         for number in range(50):
             assert sum(reference() is not None for reference in alive) <= 1
             tensor = torch.full((4, 3), float(number))
             alive.append(weakref.ref(tensor))
-            yield tensor
+            yield Vote(tensor)
             del tensor
 
-    avg_logits(stream())
+    TARGETS[name](stream())
     assert len(alive) == 50
 
 
 def updates_of(tiny: Tiny) -> list[Update]:
     return [tiny.local(Job(c, 1, tiny.server.models[c.prototype], 7)) for c in tiny.federation.clients[:4]]
+
+
+def loudest(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
+    """A user's own target: whatever the teacher with the largest logit says."""
+    loud = max((vote.logits for vote in votes), key=lambda logits: float(logits.max()))
+    return (loud / temperature).softmax(dim=-1)
+
+
+@pytest.mark.parametrize("ask", ["once", "each-batch"])
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("logits", avg_logits), ("probabilities", avg_probabilities), (f"{__name__}:loudest", loudest)],
+)
+def test_a_target_is_used_by_its_name_as_it_is_directly(tiny: Tiny, name: str, target: Target, ask: str) -> None:
+    updates = updates_of(tiny)
+    votes = [Vote(logits(tiny.prototypes[one.prototype].load(one.state), tiny.pool)) for one in updates]
+    everything = torch.arange(len(tiny.pool))
+    settings = with_values(tiny.settings, {"teachers.average": name, "teachers.ask": ask, "distill.temperature": 3.0})
+    answers = ensemble(tiny.resources, settings, in_process)(updates, 0)
+    assert TARGETS[name] is target
+    torch.testing.assert_close(answers(everything, tiny.pool.batch(everything)), target(votes, 3.0))
+    if name in TARGETS:
+        assert not torch.allclose(target(votes, 3.0), loudest(votes, 3.0))
+
+
+def recording(calls: list[list[str]]) -> Engine:
+    """An engine that notes the ids of the jobs of each call."""
+
+    def run(function: Callable[[Any], Any], jobs: Sequence[Any], /) -> Iterator[Any]:
+        calls.append([job.id for job in jobs])
+        return in_process(function, jobs)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("ask", "expected"), [("once", [["c0", "c1", "c2", "c3"], ["cnn", "mlp"]]), ("each-batch", [["cnn", "mlp"]])]
+)
+def test_asked_again_on_each_batch_the_teachers_are_not_asked_before(
+    tiny: Tiny, ask: str, expected: list[list[str]]
+) -> None:
+    """With 'once' the first jobs are the teachers' answers for the whole pool; else there are only the students'."""
+    calls: list[list[str]] = []
+    read: list[int] = []
+
+    def encode(raw: Tensor) -> Tensor:
+        read.append(len(raw))
+        return tiny.pool.encode(raw)
+
+    updates = updates_of(tiny)
+    resources = replace(tiny.resources, pool=replace(tiny.pool, encode=encode))
+    settings = with_values(tiny.settings, {"teachers.ask": ask})
+    ensemble(resources, settings, recording(calls))(updates, 1)
+    assert calls == expected[:-1]
+    assert sum(read) == (len(tiny.pool) * len(updates) if ask == "once" else 0)
+    calls.clear()
+    feddf(resources, settings, recording(calls))(tiny.server, updates, 1)
+    assert calls == expected
+
+
+@pytest.mark.parametrize("ask", ["once", "each-batch"])
+@pytest.mark.parametrize("stop", ["validation", "held-out-loss", "steps"])
+def test_a_teacher_with_logits_that_are_not_finite_is_refused_and_the_round_fused_without_it(
+    tiny: Tiny, ask: str, stop: str
+) -> None:
+    """Asked on each batch, it is a student that meets it: what comes of the round is the same."""
+    updates = updates_of(tiny)
+    broken = replace(updates[1], state={**updates[1].state, "layers.5.bias": torch.full((3,), torch.inf)})
+    rest = [updates[0], *updates[2:]]
+    fuse = feddf(tiny.resources, with_values(tiny.settings, {"teachers.ask": ask, "distill.stop": stop}), in_process)
+    fused, left, refused = fuse_usable(fuse, tiny.server, [updates[0], broken, *updates[2:]], 1, 5)
+    assert refused == [Failure("c1", "its model's logits are not finite")]
+    assert [update.client_id for update in left] == ["c0", "c2", "c3"]
+    assert fused is not None
+    assert digest(fused.server.models) == digest(fuse(tiny.server, rest, 5).server.models)
+    assert digest(fused.start) == digest(fuse(tiny.server, rest, 5).start)
+    assert fuse_usable(fuse, tiny.server, [updates[0], broken, *updates[2:]], 4, 5)[0] is None  # below the quorum
 
 
 def test_answers_come_from_eval_mode_whatever_the_batch(tiny: Tiny) -> None:
@@ -68,7 +157,7 @@ def test_answers_come_from_eval_mode_whatever_the_batch(tiny: Tiny) -> None:
     model = tiny.prototypes["cnn"].load(update.state)
     with torch.no_grad():
         alone = torch.cat([model(tiny.pool.batch(torch.tensor([i]))) for i in range(len(tiny.pool))])
-    (asked,) = ask(in_process, partial(answer, prototypes=tiny.prototypes, inputs=tiny.pool), [question(update)])
+    (asked,) = usable(Evaluation(in_process, tiny.prototypes, tiny.pool)([model_of(update)]))
     torch.testing.assert_close(asked.logits, alone)
 
 
@@ -77,9 +166,9 @@ def test_teachers_with_logits_that_are_not_finite_are_refused_together(tiny: Tin
     for number in (1, 3):  # MLPs
         huge = {**updates[number].state, "layers.5.bias": torch.full((3,), torch.inf)}
         updates[number] = Update(updates[number].client_id, "mlp", 1, huge, 20)
-    function = partial(answer, prototypes=tiny.prototypes, inputs=tiny.pool)
+    evaluation = Evaluation(in_process, tiny.prototypes, tiny.pool)
     with pytest.raises(Refusal) as refusal:
-        list(ask(in_process, function, [question(update) for update in updates]))
+        list(usable(evaluation([model_of(update) for update in updates])))
     assert [failure.client_id for failure in refusal.value.failures] == ["c1", "c3"]
     assert "not finite" in refusal.value.failures[0].reason
 
@@ -87,25 +176,41 @@ def test_teachers_with_logits_that_are_not_finite_are_refused_together(tiny: Tin
 def test_a_teacher_that_cannot_be_loaded_is_refused(tiny: Tiny) -> None:
     updates = updates_of(tiny)[:2]
     broken = Update("c0", "cnn", 1, {"nothing": torch.ones(1)}, 20)
-    questions = [question(broken), question(updates[1])]
+    evaluation = Evaluation(in_process, tiny.prototypes, tiny.pool)
     with pytest.raises(Refusal, match="c0: its model could not be asked"):
-        list(ask(in_process, partial(answer, prototypes=tiny.prototypes, inputs=tiny.pool), questions))
+        list(usable(evaluation([model_of(broken), model_of(updates[1])])))
 
 
-def test_a_model_made_by_the_server_is_left_out_when_it_is_unfit_and_nobody_is_refused(tiny: Tiny) -> None:
-    questions = [question(update) for update in updates_of(tiny)[:2]]
-    made = Question("sample 0", "mlp", {**questions[1].state, "layers.5.bias": torch.full((3,), torch.nan)}, made=True)
-    function = partial(answer, prototypes=tiny.prototypes, inputs=tiny.pool)
-    assert [reply.client_id for reply in ask(in_process, function, [*questions, made])] == ["c0", "c1"]
+def test_a_model_sampled_by_the_server_is_left_out_when_it_is_unfit_and_nobody_is_refused(tiny: Tiny) -> None:
+    models = [model_of(update) for update in updates_of(tiny)[:2]]
+    spoiled = {**models[1].state, "layers.5.bias": torch.full((3,), torch.nan)}
+    drawn = Model("sample 0", "mlp", spoiled, sampled=True)
+    answers = Evaluation(in_process, tiny.prototypes, tiny.pool)([*models, drawn])
+    assert [reply.client_id for reply in usable(answers, ["sample 0"])] == ["c0", "c1"]
 
 
-def test_a_model_made_by_the_server_has_the_pools_batchnorm_statistics(tiny: Tiny) -> None:
+def test_a_model_sampled_by_the_server_has_the_pools_batchnorm_statistics(tiny: Tiny) -> None:
     update = updates_of(tiny)[0]
     spoiled = {**update.state, "features.1.running_mean": torch.full((4,), 50.0)}
-    function = partial(answer, prototypes=tiny.prototypes, inputs=tiny.pool)
-    made = [function(Question("s", "cnn", state, made=True)).logits for state in (update.state, spoiled)]
-    torch.testing.assert_close(*made)
-    assert not torch.allclose(function(Question("s", "cnn", spoiled)).logits, made[0])
+
+    def asked(state: Any, sampled: bool) -> Tensor:
+        return answer(Model("s", "cnn", state, sampled), prototypes=tiny.prototypes, inputs=tiny.pool).logits
+
+    torch.testing.assert_close(asked(update.state, True), asked(spoiled, True))
+    assert not torch.allclose(asked(spoiled, False), asked(update.state, True))
+
+
+def test_an_ensemble_without_a_pool_is_refused() -> None:
+    tiny = make_tiny()
+    with pytest.raises(ValueError, match="an ensemble answers for an unlabeled pool, and there is none"):
+        ensemble(replace(tiny.resources, pool=None), tiny.settings, in_process)
+
+
+def test_weights_by_accuracy_need_validation_data(tiny: Tiny) -> None:
+    settings = with_values(tiny.settings, {"teachers.weights": "validation"})
+    ask = ensemble(replace(tiny.resources, validation=None), settings, in_process)
+    with pytest.raises(ValueError, match="these weights need validation data"):
+        ask(updates_of(tiny), 0)
 
 
 opinions = arrays(np.float64, (3, 4, 5), elements=st.floats(-30, 30))
@@ -116,10 +221,9 @@ weights = arrays(np.float64, 3, elements=st.floats(0.1, 5))
 def test_weights_and_temperature_enter_as_the_formula_says(z: np.ndarray, w: np.ndarray, temperature: float) -> None:
     votes = [Vote(torch.from_numpy(logits), float(weight)) for logits, weight in zip(z, w, strict=True)]
     mean = np.average(z, axis=0, weights=w) / temperature
-    np.testing.assert_allclose(combine(votes, temperature=temperature), softmax(mean, axis=1), atol=1e-6)
+    np.testing.assert_allclose(avg_logits(votes, temperature), softmax(mean, axis=1), atol=1e-6)
     expected = np.average(softmax(z / temperature, axis=2), axis=0, weights=w)
-    actual = combine(votes, average="probabilities", temperature=temperature)
-    np.testing.assert_allclose(actual, expected, atol=1e-6)
+    np.testing.assert_allclose(avg_probabilities(votes, temperature), expected, atol=1e-6)
 
 
 @given(opinions, weights)
@@ -132,7 +236,7 @@ def test_averaging_losses_has_the_gradient_of_averaged_probabilities(z: np.ndarr
     )
     (expected,) = torch.autograd.grad(losses / float(w.sum()), student)
     votes = [Vote(torch.from_numpy(logits), float(weight)) for logits, weight in zip(z, w, strict=True)]
-    (actual,) = torch.autograd.grad(kl_divergence(combine(votes, average="losses"), student), student)
+    (actual,) = torch.autograd.grad(kl_divergence(avg_probabilities(votes), student), student)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -140,5 +244,5 @@ def test_in_averaged_probabilities_one_loud_teacher_is_one_voice() -> None:
     quiet = [torch.tensor([[2.0, 0.0]])] * 3
     loud = torch.tensor([[0.0, 2000.0]])
     votes = [Vote(logits) for logits in (*quiet, loud)]
-    assert combine(votes).argmax() == 1
-    assert combine(votes, average="probabilities").argmax() == 0
+    assert avg_logits(votes).argmax() == 1
+    assert avg_probabilities(votes).argmax() == 0

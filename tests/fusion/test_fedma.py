@@ -10,15 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import CLASSES, SHAPE, make_tiny
+from feddf.config import ClientsConfig, LocalConfig, with_values
+from feddf.config.names import MODELS
 from feddf.engines import in_process
 from feddf.evaluate import accuracy
-from feddf.fusion.fedma import Layers, cycle, fedma, fit_widths, frozen_layers, layers_of, matched_average
+from feddf.fusion.fedma import (
+    Layers,
+    fedma,
+    fit_widths,
+    keep_matched,
+    layers_of,
+    match_and_average,
+    matched_average,
+    rounds_a_model,
+)
 from feddf.fusion.matching import match
 from feddf.local import local_update
-from feddf.models import MODELS
-from feddf.rounds import Federation, play, sample
-from feddf.states import initial
-from feddf.types import Client, Job, Prototype, ServerState, State, Update, own_of
+from feddf.rounds import Federation, run_round, sample
+from feddf.states import digest, initial
+from feddf.types import Client, Job, Method, Prototype, Resources, ServerState, State, Update
 
 IMAGE = (3, 16, 16)
 PLAIN = {
@@ -127,13 +137,16 @@ def test_matched_layers_stay_as_they_are_while_the_clients_train_the_rest() -> N
     tiny = make_tiny()
     mlp = Prototype("mlp", tiny.prototypes["mlp"].build, fit=fit_widths)
     layers = {"mlp": layers_of(mlp)}
-    assert cycle(layers) == 3
+    assert rounds_a_model(layers) == 3
     train = partial(
-        local_update, prototypes={"mlp": mlp}, train=tiny.train, epochs=3, batch=8, rate=0.05,
-        frozen=partial(frozen_layers, layers=layers),
-    )  # fmt: skip
+        local_update,
+        prototypes={"mlp": mlp},
+        train=tiny.train,
+        local=LocalConfig(epochs=3, batch=8, rate=0.05),
+        prepare=partial(keep_matched, layers=layers),
+    )
     clients = [Client(f"c{k}", "mlp", torch.arange(k, 120, 4)) for k in range(4)]
-    federation = Federation(clients, 0.75, 0, hold=3)
+    federation = Federation(clients, ClientsConfig(number=4, fraction=0.75), 0, rounds_per_cohort=3)
     server = ServerState(0, {"mlp": initial(mlp, 0)})
     seen: list[dict[str, Update]] = []
 
@@ -142,19 +155,18 @@ def test_matched_layers_stay_as_they_are_while_the_clients_train_the_rest() -> N
         seen[-1][job.id] = update
         return update
 
-    fuse = fedma(layers, growth=1.0)
+    fuse = match_and_average(layers, growth=1.0)
     for stage in range(6):
         seen.append({})
         before = server
-        server = play(server, federation, engine=in_process, train=watched, fuse=fuse).server
+        server = run_round(server, federation, engine=in_process, train=watched, fuse=fuse).server
         for below in range(stage % 3):
             key = f"{layers['mlp'].names[below]}.weight"
             assert torch.equal(server.models["mlp"][key], before.models["mlp"][key])
             assert all(torch.equal(update.state[key], before.models["mlp"][key]) for update in seen[-1].values())
         whole = stage % 3 == 2
-        assert (server.memory == {}) == whole
-        if not whole:
-            assert server.memory.keys() == {own_of(name) for name in seen[-1]}
+        assert server.memory == {}
+        assert server.own.keys() == (set() if whole else set(seen[-1]))
     assert seen[0].keys() == seen[1].keys() == seen[2].keys()  # one cohort a model
     assert accuracy(mlp.load(server.models["mlp"]), tiny.test) > 0.8
 
@@ -165,7 +177,7 @@ def test_a_client_computes_the_same_with_its_own_layers_on_matched_inputs() -> N
     layers = layers_of(one)
     state = initial(one, 0)
     updates = [Update(f"c{seed}", "vgg9", 1, permuted(state, layers, seed), 10) for seed in range(3)]
-    server = fedma({"vgg9": layers})(ServerState(0, {"vgg9": state}), updates, 0).server
+    server = match_and_average({"vgg9": layers})(ServerState(0, {"vgg9": state}), updates, 0).server
     inputs = torch.randn(4, *IMAGE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = one.load(state)(inputs)
@@ -185,22 +197,23 @@ def test_layers_that_grew_are_loaded_and_trained() -> None:
         Update(f"c{k}", "mlp", 1, {key: torch.randn(t.shape, generator=random) for key, t in base.items()}, 10)
         for k in range(3)
     ]
-    fused = fedma(layers, growth=1.5)(ServerState(0, {"mlp": base}), updates, 0)
+    fused = match_and_average(layers, growth=1.5)(ServerState(0, {"mlp": base}), updates, 0)
     widths = fused.notes["fedma"]["widths"]["mlp"]
     assert 16 < widths[0] <= 24
     assert widths[2] == CLASSES
     assert mlp.load(fused.server.models["mlp"])(torch.zeros(2, *SHAPE)).shape == (2, CLASSES)
     sent = fused.server.sent_to(Client("c1", "mlp"))
     job = Job(Client("c1", "mlp", torch.arange(20)), 2, sent, 0)
-    update = local_update(job, prototypes={"mlp": mlp}, train=tiny.train, epochs=1, batch=8, rate=0.05)
+    update = local_update(job, prototypes={"mlp": mlp}, train=tiny.train, local=tiny.settings.local)
     assert update.state["layers.1.weight"].shape[0] == widths[0]
 
 
 def test_the_same_clients_are_sampled_for_a_whole_model() -> None:
     clients = [Client(f"c{k:02d}", "mlp") for k in range(30)]
-    drawn = [sample(Federation(clients, 0.3, 0, hold=3), number) for number in range(1, 10)]
+    config = ClientsConfig(number=30, fraction=0.3)
+    drawn = [sample(Federation(clients, config, 0, rounds_per_cohort=3), number) for number in range(1, 10)]
     assert drawn[0] == drawn[1] == drawn[2] != drawn[3] == drawn[4]
-    assert [sample(Federation(clients, 0.3, 0), number) for number in (1, 2, 3)] == [drawn[0], drawn[3], drawn[6]]
+    assert [sample(Federation(clients, config, 0), number) for number in (1, 2, 3)] == [drawn[0], drawn[3], drawn[6]]
 
 
 def test_a_client_that_joins_within_a_model_is_matched_with_the_others() -> None:
@@ -214,7 +227,7 @@ def test_a_client_that_joins_within_a_model_is_matched_with_the_others() -> None
     def update(name: str, like: State, number: int) -> Update:
         return Update(name, "mlp", number, {k: torch.randn(t.shape, generator=random) for k, t in like.items()}, 10)
 
-    fuse = fedma(layers, growth=2.0)
+    fuse = match_and_average(layers, growth=2.0)
     first = fuse(ServerState(0, {"mlp": base}), [update(f"c{k}", base, 1) for k in range(3)], 0)
     assert first.notes["fedma"]["widths"]["mlp"][1] > 16  # the layer above the matched one has grown in the average
     server = first.server
@@ -240,3 +253,28 @@ class Turning(torch.nn.Module):
 def test_what_mixes_neurons_is_refused() -> None:
     with pytest.raises(ValueError, match="it is not known what permute does to neurons"):
         layers_of(Prototype("turning", Turning))
+
+
+def test_the_method_asks_its_clients_for_what_it_needs() -> None:
+    """By name it is more than a fusion: clients freeze matched layers, modules grow, and a cohort stays together."""
+    tiny = make_tiny(norm="none")
+    settings = with_values(tiny.settings, {"fusion.method": "fedma", "fedma.growth": 1.5})
+    method = fedma(Resources({"mlp": tiny.prototypes["mlp"]}), settings, in_process)
+    assert isinstance(method, Method)
+    assert method.fit is fit_widths
+    assert method.rounds_per_cohort == 3
+    assert method.prepare is not None
+    model, state = tiny.prototypes["mlp"].build(), tiny.server.models["mlp"]
+    finish = method.prepare(model, Job(Client("a", "mlp"), 2, state, 0))  # the second round: one layer is matched
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"layers.1.weight", "layers.1.bias"}
+    assert list(finish(model)) == list(state)
+    random = torch.Generator().manual_seed(0)
+    updates = [
+        Update(f"c{k}", "mlp", 1, {key: torch.randn(t.shape, generator=random) for key, t in state.items()}, 10)
+        for k in range(3)
+    ]
+    one = method.fuse(ServerState(0, {"mlp": state}), updates, 0)
+    same = match_and_average({"mlp": layers_of(tiny.prototypes["mlp"])}, growth=1.5)
+    assert digest(one.server.models) == digest(same(ServerState(0, {"mlp": state}), updates, 0).server.models)
+    assert 16 < one.notes["fedma"]["widths"]["mlp"][0] <= 24

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 
 import pytest
 import torch
 
 from conftest import Tiny, stripes
 from feddf.engines import in_process
-from feddf.fusion import fedavg
-from feddf.fusion.ensemble import answer
+from feddf.fusion.average import fedavg
 from feddf.fusion.select import drop_worst, random_guessers, released_rule
 from feddf.states import digest
 from feddf.types import Fusion, Job, Refusal, Update
@@ -40,9 +39,8 @@ def updates_of(tiny: Tiny, broken: set[str]) -> list[Update]:
 
 @pytest.fixture
 def fuse(tiny: Tiny) -> Fusion:
-    validation = stripes(300, 8)
-    examine = partial(answer, prototypes=tiny.prototypes, inputs=validation.inputs)
-    return drop_worst(random_guessers, fedavg(), engine=in_process, examine=examine, validation=validation)
+    resources = replace(tiny.resources, validation=stripes(300, 8))
+    return drop_worst(random_guessers, fedavg(resources, tiny.settings, in_process), resources, in_process)
 
 
 def test_those_that_learned_nothing_take_no_part(tiny: Tiny, fuse: Fusion) -> None:
@@ -51,7 +49,8 @@ def test_those_that_learned_nothing_take_no_part(tiny: Tiny, fuse: Fusion) -> No
     dropped = set(fused.notes["dropped_worst"]["clients"])
     assert {"c1", "c2"} <= dropped
     assert fused.notes["dropped_worst"]["kept_as_the_best"] is None
-    rest = fedavg()(tiny.server, [update for update in updates if update.client_id not in dropped], 1)
+    left = [update for update in updates if update.client_id not in dropped]
+    rest = fedavg(tiny.resources, tiny.settings, in_process)(tiny.server, left, 1)
     assert digest(fused.server.models) == digest(rest.server.models)
 
 

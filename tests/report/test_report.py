@@ -7,21 +7,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from feddf.runs.config import FREE_ON_RESUME, Experiment
 from matplotlib.axes import Axes
 from rich.console import Console
 
-from feddf.report import ReportError, Run, alike, find_runs, read_run
 from feddf.report.plots import learning_curves
-from feddf.report.read import HARMLESS, USUAL
-from feddf.report.tables import compare, percent, runs_table, seconds_table, spread
+from feddf.report.read import ReportError, Run, alike, find_runs, read_run
+from feddf.report.tables import compared, percent, runs_table, seconds_table, spread
 
 
 def write(path: Path, method: str, seed: int, accuracies: list[float], cut: bool = False) -> Path:
     path.mkdir(parents=True)
     (path / "config.toml").write_text(
-        f'method = "{method}"\nseed = {seed}\nrounds = 3\ndata = "toy"\nclients = 4\nfraction = 0.5\n'
-        'partition = "dirichlet"\nalpha = 0.1\n'
+        f'seed = {seed}\nrounds = 3\nfusion.method = "{method}"\ndata.name = "toy"\nclients.number = 4\n'
+        'clients.fraction = 0.5\npartition.scheme = "dirichlet"\npartition.alpha = 0.1\n'
     )
     lines = [
         json.dumps(
@@ -71,7 +69,7 @@ def test_side_by_side_with_mean_and_standard_deviation(tmp_path: Path) -> None:
     values = {("fedavg", 0): 0.2, ("fedavg", 1): 0.4, ("feddf", 0): 0.5, ("feddf", 1): 0.9}
     for (method, seed), value in values.items():
         write(tmp_path / f"{method}-{seed}", method, seed, [0.1, value])
-    result = compare(by_method(find_runs(tmp_path)))
+    result = compared(by_method(find_runs(tmp_path)))
     text = text_of(result.table())
     assert result.markdown().splitlines()[2:5] == [
         "| model | fedavg | feddf | gain |",
@@ -91,10 +89,10 @@ def test_rounds_to_a_target_are_never_made_up(tmp_path: Path) -> None:
     write(tmp_path / "a1", "fedavg", 1, [0.1, 0.2, 0.2])
     write(tmp_path / "b0", "feddf", 0, [0.1, 0.9, 0.3])
     write(tmp_path / "b1", "feddf", 1, [0.1, 0.2, 0.9])
-    rows = {row[0]: row[1:] for row in compare(by_method(find_runs(tmp_path)), target=0.5).rows}
+    rows = {row[0]: row[1:] for row in compared(by_method(find_runs(tmp_path)), target=0.5).rows}
     assert rows["rounds to 50.0 %: a"] == ["not reached in 3", "2.5 ± 0.7", ""]
     assert rows["rounds to 50.0 %: b"] == ["not reached in 3", "not reached in 3", ""]
-    one = {row[0]: row[1:] for row in compare(by_method(find_runs(tmp_path)), target=0.25).rows}
+    one = {row[0]: row[1:] for row in compared(by_method(find_runs(tmp_path)), target=0.25).rows}
     assert one["rounds to 25.0 %: a"][0] == "3 (1 of 2 seeds)"
 
 
@@ -107,8 +105,8 @@ def test_tables_of_unfinished_runs(tmp_path: Path) -> None:
     assert "0/3" in text
     assert "50.0" in text  # the best
     assert "2.0" in text_of(seconds_table(runs[:1]))
-    with pytest.raises(ReportError, match="no round that all these runs have played"):
-        compare({"feddf": runs})
+    with pytest.raises(ReportError, match="no round that all these runs have done"):
+        compared({"feddf": runs})
 
 
 def test_curves_are_drawn(tmp_path: Path) -> None:
@@ -150,19 +148,47 @@ def test_numbers_are_percentages() -> None:
     assert (spread([0.5]), spread([0.5], signed=True), spread([0.1, 0.3])) == ("50.0", "+50.0", "20.0 ± 14.1")
 
 
+def write_with(path: Path, extra: str) -> Run:
+    write(path, "feddf", 0, [0.2])
+    (path / "config.toml").write_text((path / "config.toml").read_text() + extra)
+    return read_run(path)
+
+
 def test_a_methods_name_says_what_is_unusual_about_it(tmp_path: Path) -> None:
-    extras = "", "proximal = 0.0\n", "proximal = 0.01\nswag_samples = 10\n", "log_ensemble = false\n"
-    for number, extra in enumerate(extras):
-        path = write(tmp_path / str(number), "feddf", 0, [0.2])
-        (path / "config.toml").write_text((path / "config.toml").read_text() + extra)
-    runs = find_runs(tmp_path)
-    assert [run.method for run in runs] == ["feddf", "feddf", "feddf+proximal=0.01+swag_samples=10", "feddf"]
-    assert [len(group) for group in alike(runs)] == [4]
+    extras = {
+        "": "feddf",
+        "local.proximal = 0.0\n": "feddf",
+        "local.proximal = 0.01\nteachers.swag_samples = 10\n": "feddf+proximal=0.01+swag_samples=10",
+        'local.optimizer = "adam"\n': "feddf+local.optimizer=adam",
+        "fusion.options.x = 3\n": "feddf+fusion.options.x=3",
+        "run.log_ensemble = false\n": "feddf",
+        'versions.torch = "1.0"\n': "feddf",
+    }
+    runs = [write_with(tmp_path / str(number), extra) for number, extra in enumerate(extras)]
+    assert [run.method for run in runs] == list(extras.values())
+    assert [len(group) for group in alike(runs)] == [len(extras)]
 
 
-def test_what_is_harmless_is_what_may_change_on_resume() -> None:
-    assert HARMLESS == FREE_ON_RESUME
+@pytest.mark.parametrize(
+    ("extra", "groups"),
+    [
+        ('name = "other"\nabout = "x"\n', 1),  # the same experiment
+        ("teachers.swag_samples = 3\n", 1),  # another method on it
+        ('run.workers = 3\ndata.folder = "/x"\nversions.cpu = "y"\n', 1),  # elsewhere
+        ("data.size = 100\n", 2),  # another experiment
+        ("local.epochs = 3\n", 2),
+        ("run.threads = 2\n", 2),  # it changes the last bits
+        ('pool.sources = [{name = "noise"}]\n', 2),
+        ("distill.steps = 3\n", 2),
+    ],
+)
+def test_runs_are_drawn_together_if_they_are_about_one_experiment(tmp_path: Path, extra: str, groups: int) -> None:
+    runs = [write_with(tmp_path / "a", ""), write_with(tmp_path / "b", extra)]
+    assert len(alike(runs)) == groups
 
 
-def test_the_usual_values_are_the_configurations_defaults() -> None:
-    assert {key: Experiment.model_fields[key].default for key in USUAL} == USUAL
+def test_a_value_that_a_run_does_not_say_is_the_default(tmp_path: Path) -> None:
+    run = read_run(write(tmp_path / "run", "feddf", 0, [0.2]))
+    assert (run.value("clients.number"), run.value("local.epochs"), run.value("pool.size")) == (4, 40, None)
+    assert not run.over_flower
+    assert write_with(tmp_path / "flower", "flower.evaluate_fraction = 0.5\n").over_flower

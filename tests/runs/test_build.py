@@ -1,107 +1,137 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from feddf.runs.config import parse
 
-from feddf.data import Dataset, datasets
-from feddf.runs import ConfigError, RunFolder, play
-from feddf.runs.build import build
+from feddf.config import ConfigError, DataConfig, Experiment, Settings, parse
+from feddf.config.keys import nested
+from feddf.data.datasets import Dataset, toy
+from feddf.fusion.average import fedavg
+from feddf.rounds import jobs_for
+from feddf.runs.build import Parts, build
+from feddf.runs.run import run_experiment
+from feddf.runs.store import RunFolder
 from feddf.states import digest
-from feddf.types import Examples, Inputs
+from feddf.types import Client, Engine, Examples, Fused, Inputs, Method, Resources, ServerState, State, Update
 
-BASE = {"data": "toy", "pool": "plane", "prototypes": ["mlp"], "clients": 4, "engine": "in-process"}
+BASE = {
+    "data": {"name": "toy"}, "pool": {"sources": ["plane"]}, "prototypes": ["mlp"], "clients": {"number": 4},
+    "run": {"engine": "in-process"},
+}  # fmt: skip
 
 
-def crowded() -> Dataset:
+def experiment(changes: dict[str, Any] | None = None) -> Experiment:
+    return parse(nested(BASE, changes or {}))
+
+
+def crowded(data: DataConfig) -> Dataset:
     """More classes than examples."""
-    toy = datasets.toy(None)
-    few = Examples(toy.train.inputs, toy.train.labels, 1000)
+    few = Examples(toy(data).train.inputs, toy(data).train.labels, 1000)
     return Dataset("crowded", few.take(torch.arange(60)), few)
 
 
-def mislabelled() -> Dataset:
-    toy = datasets.toy(None)
-    return Dataset("mislabelled", Examples(toy.train.inputs, toy.train.labels - 1, 3), toy.test)
+def mislabelled(data: DataConfig) -> Dataset:
+    plain = toy(data)
+    return Dataset("mislabelled", Examples(plain.train.inputs, plain.train.labels - 1, 3), plain.test)
 
 
-def local_encode() -> Dataset:
-    toy = datasets.toy(None)
-    inputs = Inputs(toy.train.inputs.raw, lambda raw: raw)
-    return Dataset("local", Examples(inputs, toy.train.labels, 3), toy.test)
+def local_encode(data: DataConfig) -> Dataset:
+    plain = toy(data)
+    inputs = Inputs(plain.train.inputs.raw, lambda raw: raw)
+    return Dataset("local", Examples(inputs, plain.train.labels, 3), plain.test)
 
 
-def empty() -> Dataset:
-    toy = datasets.toy(None)
-    return Dataset("empty", toy.train.take(torch.tensor([], dtype=torch.int64)), toy.test)
+def empty(data: DataConfig) -> Dataset:
+    plain = toy(data)
+    return Dataset("empty", plain.train.take(torch.tensor([], dtype=torch.int64)), plain.test)
 
 
-def one_sample() -> Dataset:
-    toy = datasets.toy(None)
-    return Dataset("one", toy.train.take(torch.tensor([3])), toy.test)
+def one_sample(data: DataConfig) -> Dataset:
+    plain = toy(data)
+    return Dataset("one", plain.train.take(torch.tensor([3])), plain.test)
 
 
-def nothing() -> int:
+def nothing(data: DataConfig) -> int:
     return 3
 
 
-MISTAKES = {
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "pool of another shape": (
-        {"pool": "digits"},
-        "pool = 'digits': inputs of type torch.uint8 cannot stand in for",
+        {"pool.sources": ["digits"]},
+        r"pool\.sources = 'digits': inputs of type torch.uint8 cannot stand in for",
     ),
     "pool too small": (
-        {"data": "mnist-5k", "pool": "digits", "pool_size": 5000},
+        {"data.name": "mnist-5k", "pool.sources": ["digits"], "pool.size": 5000},
         "5000 inputs were asked for, .* has 1438",
     ),
-    "unknown data": ({"data": "cifar11"}, "data = 'cifar11': known are mnist-5k"),
-    "unknown pool": ({"pool": "cifar11"}, "pool = 'cifar11': known are mnist-5k"),
-    "unknown model": ({"prototypes": ["resnet9"]}, "prototypes.model = 'resnet9': known are mlp, cnn"),
+    "unknown data": ({"data.name": "cifar11"}, r"data\.name = 'cifar11': did you mean 'cifar10"),
+    "unknown pool": ({"pool.sources": ["cifar11"]}, r"pool\.sources = 'cifar11': did you mean 'cifar10"),
+    "unknown model": ({"prototypes": ["resnet9"]}, r"prototypes\.model = 'resnet9': did you mean 'resnet8'"),
     "unknown option": ({"prototypes": [{"model": "mlp", "depth": 3}]}, "unexpected keyword argument 'depth'"),
     "image model on points": ({"prototypes": ["resnet8"]}, r"does not work on inputs of shape \(2,\)"),
-    "too many clients": (
-        {"clients": 100},
-        "clients = 100: with at least 10 examples each .* 540",
+    "too many clients": ({"clients.number": 100}, r"clients\.number = 100: with at least 10 examples each .* 540"),
+    "more classes than data": ({"data.name": "test_build:crowded"}, "1000 classes are more than its 60 examples"),
+    "labels out of range": ({"data.name": "test_build:mislabelled"}, "has labels from -1 to 1, and must have 0 to 2"),
+    "a lambda and workers": (
+        {"data.name": "test_build:local_encode", "run.engine": "processes"},
+        "cannot be sent to worker processes",
     ),
-    "more classes than data": ({"data": "test_build:crowded"}, "1000 classes are more than its 60 examples"),
-    "labels out of range": ({"data": "test_build:mislabelled"}, "has labels from -1 to 1, and must have 0 to 2"),
-    "a lambda and workers": ({"data": "test_build:local_encode", "engine": "processes"}, "cannot travel to worker"),
-    "no data": ({"data": "test_build:empty"}, "has 0 inputs and 0 labels"),
-    "a pool of one": ({"pool": "test_build:one_sample"}, "a pool needs at least two inputs, and this has 1"),
-    "no validation left": ({"validation": 0.0001}, "leaves no validation example out of 600"),
-    "augmented points": ({"augment": "flip-crop"}, "the inputs of 'toy' are not images"),
-    "missing module": ({"data": "no_such_module:f"}, "cannot be imported: No module named 'no_such_module'"),
-    "missing attribute": ({"data": "test_build:f"}, "cannot be imported"),
-    "not a data set": ({"data": "test_build:nothing"}, "must give a feddf.Dataset, and gave a int"),
+    "no data": ({"data.name": "test_build:empty"}, "has 0 inputs and 0 labels"),
+    "a pool of one": (
+        {"pool.sources": ["test_build:one_sample"]},
+        "a pool needs at least two inputs, and this has 1",
+    ),
+    "no validation left": ({"data.validation": 0.0001}, "leaves no validation example out of 600"),
+    "augmented points": ({"local.augment": "flip-crop"}, "the inputs of 'toy' are not images"),
+    "missing module": ({"data.name": "no_such_module:f"}, "cannot be imported: No module named 'no_such_module'"),
+    "missing attribute": ({"data.name": "test_build:f"}, r"data\.name = 'test_build:f': cannot be imported"),
+    "missing model": ({"prototypes": ["test_build:Net"]}, r"'test_build:Net': cannot be imported"),
+    "missing method": ({"fusion.method": "test_build:f"}, r"fusion\.method = 'test_build:f': cannot be imported"),
+    "missing scheme": ({"partition.scheme": "test_build:f"}, r"partition\.scheme = 'test_build:f': cannot be imp"),
+    "not a data set": ({"data.name": "test_build:nothing"}, "must give a feddf.Dataset, and gave a int"),
+    "a strict method": ({"fusion.method": "test_build:strict"}, r"fusion\.method = 'test_build:strict': not today"),
+    "two that prepare": (
+        {"fusion.method": "test_build:watched", "local.binary": "straight-through"},
+        r"local\.binary = 'straight-through': the method changes clients' models in its own way",
+    ),
 }
+
+
+def strict(resources: Resources, settings: Settings, engine: Engine) -> Method:
+    raise ValueError("not today")
+
+
+def watched(resources: Resources, settings: Settings, engine: Engine) -> Method:
+    return Method(fedavg(resources, settings, engine), prepare=lambda model, job: model.state_dict)
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_what_does_not_fit_together_is_one_line_before_any_training(name: str) -> None:
     values, said = MISTAKES[name]
     with pytest.raises(ConfigError, match=said) as error:
-        build(parse({**BASE, **values}))
+        build(experiment(values))
     assert "\n" not in str(error.value)
 
 
 def test_the_same_config_gives_the_same_parts() -> None:
-    one, two = (build(parse(BASE)) for _ in range(2))
+    one, two = (build(experiment()) for _ in range(2))
     assert digest(one.server.models) == digest(two.server.models)
     assert all(torch.equal(a, b) for a, b in zip(one.task.shards, two.task.shards, strict=True))
 
 
 def test_methods_share_shards_validation_and_initial_weights() -> None:
     """Only the fusion differs between methods: an honest comparison."""
-    df, avg = (build(parse({**BASE, "method": method})) for method in ("feddf", "fedavg"))
+    df, avg = (build(experiment({"fusion.method": method})) for method in ("feddf", "fedavg"))
     assert digest(df.server.models) == digest(avg.server.models)
     assert all(torch.equal(a, b) for a, b in zip(df.task.shards, avg.task.shards, strict=True))
     assert torch.equal(df.task.validation.labels, avg.task.validation.labels)
 
 
 def test_validation_test_pool_and_shards_do_not_overlap() -> None:
-    parts = build(parse(BASE))
+    parts = build(experiment())
 
     def rows(tensor: torch.Tensor) -> set[tuple[float, ...]]:
         return {tuple(row) for row in tensor.tolist()}
@@ -115,42 +145,83 @@ def test_validation_test_pool_and_shards_do_not_overlap() -> None:
 
 
 def test_prototypes_are_dealt_evenly() -> None:
-    parts = build(parse({**BASE, "clients": 7, "prototypes": [{"model": "mlp", "name": n} for n in "abc"]}))
+    parts = build(experiment({"clients.number": 7, "prototypes": [{"model": "mlp", "name": n} for n in "abc"]}))
     assert [client.prototype for client in parts.federation.clients] == list("abcabca")
 
 
 def test_own_data_and_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine_for_test.py").write_text(
         "from feddf.data.datasets import toy\n"
-        "from feddf.models import MLP\n"
-        "def points(): return toy(None)\n"
+        "from feddf.models.mlp import MLP\n"
+        "def points(data): return toy(data)\n"
         "class Net(MLP): pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     prototypes = [{"model": "mine_for_test:Net", "width": 5}]
-    parts = build(parse({**BASE, "data": "mine_for_test:points", "prototypes": prototypes}))
+    parts = build(experiment({"data.name": "mine_for_test:points", "prototypes": prototypes}))
     assert parts.server.models["Net"]["layers.1.weight"].shape == (5, 2)
+
+
+def thirds(labels: torch.Tensor, clients: int, partition: object, *, n_classes: int, seed: int) -> list[torch.Tensor]:
+    """Client k has every example whose number ends in k."""
+    return [torch.arange(k, len(labels), clients) for k in range(clients)]
+
+
+def last_wins(resources: Resources, settings: Settings, engine: Engine) -> Method:
+    """A user's method: the last update of each prototype, and as many rounds with the same clients as asked for."""
+
+    def fuse(server: ServerState, updates: list[Update], seed: int) -> Fused:
+        models: dict[str, State] = {**server.models, **{update.prototype: update.state for update in updates}}
+        return Fused(server.next(models), models, {"note": settings.fusion.options["note"]})
+
+    return Method(fuse, rounds_per_cohort=settings.fusion.options["hold"])
+
+
+def test_own_methods_and_schemes_by_name(tmp_path: Path) -> None:
+    changes = {
+        "fusion.method": "test_build:last_wins", "fusion.options": {"note": "mine", "hold": 2}, "rounds": 2,
+        "partition.scheme": "test_build:thirds", "clients.number": 3, "clients.fraction": 0.34, "local.epochs": 1,
+    }  # fmt: skip
+    parts = build(experiment(changes))
+    assert [shard[:2].tolist() for shard in parts.task.shards] == [[0, 3], [1, 4], [2, 5]]
+    folder = RunFolder.create(tmp_path / "run", parts.experiment)
+    records = list(run_experiment(parts, folder))
+    assert [record["note"] for record in records] == ["mine", "mine"]
+    assert records[0]["clients"] == records[1]["clients"]
+    server, _ = folder.latest()
+    assert server is not None
+    (client,) = (each for each in parts.federation.clients if [each.id] == records[0]["clients"])
+    assert digest(server.models) == digest({"mlp": trained_twice(parts, client)})
+
+
+def trained_twice(parts: Parts, client: Client) -> State:
+    server = parts.server
+    for number in (1, 2):
+        (job,) = jobs_for(server, parts.federation, [client])
+        server = ServerState(number, {"mlp": parts.train(job).state})
+    return server.models["mlp"]
 
 
 def test_every_method_can_be_named_in_a_configuration(tmp_path: Path) -> None:
     """FedProx, FedAvgM, Adam and drop-worst, all at once and under FedDF; and what a fusion remembers is kept."""
-    values = {"proximal": 0.1, "server_momentum": 0.3, "local_optimizer": "adam", "local_rate": 0.01}
-    short = {"drop_worst": "released", "rounds": 2, "local_epochs": 1, "distill_steps": 20, "fraction": 1}
-    experiment = parse({**BASE, **values, **short})
-    folder = RunFolder.create(tmp_path / "run", experiment)
-    records = list(play(build(experiment), folder))
+    values = {"local.proximal": 0.1, "fusion.momentum": 0.3, "local.optimizer": "adam", "local.rate": 0.01}
+    small = {"rounds": 2, "local.epochs": 1, "distill.steps": 20, "clients.fraction": 1.0}
+    parts = build(experiment({**values, **small, "fusion.drop_worst": "released"}))
+    folder = RunFolder.create(tmp_path / "run", parts.experiment)
+    records = list(run_experiment(parts, folder))
     assert all("dropped_worst" in record for record in records)
     server, _ = folder.latest()
     assert server is not None
-    assert "velocity of mlp" in server.memory
+    assert server.memory["velocity"].keys() == {"mlp"}
 
 
 def test_a_small_budget_takes_some_examples() -> None:
-    small = build(parse({**BASE, "data_size": 100, "test_size": 50})).task
+    sizes = {"data.size": 100, "data.test_size": 50}
+    small = build(experiment(sizes)).task
     assert (len(small.train) + len(small.validation), len(small.data.test)) == (100, 50)
-    other = build(parse({**BASE, "data_size": 100, "test_size": 50, "seed": 1})).task
+    other = build(experiment({**sizes, "seed": 1})).task
     assert torch.equal(small.data.test.labels, other.data.test.labels)
     assert not torch.equal(small.data.train.labels, other.data.train.labels)
-    for key in ("data_size", "test_size"):
+    for key in sizes:
         with pytest.raises(ConfigError, match=f"{key} = 99999: there are"):
-            build(parse({**BASE, key: 99999}))
+            build(experiment({key: 99999}))

@@ -1,34 +1,60 @@
-"""A run that is killed, at any moment, ends after ``feddf resume`` with the bytes of one that never was."""
+"""A run that is killed, at any moment, ends after ``feddf resume`` with the bytes of one that never was.
+
+By default every place is tried once with a small run. ``make soak`` (FEDDF_SOAK=1) takes a longer run, goes on with
+worker processes everywhere, and kills again and again at random moments.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from feddf.runs import RunFolder, build, load, play
+from feddf.config import load, with_values
+from feddf.runs.build import build
+from feddf.runs.run import run_experiment
+from feddf.runs.store import RunFolder
 from feddf.states import digest
+from test_cli import feddf as feddf_here
 
 pytestmark = pytest.mark.xdist_group("crash")
 
-CONFIG = """
+SOAK = os.environ.get("FEDDF_SOAK") == "1"
+ROUNDS, EPOCHS, STEPS = (4, 60, 60) if SOAK else (3, 20, 20)
+
+CONFIG = f"""
 name = "crash"
-data = "toy"
-pool = "plane"
-clients = 6
+rounds = {ROUNDS}
+prototypes = ["mlp", {{model = "mlp", name = "wide", width = 200}}]
+
+[data]
+name = "toy"
+
+[pool]
+sources = ["plane"]
+
+[clients]
+number = 6
 fraction = 0.5
-alpha = 1.0
-rounds = 4
-local_epochs = 60
-distill_steps = 60
-distill_check = 20
-workers = 2
-prototypes = ["mlp", {model = "mlp", name = "wide", width = 200}]
+
+[local]
+epochs = {EPOCHS}
+
+[distill]
+steps = {STEPS}
+check = 10
+
+[run]
+workers = {2 if SOAK else 1}
 """
 
 
@@ -41,17 +67,21 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(config: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict]]:
+    return straight(config, ROUNDS, tmp_path_factory.mktemp("reference") / "run")
+
+
+def straight(config: Path, rounds: int, path: Path) -> tuple[str, list[dict]]:
     """The run that is never stopped; in this process, which must not matter."""
-    experiment = load(str(config), ["engine=in-process"])
-    folder = RunFolder.create(tmp_path_factory.mktemp("reference") / "run", experiment)
-    records = list(play(build(experiment), folder))
-    return digest_of(folder.path), [without_time(record) for record in records]
+    experiment = load(str(config), ["engine=in-process", f"rounds={rounds}"])
+    records = list(run_experiment(build(experiment), RunFolder.create(path, experiment)))
+    assert len(records) == rounds
+    return digest_of(path), [without_time(record) for record in records]
 
 
 def digest_of(path: Path) -> str:
     server, complaints = RunFolder.open(path).latest()
     assert server is not None
-    assert server.round == 4
+    assert server.round == RunFolder.open(path).experiment().rounds
     assert complaints == []
     return digest(server.models)
 
@@ -75,7 +105,8 @@ def resume(run: Path) -> None:
 def resume_here(run: Path) -> None:
     """Go on in this process, which is quicker."""
     folder = RunFolder.open(run)
-    list(play(build(folder.experiment()), folder))
+    experiment = with_values(folder.experiment(), {"run.engine": "in-process"})
+    list(run_experiment(build(experiment), folder))
 
 
 def check(run: Path, reference: tuple[str, list[dict]]) -> None:
@@ -86,87 +117,131 @@ def check(run: Path, reference: tuple[str, list[dict]]) -> None:
 PLACES = {
     # where the server kills itself: (module, function, the call at which it happens, before or after it)
     "while clients train": ("feddf.rounds", "admit", 5, "before"),
-    "while students learn": ("feddf.fusion.distill", "kl_divergence", 250, "before"),
-    "while models are tested": ("feddf.runs.run", "judge", 2, "before"),
+    "while students learn": ("feddf.fusion.distill", "kl_divergence", 4 * STEPS + 10, "before"),
+    "while models are tested": ("feddf.runs.record.Recorder", "record", 2, "before"),
     "before a log line": ("feddf.runs.store.RunFolder", "append", 2, "before"),
     "between log line and checkpoint": ("feddf.runs.store.RunFolder", "append", 2, "after"),
     "after a checkpoint": ("feddf.runs.store.RunFolder", "save", 2, "after"),
     "before a checkpoint's rename": ("pathlib.Path", "replace", 11, "before"),
-    "between checksum and checkpoint": ("feddf.runs.store", "write_atomically", 5, "before"),
+    "between checksum and checkpoint": ("feddf.runtime.atomic", "write_atomically", 4, "before"),
     "after the first finished client of a round": ("pathlib.Path", "replace", 7, "after"),
     "before the models are written": ("feddf.runs.store.RunFolder", "finish", 1, "before"),
 }
 
-SUICIDE = """
-import importlib, os, signal, sys
-place, name, call, when = sys.argv.pop(1), sys.argv.pop(1), int(sys.argv.pop(1)), sys.argv.pop(1)
-try:
-    home = importlib.import_module(place)
-except ModuleNotFoundError:
-    module, _, kind = place.rpartition(".")
-    home = getattr(importlib.import_module(module), kind)
-original, calls = getattr(home, name), 0
-def wrapped(*args, **kwargs):
-    global calls
-    calls += 1
-    if calls == call and when == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    result = original(*args, **kwargs)
-    if calls == call:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return result
-if __name__ == "__main__":
-    import feddf.cli
+VICTIMS = """
+# Imports torch once; then for every line of its input a fork runs the command line and kills itself at a place.
+import importlib, json, os, signal, sys
+import torch._dynamo  # which the first step of an optimizer would import
+import feddf.cli, feddf.fusion.feddf, feddf.runs.build, feddf.runs.run
+def kill_at(place, name, call, when):
+    try:
+        home = importlib.import_module(place)
+    except ModuleNotFoundError:
+        module, _, kind = place.rpartition(".")
+        home = getattr(importlib.import_module(module), kind)
+    original, calls = getattr(home, name), 0
+    def wrapped(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        if calls == call and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*args, **kwargs)
+        if calls == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
     setattr(home, name, wrapped)
-    sys.argv[0] = "feddf"
-    feddf.cli.main()
+for line in sys.stdin:
+    place, words = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.dup2(2, 1)  # what the command prints is no answer
+        kill_at(*place)
+        sys.argv = ["feddf", *words]
+        feddf.cli.main()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+
+Kill = Callable[[tuple[str, str, int, str], list[str]], int]
+
+
+@pytest.fixture(scope="module")
+def kill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kill]:
+    """Run the command line until it kills itself at a place, and return its exit code."""
+    script = tmp_path_factory.mktemp("victims") / "victims.py"
+    script.write_text(VICTIMS)
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, str(script)], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def one(place: tuple[str, str, int, str], words: list[str]) -> int:
+            process.stdin.write(json.dumps([place, words]) + "\n")
+            process.stdin.flush()
+            return int(process.stdout.readline())
+
+        yield one
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_killed_at_a_chosen_place(place: str, config: Path, reference: tuple[str, list[dict]], tmp_path: Path) -> None:
-    script, run = tmp_path / "suicide.py", tmp_path / "run"
-    script.write_text(SUICIDE)
-    words = [*map(str, PLACES[place]), "run", str(config), "engine=in-process", "--out", str(run)]
-    died = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, timeout=120)
-    assert died.returncode == -signal.SIGKILL, died.stderr
-    resume_here(run)
+def test_killed_at_a_chosen_place(
+    place: str, kill: Kill, config: Path, reference: tuple[str, list[dict]], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    code = kill(PLACES[place], ["run", str(config), "engine=in-process", "--out", str(run)])
+    assert code == -signal.SIGKILL
+    if SOAK:
+        subprocess.run(["sed", "-i", "s/in-process/processes/", str(run / "config.toml")], check=True)
+        resume(run)
+    else:
+        resume_here(run)
     check(run, reference)
 
 
-def test_killed_again_and_again_with_its_workers_running(
-    config: Path, reference: tuple[str, list[dict]], tmp_path: Path
+WAYS = [signal.SIGKILL, signal.SIGINT, signal.SIGTERM]
+
+
+@pytest.mark.parametrize("ways", [WAYS, WAYS[::-1], 4 * WAYS[:1]] if SOAK else [WAYS])
+def test_killed_or_asked_to_stop_with_its_workers_running(
+    config: Path, tmp_path: Path, ways: list[signal.Signals]
 ) -> None:
-    """Each try is killed after one more finished round, as soon as its line is seen; then it is resumed."""
+    """Each try is ended after one more finished round, as soon as its line is seen. Asked, it says how to go on."""
     run = tmp_path / "run"
-    words = ["run", str(config), "--out", str(run)]
-    for _ in range(3):
-        server = feddf(*words)
+    words = ["run", str(config), "rounds=1000", "--out", str(run)]
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job would ignore it
+    for way in ways:
+        server = feddf(*words, start_new_session=True, preexec_fn=listen)
         assert server.stdout is not None
         while "fused" not in (line := server.stdout.readline()):
             assert line or server.poll() is None, server.communicate()
+        if way == signal.SIGKILL:
+            server.kill()
+            server.communicate()
+        else:
+            os.killpg(server.pid, way)  # as a terminal does: to the workers too
+            _, errors = server.communicate(timeout=30)
+            assert server.returncode == 130
+            assert f"feddf resume {run}" in errors
+            assert "Traceback" not in errors
+        words = ["resume", str(run)]
+    rounds = len(RunFolder.open(run).records()) + 1  # one more, and then compared
+    config_file = run / "config.toml"
+    config_file.write_text(config_file.read_text().replace("rounds = 1000", f"rounds = {rounds}"))
+    (resume if SOAK else resume_here)(run)
+    check(run, straight(config, rounds, tmp_path / "straight"))
+
+
+@pytest.mark.skipif(not SOAK, reason="minutes; make soak")
+@pytest.mark.parametrize("seed", range(5))
+def test_killed_again_and_again_at_random_moments(
+    config: Path, reference: tuple[str, list[dict]], tmp_path: Path, seed: int
+) -> None:
+    run, moments = tmp_path / "run", random.Random(seed)
+    for _ in range(8):
+        there = (run / "config.toml").exists()
+        server = feddf(*(["resume", str(run)] if there else ["run", str(config), "--out", str(run)]))
+        time.sleep(moments.uniform(2, 7))
         server.kill()
         server.communicate()
-        words = ["resume", str(run)]
-    resume(run)
-    check(run, reference)
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGINT, 130)])
-def test_asked_to_stop_it_stops_soon_and_says_how_to_go_on(
-    config: Path, reference: tuple[str, list[dict]], tmp_path: Path, number: signal.Signals, code: int
-) -> None:
-    run = tmp_path / "run"
-    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job would ignore it
-    server = feddf("run", str(config), "--out", str(run), start_new_session=True, preexec_fn=listen)
-    assert server.stdout is not None
-    while "fused" not in server.stdout.readline():
-        assert server.poll() is None
-    os.killpg(server.pid, number)  # as a terminal does: to the workers too
-    _, errors = server.communicate(timeout=10)
-    assert server.returncode == code
-    assert f"feddf resume {run}" in errors
-    assert "Traceback" not in errors
     resume(run)
     check(run, reference)
 
@@ -175,13 +250,10 @@ def test_a_damaged_checkpoint_costs_one_round_and_is_said(
     config: Path, reference: tuple[str, list[dict]], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    done = feddf("run", str(config), "engine=in-process", "--out", str(run))
-    done.communicate(timeout=120)
-    path = run / "checkpoints" / "round-0004.safetensors"
+    straight(config, ROUNDS, run)
+    path = run / "checkpoints" / f"round-{ROUNDS:04d}.safetensors"
     path.write_bytes(path.read_bytes()[:-7])
-    resumed = feddf("resume", str(run))
-    output, errors = resumed.communicate(timeout=120)
-    assert "round-0004.safetensors is damaged (its checksum does not match)" in errors
-    assert "3 of 4 rounds are done" in output
-    assert digest_of(run) == reference[0]
-    assert [record["round"] for record in RunFolder.open(run).records()] == [1, 2, 3, 4]
+    resumed = feddf_here("resume", "run", cwd=tmp_path)
+    assert f"{path.name} is damaged (its checksum does not match)" in resumed.stderr
+    assert f"{ROUNDS - 1} of {ROUNDS} rounds are done" in resumed.stdout
+    check(run, reference)

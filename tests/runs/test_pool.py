@@ -8,32 +8,32 @@ from typing import Any
 
 import pytest
 import torch
-from feddf.runs.config import parse
 from torch import Tensor, nn
 
 from conftest import stripes
-from feddf.data import Dataset
-from feddf.generator import train as train_generator
-from feddf.runs import ConfigError
-from feddf.runs.build import build, build_task
+from feddf.config import ConfigError, DataConfig, parse
+from feddf.config.keys import nested
+from feddf.data.datasets import Dataset
+from feddf.generator import train_generator
+from feddf.runs.build import Task, build, build_task
 from feddf.types import Inputs
 
 NAMES = ("oak tree", "Trucks", "sea fish")
 
 
-def bands() -> Dataset:
+def bands(data: DataConfig) -> Dataset:
     return Dataset("bands", stripes(240, 1), stripes(60, 2), classes=("maple", "lorry", "fish"))
 
 
-def other() -> Dataset:
+def other(data: DataConfig | None = None) -> Dataset:
     return Dataset("other", stripes(90, 3), stripes(60, 4), classes=NAMES)
 
 
-def nameless() -> Dataset:
+def nameless(data: DataConfig) -> Dataset:
     return replace(other(), classes=())
 
 
-def with_unlabeled() -> Dataset:
+def with_unlabeled(data: DataConfig) -> Dataset:
     grey = torch.full((30, 1, 8, 8), 9, dtype=torch.uint8)
     return replace(other(), unlabeled=Inputs(grey, stripes(3, 0).inputs.encode))
 
@@ -45,22 +45,24 @@ class Painter(nn.Module):
         return latents[:, :1].tanh()[:, :, None, None].expand(-1, 1, 8, 8)
 
 
-def painter() -> nn.Module:
+def painter(data: DataConfig) -> nn.Module:
     return Painter()
 
 
-def numbers() -> int:
+def numbers(data: DataConfig) -> int:
     return 3
 
 
 BASE: dict[str, Any] = {
-    "data": f"{__name__}:bands", "prototypes": ["mlp"], "clients": 4, "engine": "in-process", "validation": 0.1,
+    "data": {"name": f"{__name__}:bands", "validation": 0.1}, "prototypes": ["mlp"], "clients": {"number": 4},
+    "run": {"engine": "in-process"},
 }  # fmt: skip
 HERE = f"{__name__}:"
 
 
-def task_with(pool: Any, **changes: Any) -> Any:
-    return build_task(parse({**BASE, "pool": pool, **changes}))
+def task_with(sources: Any, changes: dict[str, Any] | None = None, /, **pool: Any) -> Task:
+    """Return the task with these sources of the pool; one needs no list."""
+    return build_task(parse(nested(BASE, {"pool": {"sources": sources, **pool}, **(changes or {})})))
 
 
 def pixels(pool: Inputs) -> Tensor:
@@ -74,8 +76,8 @@ def rows(images: Tensor) -> set[bytes]:
 def test_another_data_set_and_a_part_of_it() -> None:
     whole = pixels(task_with(HERE + "other").pool)
     assert len(whole) == 90
-    assert len(pixels(task_with(HERE + "other", pool_size=20).pool)) == 20
-    part = pixels(task_with({"source": HERE + "other", "fraction": 0.1}).pool)
+    assert len(pixels(task_with(HERE + "other", size=20).pool)) == 20
+    part = pixels(task_with({"name": HERE + "other", "fraction": 0.1}).pool)
     assert len(part) == 9
     assert rows(part) <= rows(whole)
 
@@ -87,22 +89,22 @@ def test_the_unlabeled_part_is_preferred() -> None:
 def test_classes_by_number_or_name() -> None:
     labels = other().train.labels
     images = pixels(other().train.inputs)
-    named = pixels(task_with({"source": HERE + "other", "classes": ["oak tree"]}).pool)
+    named = pixels(task_with({"name": HERE + "other", "classes": ["oak tree"]}).pool)
     assert rows(named) == rows(images[labels == 0])
-    two = pixels(task_with({"source": HERE + "other", "classes": 2}).pool)
+    two = pixels(task_with({"name": HERE + "other", "classes": 2}).pool)
     assert len(two) == 60
 
 
 def test_classes_that_overlap_are_avoided() -> None:
     labels, images = other().train.labels, pixels(other().train.inputs)
-    free = pixels(task_with({"source": HERE + "other", "avoid": ["truck", "Tree"]}).pool)
+    free = pixels(task_with({"name": HERE + "other", "avoid": ["truck", "Tree"]}).pool)
     assert rows(free) == rows(images[labels == 2])
-    by_data = pixels(task_with({"source": HERE + "other", "avoid": HERE + "bands"}).pool)  # a fish is among its classes
+    by_data = pixels(task_with({"name": HERE + "other", "avoid": HERE + "bands"}).pool)  # a fish is among its classes
     assert rows(by_data) == rows(images[labels != 2])
 
 
 def test_noise_is_uniform_bytes() -> None:
-    noise = pixels(task_with("noise", pool_size=400).pool).double()
+    noise = pixels(task_with("noise", size=400).pool).double()
     assert noise.shape == (400, 1, 8, 8)
     assert float(noise.mean()) == pytest.approx(127.5, abs=2)
     assert float(noise.std()) == pytest.approx(256 / 12**0.5, abs=2)
@@ -112,13 +114,13 @@ def test_noise_is_uniform_bytes() -> None:
 def test_the_servers_validation_inputs() -> None:
     task = task_with("validation")
     assert rows(pixels(task.pool)) == rows(pixels(task.validation.inputs))
-    assert len(task_with("validation", pool_size=5).pool) == 5
-    assert len(task_with("validation", pool_size=5000).pool) == 24
+    assert len(task_with("validation", size=5).pool) == 5
+    assert len(task_with("validation", size=5000).pool) == 24
 
 
-@pytest.mark.parametrize(("pool", "share"), [("train", 0.5), ({"source": "train", "fraction": 0.25}, 0.25)])
-def test_a_share_of_the_training_data_is_set_apart_from_all_clients(pool: Any, share: float) -> None:
-    task = task_with(pool)
+@pytest.mark.parametrize(("source", "share"), [("train", 0.5), ({"name": "train", "fraction": 0.25}, 0.25)])
+def test_a_share_of_the_training_data_is_set_apart_from_all_clients(source: Any, share: float) -> None:
+    task = task_with(source)
     assert len(task.pool) == round(share * 216)
     assert len(task.train) == 216 - len(task.pool)
     assert not rows(pixels(task.pool)) & rows(pixels(task.train.inputs))
@@ -127,53 +129,56 @@ def test_a_share_of_the_training_data_is_set_apart_from_all_clients(pool: Any, s
 
 
 def test_a_mix_of_several() -> None:
-    pool = [{"source": HERE + "other", "size": 10}, {"source": "noise", "size": 7}, "validation"]
-    assert len(task_with(pool).pool) == 10 + 7 + 24
-    assert len(task_with(pool, pool_size=12).pool) == 12
+    sources = [{"name": HERE + "other", "size": 10}, {"name": "noise", "size": 7}, "validation"]
+    assert len(task_with(sources).pool) == 10 + 7 + 24
+    assert len(task_with(sources, size=12).pool) == 12
 
 
 def test_images_of_a_frozen_generator(tmp_path: Path) -> None:
     images = torch.randint(0, 256, (32, 3, 32, 32), dtype=torch.uint8)
     train_generator(images, tmp_path / "made", steps=2, batch=8, width=4, checkpoint_every=2)
-    pools = [pixels(task_with(f"generator:{tmp_path / 'made'}", pool_size=20).pool) for _ in range(2)]
+    pools = [pixels(task_with(f"generator:{tmp_path / 'made'}", size=20).pool) for _ in range(2)]
     assert pools[0].shape == (20, 1, 8, 8)  # made grey and small, as the models expect
     assert torch.equal(*pools)
 
 
 def test_a_users_own_generator() -> None:
-    made, other_seed = (pixels(task_with(HERE + "painter", pool_size=50, seed=seed).pool) for seed in (0, 1))
+    made, other_seed = (pixels(task_with(HERE + "painter", {"seed": seed}, size=50).pool) for seed in (0, 1))
     assert not torch.equal(made, other_seed)
     assert made.shape == (50, 1, 8, 8)
     assert len(made[:, 0, 0, 0].unique()) > 10
 
 
 MISTAKES: dict[str, tuple[Any, str]] = {
-    "too few": ({"source": "noise", "size": 1}, "greater than or equal to 2"),
-    "too many": ({"source": HERE + "other", "size": 91}, "91 inputs were asked for, and the source has 90"),
-    "too many classes": ({"source": HERE + "other", "classes": 4}, "4 classes were asked for, and 3 have no word"),
-    "no such class": ({"source": HERE + "other", "classes": ["emu"]}, "no class 'emu'; it has oak tree"),
-    "all avoided": ({"source": HERE + "other", "avoid": ["tree", "truck", "fish"]}, "no class is left"),
-    "no names": ({"source": HERE + "nameless", "classes": 1}, "its classes have no names"),
+    "too few": ({"name": "noise", "size": 1}, "greater than or equal to 2"),
+    "too many": ({"name": HERE + "other", "size": 91}, "91 inputs were asked for, and the source has 90"),
+    "too many classes": ({"name": HERE + "other", "classes": 4}, "4 classes were asked for, and 3 have no word"),
+    "no such class": ({"name": HERE + "other", "classes": ["emu"]}, "no class 'emu'; it has oak tree"),
+    "all avoided": ({"name": HERE + "other", "avoid": ["tree", "truck", "fish"]}, "no class is left"),
+    "no names": ({"name": HERE + "nameless", "classes": 1}, "its classes have no names"),
     "neither data nor generator": (HERE + "numbers", "must give a feddf.Dataset or a generator, and gave a int"),
     "no such folder": ("folder:/nowhere", "there is no folder /nowhere"),
     "no such generator": ("generator:/nowhere", "/nowhere"),
-    "no such data": ("cifar11", "known are mnist-5k"),
-    "the clients' own": (HERE + "bands", "'train' sets a share of them apart"),
-    "a wrong word": ({"source": "noise", "colour": 3}, "colour"),
-    "classes of noise": ({"source": "noise", "classes": 3}, "pool = 'noise': it has no classes to choose from"),
-    "classes of train": ({"source": "train", "avoid": ["x"]}, "pool = 'train': it has no classes to choose from"),
-    "fraction of noise": ({"source": "noise", "fraction": 0.1}, "give it a size, not a fraction"),
-    "size and fraction": ({"source": HERE + "other", "size": 5, "fraction": 0.1}, "a size or a fraction, not both"),
-    "train twice": (["train", {"source": "train", "fraction": 0.1}], "'train' is named twice"),
-    "everything": ({"source": "train", "fraction": 1.0}, "nothing would be left to train on"),
+    "no such data": ("cifar11", "did you mean 'cifar10"),
+    "the clients' own": (HERE + "bands", "the source 'train' takes a share of them"),
+    "a wrong word": (
+        {"name": "noise", "colour": 3},
+        "unknown key 'pool.sources.0.colour'; the keys of [pool.sources] are: name,",
+    ),
+    "classes of noise": ({"name": "noise", "classes": 3}, "pool.sources = 'noise': it has no classes to choose from"),
+    "classes of train": ({"name": "train", "avoid": ["x"]}, "pool.sources = 'train': it has no classes to choose from"),
+    "fraction of noise": ({"name": "noise", "fraction": 0.1}, "give it a size, not a fraction"),
+    "size and fraction": ({"name": HERE + "other", "size": 5, "fraction": 0.1}, "a size or a fraction, not both"),
+    "train twice": (["train", {"name": "train", "fraction": 0.1}], "'train' is named twice"),
+    "everything": ({"name": "train", "fraction": 1.0}, "nothing would be left to train on"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_one_line(mistake: str) -> None:
-    pool, said = MISTAKES[mistake]
+    sources, said = MISTAKES[mistake]
     with pytest.raises(ConfigError) as error:
-        task_with(pool)
+        task_with(sources)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -181,22 +186,25 @@ def test_a_mistake_is_one_line(mistake: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"data": "toy", "pool": "plane", "pool_augment": True, "mode": "online"}, "'toy' are not images"),
         (
-            {"pool": {"source": "noise", "size": 3}, "stop": "held-out-loss"},
+            {"data.name": "toy", "pool.sources": "plane", "pool.augment": True, "teachers.ask": "each-batch"},
+            "'toy' are not images",
+        ),
+        (
+            {"pool.sources": {"name": "noise", "size": 3}, "distill.stop": "held-out-loss"},
             "a pool of 3 is too small",
         ),
         (
-            {"prototypes": [{"model": "cnn", "depth": 1}], "local_binary": "error-feedback"},
+            {"prototypes": [{"model": "cnn", "depth": 1}], "local.binary": "error-feedback"},
             "no layer between",
         ),
     ],
 )
 def test_what_would_fail_later_is_said_before_training(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        build(parse({**BASE, "pool": "noise", **changes}))
+        build(parse(nested(BASE, {"pool.sources": "noise", **changes})))
 
 
 def test_without_validation_there_is_nothing_to_distil_on() -> None:
     with pytest.raises(ConfigError, match="no validation inputs to distil on"):
-        task_with("validation", validation=0.0, stop="steps")
+        task_with("validation", {"data.validation": 0.0, "distill.stop": "steps"})

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from feddf.runs.profile import Profile
 from safetensors.torch import load_file, save_file
 
 from conftest import Tiny
 from feddf.engines import Processes, in_process
-from feddf.runs.spool import StateOnDisk, forget, keep, recall, remembering
+from feddf.engines.wrappers import Profile
+from feddf.rounds import collect
+from feddf.runs.spool import DiskSpool, StateOnDisk
 from feddf.states import digest
 from feddf.types import Failure, Job, Update
 
@@ -32,27 +33,34 @@ def test_an_interrupted_round_trains_only_the_clients_that_had_not_finished(
         trained.append(job.id)
         return tiny.local(job)
 
-    first = remembering(in_process, tmp_path / "spool")(train, jobs)
-    next(first), next(first)
-    first.close()  # the round is interrupted here
-    outcomes = list(remembering(in_process, tmp_path / "spool")(train, jobs))
+    def interrupted(job: Job) -> Update:
+        if job.id == "c2":
+            raise KeyboardInterrupt
+        return train(job)
+
+    spool = DiskSpool(tmp_path / "spool")
+    with pytest.raises(KeyboardInterrupt):
+        collect(in_process, interrupted, jobs, spool)
+    outcomes, failures = collect(in_process, train, jobs, DiskSpool(tmp_path / "spool"))
     assert trained == ["c0", "c1", "c2", "c3"]
+    assert failures == []
     straight = [tiny.local(job) for job in jobs]
     assert [digest({"m": update.state}) for update in outcomes] == [digest({"m": update.state}) for update in straight]
     assert [(u.client_id, u.round, u.n_examples, u.metrics) for u in outcomes] == [
         (u.client_id, u.round, u.n_examples, u.metrics) for u in straight
     ]
-    forget(tmp_path / "spool")
+    spool.clear()
     assert not (tmp_path / "spool").exists()
 
 
 def test_only_the_answer_to_exactly_this_job_is_recalled(tiny: Tiny, jobs: list[Job], tmp_path: Path) -> None:
-    keep(tmp_path, jobs[0], tiny.local(jobs[0]))
+    spool = DiskSpool(tmp_path)
+    spool.keep(jobs[0], tiny.local(jobs[0]))
     other = {key: tensor + 1 for key, tensor in jobs[0].state.items()}
-    assert recall(tmp_path, jobs[0]) is not None
-    assert recall(tmp_path, jobs[1]) is None
-    assert recall(tmp_path, replace(jobs[0], seed=99)) is None
-    assert recall(tmp_path, replace(jobs[0], state=other)) is None
+    assert spool.recall(jobs[0]) is not None
+    assert spool.recall(jobs[1]) is None
+    assert spool.recall(replace(jobs[0], seed=99)) is None
+    assert spool.recall(replace(jobs[0], state=other)) is None
 
 
 def test_a_state_is_read_from_disk_as_safetensors_reads_it(tmp_path: Path) -> None:
@@ -76,13 +84,26 @@ def test_a_state_is_read_from_disk_as_safetensors_reads_it(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty"])
 def test_a_damaged_update_is_trained_again(tiny: Tiny, jobs: list[Job], tmp_path: Path, damage: str) -> None:
-    keep(tmp_path, jobs[0], tiny.local(jobs[0]))
+    spool = DiskSpool(tmp_path)
+    spool.keep(jobs[0], tiny.local(jobs[0]))
     (path,) = tmp_path.glob("*.safetensors")
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
     path.unlink()
     path.write_bytes({"truncate": content[:-9], "flip": content, "empty": b""}[damage])
-    assert recall(tmp_path, jobs[0]) is None
+    assert spool.recall(jobs[0]) is None
+    updates, failures = collect(in_process, tiny.local, jobs[:1], spool)
+    assert (len(updates), failures) == (1, [])
+    assert spool.recall(jobs[0]) is not None
+
+
+def test_an_update_on_disk_passes_the_gate_too(tiny: Tiny, jobs: list[Job], tmp_path: Path) -> None:
+    """What another version let pass, or somebody put there, is trained again."""
+    spool = DiskSpool(tmp_path)
+    honest = tiny.local(jobs[0])
+    spool.keep(jobs[0], replace(honest, n_examples=10**6))
+    (update,), failures = collect(in_process, tiny.local, jobs[:1], spool)
+    assert (update.n_examples, failures) == (honest.n_examples, [])
 
 
 @pytest.mark.parametrize(
@@ -95,9 +116,12 @@ def test_what_the_gate_refuses_is_not_kept_for_a_second_chance(
     def hostile(job: Job) -> Update:
         return replace(tiny.local(job), **spoil)
 
-    (outcome,) = remembering(in_process, tmp_path / "spool")(hostile, jobs[:1])
-    assert isinstance(outcome, Update)  # the gate says why; the spool only passes it on
-    assert recall(tmp_path / "spool", jobs[0]) is None
+    spool = DiskSpool(tmp_path / "spool")
+    updates, failures = collect(in_process, hostile, jobs[:1], spool)
+    assert updates == []
+    assert [failure.client_id for failure in failures] == ["c0"]
+    assert spool.recall(jobs[0]) is None
+    assert not (tmp_path / "spool").exists()
 
 
 def test_a_full_disk_is_said_and_leaves_nothing_half_written(
@@ -109,29 +133,38 @@ def test_a_full_disk_is_said_and_leaves_nothing_half_written(
     update = tiny.local(jobs[0])
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space left"):
-        keep(tmp_path, jobs[0], update)
+        DiskSpool(tmp_path).keep(jobs[0], update)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_update_that_cannot_be_written_down_is_its_clients_failure(
+    tiny: Tiny, jobs: list[Job], tmp_path: Path
+) -> None:
+    strange = replace(tiny.local(jobs[0]), metrics={"loss": object()})
+    assert DiskSpool(tmp_path).keep(jobs[0], strange) == Failure("c0", "it could not be kept: TypeError")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["stranger", None, ["c0"], "../c0"])
-def test_an_update_under_another_name_goes_on_to_the_gate(
+def test_an_update_under_another_name_is_refused_and_not_kept(
     tiny: Tiny, jobs: list[Job], tmp_path: Path, name: object
 ) -> None:
     def pose(job: Job) -> Update:
         return replace(tiny.local(job), client_id=name)
 
-    (outcome,) = remembering(in_process, tmp_path / "spool")(pose, jobs[:1])
-    assert outcome.client_id == name
-    assert list((tmp_path / "spool").iterdir()) == []
+    updates, failures = collect(in_process, pose, jobs[:1], DiskSpool(tmp_path / "spool"))
+    assert updates == []
+    assert failures[-1] == Failure("unknown", f"client {name!r} was not sampled this round")
+    assert not (tmp_path / "spool").exists()
 
 
 def test_failures_pass_and_are_not_remembered(jobs: list[Job], tmp_path: Path) -> None:
     def broken(job: Job) -> Update:
         raise RuntimeError("no")
 
-    outcomes = list(remembering(in_process, tmp_path / "spool")(broken, jobs[:1]))
-    assert outcomes == [Failure("c0", "RuntimeError: no")]
-    assert list((tmp_path / "spool").iterdir()) == []
+    found = collect(in_process, broken, jobs[:1], DiskSpool(tmp_path / "spool"))
+    assert found == ([], [Failure("c0", "RuntimeError: no")])
+    assert not (tmp_path / "spool").exists()
 
 
 def test_a_profile_is_a_trace_of_every_job_on_its_worker(tiny: Tiny, jobs: list[Job], tmp_path: Path) -> None:
@@ -153,7 +186,7 @@ def test_a_profile_is_a_trace_of_every_job_on_its_worker(tiny: Tiny, jobs: list[
 
 def test_a_state_on_disk_is_a_state(tiny: Tiny, jobs: list[Job], tmp_path: Path) -> None:
     original = tiny.local(jobs[0]).state
-    stored = keep(tmp_path, jobs[0], tiny.local(jobs[0])).state
+    stored = DiskSpool(tmp_path).keep(jobs[0], tiny.local(jobs[0])).state
     assert stored.keys() == original.keys()
     assert digest({"m": stored}) == digest({"m": original}) == digest({"m": pickle.loads(pickle.dumps(stored))})
     assert type(pickle.loads(pickle.dumps(stored))) is dict

@@ -8,21 +8,29 @@ from pathlib import Path
 
 import pytest
 import torch
-from feddf.runs.config import parse
 
+from feddf.config import parse
 from feddf.runs import store
 from feddf.runs.store import RunFolder, StoreError, pack, unpack
 from feddf.states import digest
 from feddf.types import ServerState
 
-EXPERIMENT = parse({"data": "toy", "pool": "plane", "prototypes": ["mlp", {"model": "cnn", "width": 4, "name": "c"}]})
+EXPERIMENT = parse(
+    {
+        "data": {"name": "toy"},
+        "pool": {"sources": ["plane"]},
+        "prototypes": ["mlp", {"model": "cnn", "width": 4, "name": "c"}],
+        "fusion": {"options": {"a": {"b": [1, 2.5]}, "c": "d"}},
+    }
+)
 
 
 def state(number: int) -> ServerState:
     def weights() -> dict[str, torch.Tensor]:
         return {"layer.weight": torch.full((3, 2), float(number)), "count": torch.tensor(number)}
 
-    return ServerState(number, {"a/b": weights(), "c": weights()}, {"momentum": {"v": torch.ones(2)}})
+    memory = {"velocity": {"a/b": {"v": torch.ones(2)}}, "mine": {"x": {"y": torch.zeros(1)}}}
+    return ServerState(number, {"a/b": weights(), "c": weights()}, {"client-0": {"mean": torch.ones(3)}}, memory)
 
 
 @pytest.fixture
@@ -42,7 +50,10 @@ def test_a_checkpoint_comes_back_whole_and_equal_states_are_equal_bytes(folder: 
     assert saved is not None
     assert (saved.round, complaints) == (3, [])
     assert digest(saved.models) == digest(state(3).models)
-    assert digest(saved.memory) == digest(state(3).memory)
+    assert digest(saved.own) == digest(state(3).own)
+    assert saved.memory.keys() == {"velocity", "mine"}
+    for whose, states in state(3).memory.items():
+        assert digest(saved.memory[whose]) == digest(states)
     assert pack(state(3)) == pack(state(3)) == pack(unpack(pack(state(3))))
 
 
@@ -96,7 +107,7 @@ def test_half_a_checkpoint_is_never_seen(folder: RunFolder, monkeypatch: pytest.
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space left"):
             folder.save(state(2), keep=2)
     assert {path.name for path in folder.checkpoints.iterdir()} == before
@@ -132,17 +143,38 @@ def test_what_is_no_run_is_said(tmp_path: Path) -> None:
         RunFolder.open(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        ("local_epochs = 3\n", r"config\.toml: unknown key 'local_epochs'; did you mean 'local\.epochs'\?"),
+        ("x = = 3\n", r"cannot read .*config\.toml: Invalid value"),
+        ("[flower]\n", "is a run over Flower; start its server app again and it goes on"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_one_line_with_its_file(
+    folder: RunFolder, added: str, said: str
+) -> None:
+    path = folder.path / "config.toml"
+    text = path.read_text()
+    path.write_text(text + added if added.startswith("[") else added + text)
+    with pytest.raises(StoreError, match=said) as error:
+        folder.experiment()
+    assert "\n" not in str(error.value)
+
+
 def test_a_second_server_on_the_same_folder_is_refused(folder: RunFolder) -> None:
     code = (
-        "import sys, pathlib\nfrom feddf.runs import RunFolder, StoreError\n"
-        "try:\n"
-        "    with RunFolder(pathlib.Path(sys.argv[1])).locked(): print('entered')\n"
-        "except StoreError as error: print(error)\n"
+        "import sys, pathlib\nfrom feddf.runs.store import RunFolder, StoreError\n"
+        "for _ in range(2):\n"
+        "    try:\n"
+        "        with RunFolder(pathlib.Path(sys.argv[1])).locked(): print('entered', flush=True)\n"
+        "    except StoreError as error: print(error, flush=True)\n"
+        "    sys.stdin.readline()\n"
     )
-
-    def other() -> str:
-        return subprocess.run([sys.executable, "-c", code, str(folder.path)], capture_output=True, text=True).stdout
-
-    with folder.locked():
-        assert "another process is running in" in other()
-    assert other() == "entered\n"
+    pipe, command = subprocess.PIPE, [sys.executable, "-c", code, str(folder.path)]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        with folder.locked():
+            assert "another process is running in" in other.stdout.readline()
+        assert other.communicate("again\n\n", timeout=60)[0] == "entered\n"

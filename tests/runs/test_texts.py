@@ -10,10 +10,13 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from feddf.runs.config import parse
 
-from feddf.models import MODELS
-from feddf.runs import ConfigError, RunFolder, build, play
+from feddf.config import ConfigError, Experiment, parse
+from feddf.config.keys import nested
+from feddf.config.names import MODELS
+from feddf.runs.build import build
+from feddf.runs.run import run_experiment
+from feddf.runs.store import RunFolder
 from feddf.states import digest
 
 WORDS = ["[PAD]", "[UNK]", "a", "good", "bad", "film", *map(str, range(40))]
@@ -51,14 +54,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def experiment(place: Path, **changes: Any) -> Any:
+def experiment(place: Path, changes: dict[str, Any] | None = None) -> Experiment:
     values = {
-        "data": "sst2", "data_dir": str(place), "pool": "train", "validation": 0.05, "clients": 3, "fraction": 1.0,
-        "prototypes": [{"model": "transformer", "name": "distilbert", "path": str(place / "model")}], "rounds": 2,
-        "local_epochs": 10, "local_batch": 8, "local_rate": 5e-3, "local_optimizer": "adam", "distill_steps": 10,
-        "distill_batch": 8, "distill_check": 5, "max_tokens": 8, "engine": "in-process", "distill_threads": 1,
-    }  # fmt: skip
-    return parse({**values, **changes})
+        "data": {"name": "sst2", "folder": str(place), "validation": 0.05, "max_tokens": 8},
+        "pool": {"sources": ["train"]},
+        "clients": {"number": 3, "fraction": 1.0},
+        "prototypes": [{"model": "transformer", "name": "distilbert", "path": str(place / "model")}],
+        "rounds": 2,
+        "local": {"epochs": 10, "batch": 8, "rate": 5e-3, "optimizer": "adam"},
+        "distill": {"steps": 10, "batch": 8, "check": 5},
+        "run": {"engine": "in-process", "threads": 1},
+    }
+    return parse(nested(values, changes or {}))
 
 
 def test_a_transformer_is_fine_tuned_and_fused(place: Path, tmp_path: Path) -> None:
@@ -66,14 +73,14 @@ def test_a_transformer_is_fine_tuned_and_fused(place: Path, tmp_path: Path) -> N
     parts = build(experiment(place))
     assert parts.task.data.shape == (8,)
     assert (len(parts.task.train), len(parts.task.pool)) == (76, 76)
-    records = list(play(parts, RunFolder.create(tmp_path / "run", parts.experiment)))
+    records = list(run_experiment(parts, RunFolder.create(tmp_path / "run", parts.experiment)))
     assert records[-1]["models"]["distilbert"]["fused"] > 0.9
     config = json.dumps(parts.experiment.model_dump())
     assert "distilbert" in config
 
 
 def test_ag_news_has_four_classes(place: Path) -> None:
-    parts = build(experiment(place, data="ag_news"))
+    parts = build(experiment(place, {"data.name": "ag_news"}))
     assert parts.task.train.n_classes == 4
     assert parts.task.data.classes[1] == "Sports"
 
@@ -104,21 +111,21 @@ def test_without_pretraining_all_weights_are_drawn(place: Path) -> None:
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "too many tokens": ({"max_tokens": 20}, "20 tokens are more than the 16 that it can read"),
+    "too many tokens": ({"data.max_tokens": 20}, "20 tokens are more than the 16 that it can read"),
     "no tokenizer": ({"prototypes": ["mlp"]}, "'sst2' are texts; name a tokenizer or a transformer"),
     "no such model": ({"prototypes": [{"model": "transformer", "path": "/nowhere/at/all"}]}, "there is no tokenizer"),
-    "an image model": ({"prototypes": ["resnet8"], "tokenizer": "model"}, "does not work on inputs of shape (8,)"),
-    "noise": ({"pool": "noise"}, "there is no noise for inputs of type torch.int32"),
+    "an image model": ({"prototypes": ["resnet8"], "data.tokenizer": "model"}, "does not work on inputs of shape (8,)"),
+    "noise": ({"pool.sources": ["noise"]}, "there is no noise for inputs of type torch.int32"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_one_line(place: Path, mistake: str) -> None:
     changes, said = MISTAKES[mistake]
-    if "tokenizer" in changes:
-        changes = {**changes, "tokenizer": str(place / "model")}
+    if "data.tokenizer" in changes:
+        changes = {**changes, "data.tokenizer": str(place / "model")}
     with pytest.raises(ConfigError) as error:
-        build(experiment(place, **changes))
+        build(experiment(place, changes))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -127,4 +134,4 @@ def test_a_tokenizer_that_does_not_fit_its_model_is_said_before_training(place: 
     small = save(tmp_path / "small", vocabulary=10)
     prototypes = [{"model": "transformer", "path": small}]
     with pytest.raises(ConfigError, match=rf"it knows {len(WORDS)} tokens, and the model .*small can read 10"):
-        build(experiment(place, prototypes=prototypes, tokenizer=str(place / "model")))
+        build(experiment(place, {"prototypes": prototypes, "data.tokenizer": str(place / "model")}))

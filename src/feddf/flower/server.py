@@ -29,7 +29,7 @@ from feddf.rounds import Federation, Spool, run_round, sample
 from feddf.runs.store import RunFolder
 from feddf.seeds import derive
 from feddf.states import initial
-from feddf.types import Client, Fusion, Inputs, Job, Resources, Round, ServerState, Update
+from feddf.types import Client, Examples, Fusion, Inputs, Job, Resources, Round, ServerState, Update
 
 
 class FlowerServer:
@@ -47,6 +47,8 @@ class FlowerServer:
         unlabeled = as_inputs(pool) if pool is not None else None
         labelled = as_examples(validation) if validation is not None else no_examples()
         self.test = as_examples(test) if test is not None else labelled
+        if settings.distils:
+            _check_given(settings, unlabeled, labelled)
         settings.refuse(settings.mistakes(labelled=len(labelled) > 0, pooled=unlabeled is not None))
         for inputs in (unlabeled, self.test.inputs if len(self.test) else None):
             if inputs is not None:
@@ -122,6 +124,15 @@ class FlowerServer:
             Job(client, number, self.state.sent_to(client), derive(seed, "evaluate", client.id))
             for client in sample(asked, number)
         ]
+
+
+def _check_given(settings: FlowerSettings, pool: Inputs | None, validation: Examples) -> None:
+    """Raise where a strategy that distils was not given what it needs: here it is no key of a configuration."""
+    if pool is None:
+        raise ConfigError.at("pool", None, "method 'feddf' needs unlabeled inputs")
+    if settings.distill.stop == "validation" and not len(validation):
+        allowed = "early stopping needs validation data; or set distill.stop = 'held-out-loss' or 'steps'"
+        raise ConfigError.at("validation", None, allowed)
 
 
 def elsewhere(job: Job) -> Update:

@@ -39,8 +39,10 @@ def by_class_counts(teachers: Sequence[Update], resources: Resources, accuracies
 
     A teacher that does not is taken to have n_k / M of each; a class that nobody has gets equal weights.
     """
-    lengths = [len(teacher.class_counts or ()) for teacher in teachers]
-    n_classes = resources.validation.n_classes if resources.validation is not None else mode(lengths)
+    disclosed = [len(teacher.class_counts) for teacher in teachers if teacher.class_counts]
+    if resources.validation is None and not disclosed:
+        return by_examples(teachers, resources, accuracies)
+    n_classes = resources.validation.n_classes if resources.validation is not None else mode(disclosed)
     rows = torch.stack([_counts(teacher, n_classes) for teacher in teachers])
     rows[:, rows.sum(dim=0) <= 0] = 1.0
     return {teacher.client_id: row for teacher, row in zip(teachers, rows, strict=True)}

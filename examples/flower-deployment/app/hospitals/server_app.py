@@ -1,12 +1,20 @@
-"""The coordinator: it holds unlabeled images, some labelled ones to judge by, and no patient of any site."""
+"""The coordinator: it holds unlabeled images, some labelled ones to evaluate models on, and no patient of any site."""
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from feddf.flower import FedDF
+from feddf import DistillConfig, LocalConfig
+from feddf.flower import FedDF, FlowerClientsConfig, FlowerConfig, FlowerSettings
 from hospitals.task import ARCHITECTURES, read
 
 app = ServerApp()
+
+SETTINGS = FlowerSettings(
+    clients=FlowerClientsConfig(number=3, quorum=0.6, deadline=100.0),
+    local=LocalConfig(epochs=20, batch=32, rate=0.1),
+    distill=DistillConfig(steps=200, check=50),
+    flower=FlowerConfig(evaluate_fraction=1.0),
+)
 
 
 @app.main()
@@ -14,19 +22,11 @@ def main(grid: Grid, context: Context) -> None:
     data = str(context.run_config["data"])
     strategy = FedDF(
         ARCHITECTURES,
+        SETTINGS,
         pool=read(data, "pool")[0],
         validation=read(data, "validation"),
         test=read(data, "test"),
         folder=str(context.run_config["folder"]),
-        clients=3,
-        quorum=0.6,
-        deadline=100.0,
         wait=30.0,
-        local_epochs=20,
-        local_batch=32,
-        local_rate=0.1,
-        distill_steps=200,
-        distill_check=50,
-        evaluate_fraction=1.0,
     )
     strategy.start(grid, num_rounds=int(context.run_config["rounds"]))

@@ -7,7 +7,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from digits.client_app import WIDTHS
 from digits.task import CLIENTS, Net, load_test
-from feddf.flower import FedDF
+from feddf import DistillConfig
+from feddf.flower import FedDF, FlowerClientsConfig, FlowerSettings
 
 app = ServerApp()
 
@@ -17,12 +18,10 @@ def main(grid: Grid, context: Context) -> None:
     images, labels = load_test()
     strategy = FedDF(
         {name: partial(Net, width) for name, width in WIDTHS.items()},
+        FlowerSettings(clients=FlowerClientsConfig(number=CLIENTS), distill=DistillConfig(steps=300, check=50)),
         pool=images[:200],
         validation=(images[200:300], labels[200:300]),
         test=(images[300:], labels[300:]),
-        clients=CLIENTS,
-        distill_steps=300,
-        distill_check=50,
         folder=str(context.run_config["folder"]),
     )
     strategy.start(grid, num_rounds=int(context.run_config["rounds"]))

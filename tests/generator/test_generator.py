@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from feddf.models.generator import Discriminator, Generator
 from matplotlib.image import imread, imsave
 from torch import Tensor, nn
 
-from feddf.generator import GeneratorError, load, sample, train, training
+from feddf.generator import GeneratorError, load_generator, sample_images, train_generator, training
 from feddf.generator.folder import GeneratorFolder
-from feddf.generator.pictures import png, read_folder, sheet
+from feddf.generator.pictures import png, read_images, sheet
+from feddf.models.dcgan import Discriminator, Generator
+from feddf.runtime.atomic import read_json_lines
 from test_cli import feddf
 
 STEPS = 7
@@ -34,7 +35,7 @@ def flat(n: int = 40) -> Tensor:
 def tiny(folder: Path, **changed: Any) -> Generator:
     images = changed.pop("images", flat())
     settings = {"steps": STEPS, "batch": 4, "width": 2, "seed": 3, "checkpoint_every": 2, "log_every": 1}
-    return train(images, folder, **{**settings, **changed})
+    return train_generator(images, folder, **{**settings, **changed})
 
 
 def digest(folder: Path) -> str:
@@ -85,7 +86,9 @@ def test_weights_begin_with_a_deviation_of_a_fiftieth(model: nn.Module) -> None:
 
 def test_a_sample_is_decided_by_its_seed_and_begins_like_a_larger_one() -> None:
     generator = Generator(width=2).train()
-    one, same, other, larger = (sample(generator, n, (100,), seed) for n, seed in ((9, 1), (9, 1), (9, 2), (300, 1)))
+    one, same, other, larger = (
+        sample_images(generator, n, (100,), seed) for n, seed in ((9, 1), (9, 1), (9, 2), (300, 1))
+    )
     assert one.dtype == torch.uint8
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
@@ -97,7 +100,7 @@ def test_a_sample_is_decided_by_its_seed_and_begins_like_a_larger_one() -> None:
 
 def test_bytes_are_rounded_and_cover_the_whole_range() -> None:
     values = torch.tensor([-7.0, -1.0, -0.5, 0.0, 1 / 255, 0.5, 1.0, 7.0])
-    images = sample(lambda latents: values.expand(len(latents), 1, 1, 8), 1, (3,), 0)
+    images = sample_images(lambda latents: values.expand(len(latents), 1, 1, 8), 1, (3,), 0)
     assert images.flatten().tolist() == [0, 0, 64, 128, 128, 191, 255, 255]
 
 
@@ -112,7 +115,7 @@ def test_bytes_are_rounded_and_cover_the_whole_range() -> None:
 )
 def test_an_answer_that_is_no_images_is_refused(answer: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        sample(lambda latents: answer, 2, (4,), 0)
+        sample_images(lambda latents: answer, 2, (4,), 0)
 
 
 # ── training ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -124,15 +127,15 @@ def test_a_training_leaves_a_complete_folder(reference: Path) -> None:
     assert names == {"generator.toml", "checkpoints", "losses.jsonl", "samples.png", *weights}
     kept = sorted(path.name for path in (reference / "checkpoints").glob("*.safetensors"))
     assert kept == ["step-0000006.safetensors", "step-0000007.safetensors"]
-    assert [record["step"] for record in GeneratorFolder(reference).records()] == [*range(1, STEPS + 1)]
+    assert [record["step"] for record in read_json_lines(reference / "losses.jsonl")] == [*range(1, STEPS + 1)]
     picture = imread(reference / "samples.png")
     assert picture.shape[:2] == (8 * 33 * 3, 8 * 33 * 3)
 
 
 def test_what_is_loaded_is_what_was_trained(reference: Path, tmp_path: Path) -> None:
-    made, latent = load(reference)
+    made, latent = load_generator(reference)
     assert latent == (100,)
-    assert torch.equal(sample(made, 4, latent, 0), sample(tiny(tmp_path / "again"), 4, latent, 0))
+    assert torch.equal(sample_images(made, 4, latent, 0), sample_images(tiny(tmp_path / "again"), 4, latent, 0))
 
 
 def test_real_images_are_mirrored_half_of_the_time_and_reach_from_minus_one_to_one(reference: Path) -> None:
@@ -219,7 +222,7 @@ def test_damaged_final_weights_are_refused_and_made_again(reference: Path, tmp_p
     path = folder / "generator.safetensors"
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(GeneratorError, match=r"generator.safetensors is damaged \(its checksum does not match\)"):
-        load(folder)
+        load_generator(folder)
     complaints: list[str] = []
     tiny(folder, complain=complaints.append)
     assert complaints == [f"{path} is damaged (its checksum does not match); it is made again"]
@@ -263,11 +266,11 @@ def test_a_training_that_diverges_says_so(tmp_path: Path) -> None:
 
 def test_the_generator_learns_the_colours_of_its_images(tmp_path: Path) -> None:
     def distance(generator: Generator) -> float:
-        means = sample(generator, 64, (100,), 0).float().mean(dim=(2, 3))
+        means = sample_images(generator, 64, (100,), 0).float().mean(dim=(2, 3))
         return float(torch.cdist(means, COLOURS.float()).min(dim=1).values.mean())
 
-    untrained = distance(train(flat(), tmp_path / "untrained", steps=1, width=8, batch=16, rate=4e-3))
-    trained = distance(train(flat(), tmp_path / "trained", steps=200, width=8, batch=16, rate=4e-3))
+    untrained = distance(train_generator(flat(), tmp_path / "untrained", steps=1, width=8, batch=16, rate=4e-3))
+    trained = distance(train_generator(flat(), tmp_path / "trained", steps=200, width=8, batch=16, rate=4e-3))
     assert trained < untrained / 2
 
 
@@ -290,9 +293,9 @@ def test_an_exported_program_makes_what_its_module_makes(size: int, dynamic: Any
     shapes = (dynamic,) if dynamic else None
     program = torch.export.export(Tiny(), (torch.zeros(size, 2, 3),), dynamic_shapes=shapes)
     torch.export.save(program, tmp_path / "tiny.pt2")
-    made, latent = load(tmp_path / "tiny.pt2")
+    made, latent = load_generator(tmp_path / "tiny.pt2")
     assert latent == (2, 3)
-    assert torch.equal(sample(made, 300, latent, 5), sample(Tiny(), 300, latent, 5))
+    assert torch.equal(sample_images(made, 300, latent, 5), sample_images(Tiny(), 300, latent, 5))
 
 
 def test_a_program_that_takes_something_else_than_latents_is_refused(tmp_path: Path) -> None:
@@ -302,7 +305,7 @@ def test_a_program_that_takes_something_else_than_latents_is_refused(tmp_path: P
 
     torch.export.save(torch.export.export(Sum(), (torch.zeros(2, 3), torch.zeros(2, 3))), tmp_path / "sum.pt2")
     with pytest.raises(GeneratorError, match="must take one argument, a batch of latents"):
-        load(tmp_path / "sum.pt2")
+        load_generator(tmp_path / "sum.pt2")
 
 
 @pytest.mark.parametrize(
@@ -322,7 +325,7 @@ def test_what_is_no_generator_is_refused_in_one_line(name: str, words: str, tmp_
     text = (tmp_path / "unfinished" / "generator.toml").read_text()
     (tmp_path / "odd" / "generator.toml").write_text(text.replace("width = 2", "width = 'wide'"))
     with pytest.raises(GeneratorError, match=words) as raised:
-        load(tmp_path / name)
+        load_generator(tmp_path / name)
     assert "\n" not in str(raised.value)
 
 
@@ -336,7 +339,7 @@ def test_images_of_any_kind_are_read_in_colour_and_small(tmp_path: Path) -> None
 
     Image.new("L", (10, 20), 77).save(tmp_path / "images" / "grey.bmp")
     (tmp_path / "images" / "notes.txt").write_text("not an image")
-    images = read_folder(tmp_path / "images")
+    images = read_images(tmp_path / "images")
     assert images.shape == (2, 3, 32, 32)
     assert images.float().mean(dim=(2, 3)).tolist() == [[255, 0, 0], [77, 77, 77]]
 
@@ -385,9 +388,9 @@ def test_samples_are_written_by_suffix(place: Path) -> None:
         assert (done.returncode, done.stdout) == (0, f"5 images: {out}\n"), done.stderr
     images = np.load(place / "s.npz")["images"]
     assert images.shape == (5, 3, 32, 32)
-    made, latent = load(place / "out")
-    assert torch.equal(torch.from_numpy(images), sample(made, 5, latent, 1))
-    assert torch.equal(read_folder(place / "s"), torch.from_numpy(images))
+    made, latent = load_generator(place / "out")
+    assert torch.equal(torch.from_numpy(images), sample_images(made, 5, latent, 1))
+    assert torch.equal(read_images(place / "s"), torch.from_numpy(images))
     assert imread(place / "s.png").shape[:2] == (3 * 99, 2 * 99)
 
 
@@ -396,7 +399,7 @@ def test_samples_are_written_by_suffix(place: Path) -> None:
     [
         (["train", "nowhere", "--out", "x"], 2, "IMAGES = 'nowhere': is neither a folder nor a data set; known are: "),
         (["train", "toy", "--out", "x"], 2, "IMAGES = 'toy': inputs of type torch.float32 cannot stand in for"),
-        (["train", "cifar10", "data_dir=here", "--out", "x"], 2, "data 'cifar10' is not complete in here: no file"),
+        (["train", "cifar10", "folder=here", "--out", "x"], 2, "data 'cifar10' is not complete in here: no file"),
         (["train", "empty", "--out", "x"], 2, "IMAGES = 'empty': empty holds no images; known are files that end in"),
         (["train", "bad", "--out", "x"], 2, "IMAGES = 'bad': bad/b.png cannot be read as an image: "),
         (["train", "images", "batch=1", "--out", "x"], 2, "batch = '1': must be whole numbers of at least 2"),
@@ -432,10 +435,10 @@ def test_without_pillow_the_remedy_is_said(place: Path, monkeypatch: pytest.Monk
 def test_control_c_says_how_to_go_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = training._step
 
-    def interrupted(game: Any, images: Tensor, settings: Any, step: int) -> tuple[float, float]:
+    def interrupted(players: Any, images: Tensor, settings: Any, step: int) -> tuple[float, float]:
         if step == 4:
             raise KeyboardInterrupt
-        return original(game, images, settings, step)
+        return original(players, images, settings, step)
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "_step", interrupted)

@@ -8,21 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from feddf.binary import BinaryState, Bits, binarise, binarised, inner_layers, settle, wire
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from conftest import Tiny, stripes
 from feddf.admit import admit
+from feddf.config import LocalConfig
+from feddf.config.names import BINARISATIONS, MODELS
 from feddf.engines import Processes
 from feddf.local import local_update
-from feddf.models import MODELS
-from feddf.runs.spool import keep, recall
+from feddf.models.binary import BinaryState, Bits, binarise, binarised, inner_layers, keep_binarised, wire
+from feddf.runs.spool import DiskSpool
 from feddf.states import digest, initial, n_bytes
 from feddf.types import Client, Job, Prototype, Update
 
 SHAPE = (3, 16, 16)
+LOCAL = LocalConfig(epochs=2, batch=8, rate=0.05)
 
 
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 99))
@@ -48,7 +50,7 @@ def layer(estimator: str) -> nn.Sequential:
     return model
 
 
-@pytest.mark.parametrize("estimator", ["straight-through", "error-feedback"])
+@pytest.mark.parametrize("estimator", sorted(BINARISATIONS))
 def test_the_gradient_is_that_of_the_binarised_network(estimator: str) -> None:
     """Against the same network with its binarised weights put in by hand."""
     model = layer(estimator)
@@ -81,11 +83,11 @@ def trained(estimator: str = "error-feedback", seed: int = 5) -> tuple[Job, Upda
     train = stripes(60, 1)
     prototype = Prototype("resnet8", partial(MODELS["resnet8"], (1, 8, 8), 3, width=4))
     job = Job(Client("c0", "resnet8", torch.arange(40)), 1, initial(prototype, 0), seed)
-    arguments = {"prototypes": {"resnet8": prototype}, "train": train, "epochs": 2, "batch": 8, "rate": 0.05}
-    return job, local_update(job, **arguments, binary=estimator)
+    prepare = BINARISATIONS[estimator]
+    return job, local_update(job, prototypes={"resnet8": prototype}, train=train, local=LOCAL, prepare=prepare)
 
 
-@pytest.mark.parametrize("estimator", ["straight-through", "error-feedback"])
+@pytest.mark.parametrize("estimator", sorted(BINARISATIONS))
 def test_what_leaves_a_client_is_one_bit_a_weight(estimator: str) -> None:
     job, update = trained(estimator)
     assert isinstance(update.state, BinaryState)
@@ -119,27 +121,27 @@ def test_nothing_is_left_for_the_next_client() -> None:
     assert digest({"m": trained()[1].state}) == first
 
 
-def test_settling_leaves_a_plain_model() -> None:
+def test_keeping_the_binarised_weights_leaves_a_plain_model() -> None:
     model = layer("error-feedback")
     inputs = torch.randn(2, 4)
     before = model(inputs)
-    settle(model)
+    keep_binarised(model)
     assert set(model.state_dict()) == {f"{i}.{kind}" for i in range(3) for kind in ("weight", "bias")}
     torch.testing.assert_close(model(inputs), before)
 
 
 def test_a_packed_update_is_kept_packed_on_disk_and_comes_back_the_same(tmp_path: Path) -> None:
     job, update = trained()
-    kept = keep(tmp_path, job, update)
-    again = recall(tmp_path, job)
-    assert again is not None
+    spool = DiskSpool(tmp_path / "packed")
+    kept, again = spool.keep(job, update), spool.recall(job)
+    assert isinstance(kept, Update)
+    assert isinstance(again, Update)
     for found in (kept, again):
         assert isinstance(found.state, BinaryState)
         assert digest({"m": found.state}) == digest({"m": update.state})
         assert n_bytes(wire(found.state)) == n_bytes(wire(update.state))
-    (tmp_path / "plain").mkdir()
-    keep(tmp_path / "plain", job, replace(update, state=dict(update.state)))
-    packed, plain = (next(folder.glob("*.safetensors")).stat().st_size for folder in (tmp_path, tmp_path / "plain"))
+    DiskSpool(tmp_path / "plain").keep(job, replace(update, state=dict(update.state)))
+    packed, plain = (next((tmp_path / name).glob("*.safetensors")).stat().st_size for name in ("packed", "plain"))
     assert packed < plain
 
 
@@ -148,9 +150,12 @@ def test_it_travels_between_processes_as_bits(tiny: Tiny) -> None:
         prototypes = {"resnet8": Prototype("resnet8", partial(MODELS["resnet8"], (1, 8, 8), 3, width=4))}
         job = Job(Client("c0", "resnet8", torch.arange(40)), 1, initial(prototypes["resnet8"], 0), 5)
         work = partial(
-            local_update, prototypes=prototypes, train=stripes(60, 1), epochs=2, batch=8, rate=0.05,
-            binary="error-feedback",
-        )  # fmt: skip
+            local_update,
+            prototypes=prototypes,
+            train=stripes(60, 1),
+            local=LOCAL,
+            prepare=BINARISATIONS["error-feedback"],
+        )
         (update,) = engine(work, [job])
     assert isinstance(update, Update)
     assert isinstance(update.state, BinaryState)

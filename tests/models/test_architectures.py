@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from feddf.models import MODELS, ResNet
+from feddf.config.names import MODELS
+from feddf.models.resnet import ResNet
 
 
 def multiply_adds(model: nn.Module, shape: tuple[int, ...]) -> int:

@@ -1,0 +1,41 @@
+"""One Ray cluster for all tests that need one, because starting it takes longer than most of them.
+
+A pytest plugin: test modules that name it in ``pytest_plugins`` and are in the group ``engines`` share the cluster.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from engines.signals import handler_must_stay
+from feddf.engines import RayWorkers
+
+CPUS = 4
+"""Two for the shared engine, and two for engines that a test opens, whatever the machine has."""
+
+SETTINGS = {"RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
+"""By default Ray's workers give way to all other processes, and some are started that no test needs."""
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[RayWorkers]:
+    """A cluster on this machine, started as a run starts it."""
+    os.environ.update(SETTINGS)
+    cluster = RayWorkers(CPUS)
+    with handler_must_stay():
+        cluster.__enter__()
+    try:
+        yield cluster
+    finally:
+        with handler_must_stay():
+            cluster.__exit__()
+
+
+@pytest.fixture(scope="session")
+def ray_engine(ray_cluster: RayWorkers) -> Iterator[RayWorkers]:
+    """Two workers on the shared cluster."""
+    with RayWorkers(2, tries=2) as opened:
+        yield opened

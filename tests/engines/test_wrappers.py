@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from feddf.engines import in_process
+from feddf.engines.wrappers import Profile, retrying, watched
+from feddf.types import Failure
+
+
+@dataclass(frozen=True)
+class Work:
+    id: str
+
+
+def shout(job: Work) -> str:
+    if job.id == "bad":
+        raise ValueError("no")
+    return job.id.upper()
+
+
+def test_the_servers_own_work_is_tried_twice() -> None:
+    calls: list[str] = []
+
+    def flaky(job: Work) -> str:
+        calls.append(job.id)
+        if job.id == "bad" or calls.count(job.id) == 1:
+            raise ValueError("no")
+        return job.id
+
+    outcomes = list(retrying(in_process)(flaky, [Work("good"), Work("bad")]))
+    assert outcomes == ["good", Failure("bad", "ValueError: no")]
+    assert calls == ["good", "bad", "good", "bad"]
+
+
+def test_a_watched_engine_tells_of_every_job_that_is_done() -> None:
+    seen: list[tuple[str, int, int]] = []
+    engine = watched(in_process, lambda *progress: seen.append(progress), "train")
+    assert list(engine(shout, [Work("a"), Work("bad")])) == ["A", Failure("bad", "ValueError: no")]
+    assert seen == [("train", 0, 2), ("train", 1, 2), ("train", 2, 2)]
+
+
+def test_a_profile_has_a_span_for_every_job_that_was_done_and_changes_no_outcome(tmp_path: Path) -> None:
+    profile = Profile()
+    engine = profile.engine(in_process, "train")
+    assert list(engine(shout, [Work("a"), Work("bad"), Work("b")])) == ["A", Failure("bad", "ValueError: no"), "B"]
+    profile.write(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [event["args"]["name"] for event in events if event["ph"] == "M"] == ["server"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert [(span["name"], span["pid"]) for span in spans] == [("train: a", os.getpid()), ("train: b", os.getpid())]
+    assert all(span["dur"] >= 0 for span in spans)
+
+
+def test_a_profiled_function_stays_the_same_for_workers_that_have_seen_it() -> None:
+    seen: list[object] = []
+
+    def engine(function, jobs):
+        seen.append(function)
+        return in_process(function, jobs)
+
+    profiled = Profile().engine(engine, "train")
+    for _ in range(2):
+        assert list(profiled(shout, [Work("a")])) == ["A"]
+    assert seen[0] is seen[1]
