@@ -133,7 +133,8 @@ def cifar10(data: DataConfig) -> Dataset:
     folder = _folder(data, "cifar10", "cifar-10-batches-py", [*batches, "test_batch"])
     train = cifar.read_all([folder / batch for batch in batches], "labels")
     test = cifar.read(folder / "test_batch", "labels")
-    encode = Pixels((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    stds = {"measured": (0.2470, 0.2435, 0.2616), "released": (0.2023, 0.1994, 0.2010)}
+    encode = Pixels((0.4914, 0.4822, 0.4465), stds[data.normalisation])
     return images("cifar10", train, test, encode, 10, flips=True, classes=cifar.CIFAR10)
 
 

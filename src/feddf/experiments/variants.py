@@ -29,7 +29,7 @@ PARTS: dict[str, tuple[str, Any]] = {
 }
 """What may be added to a method's name with a plus, and the key and value that it stands for."""
 
-SHORT = {"fedprox": "fedavg+prox", "fedavgm": "fedavg+momentum"}
+SHORT = {"fedprox": "fedavg+prox", "fedavgm": "fedavg+momentum", "feddistill": "feddf+swag+swa"}
 
 
 def variant(experiment: Experiment, method: str, others: Sequence[str] = ()) -> Experiment:

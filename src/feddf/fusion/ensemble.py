@@ -112,7 +112,8 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> Callab
     accuracies = validation_accuracies(resources, engine) if resources.validation else no_accuracies
     evaluation = Evaluation(engine, resources.prototypes, resources.pool)
 
-    def ask(updates: Sequence[Update], seed: int) -> Answers:
+    def ask(received: Sequence[Update], seed: int) -> Answers:
+        updates = [update for update in received if update.teaches]
         sampled = swag(updates, seed, samples=config.swag_samples, scale=config.swag_scale)
         weights = weigh([*updates, *sampled], resources, accuracies)
         teachers = [*map(model_of, updates), *(replace(model_of(update), sampled=True) for update in sampled)]
