@@ -90,7 +90,9 @@ class DataConfig(Section):
     )
     size: int | None = key(None, "use only so many training examples, chosen at random", ge=2, synonyms="data_size")
     test_size: int | None = key(None, "use only so many test examples", ge=1)
-    image_size: int | None = key(None, "the side to which the images of a folder are cut and resized", ge=1)
+    image_size: int | None = key(
+        None, "the side to which images are resized (those of a folder are cut to a square first)", ge=1
+    )
     tokenizer: str | None = key(None, "a tokenizer's folder or name (default: that of the first transformer)")
     max_tokens: int = key(64, "the length to which texts are cut", ge=2)
     normalisation: Literal["measured", "released"] = key(
@@ -167,6 +169,13 @@ class LocalConfig(Section):
     optimizer: Literal["sgd", "adam"] = key("sgd", "the optimizer, new in every round", kind="method")
     decay: Literal["none", "linear", "cosine"] = key("none", "how the rate falls during a round", kind="method")
     proximal: float = key(0.0, "FedProx's μ", kind="method", ge=0, synonyms="mu prox fedprox")
+    logit_adjustment: float = key(
+        0.0,
+        "τ: the loss is adjusted by the client's own class prior, τ log p(c)",
+        kind="method",
+        ge=0,
+        synonyms="tau fedlc",
+    )
     binary: str = key(
         "none",
         "binarise the weights of the inner layers, and by which gradient",
