@@ -97,6 +97,12 @@ class AskedAgain:
         answers = (Answer(name, module(inputs)) for name, module in self._modules.items())
         return self._target(_votes(usable(answers), self._weights), self._temperature)
 
+    def _loaded(self, teacher: Model) -> nn.Module:
+        try:
+            return self._prototypes[teacher.prototype].load(teacher.state)
+        except Exception as error:
+            raise Refusal([Failure(teacher.id, f"its model could not be asked: {reason(error)}")]) from error
+
 
 def ensemble(resources: Resources, settings: Settings, engine: Engine) -> Callable[[Sequence[Update], int], Answers]:
     """Return what turns the clients' updates (and a seed) into the answers that students learn from.
