@@ -37,6 +37,11 @@ def local_update(
     over the round's steps (the ablation of appendix C.3). The optimizer is new in every round. A client without
     examples sends back what it received, with n_k = 0.
 
+    With ``local.logit_adjustment`` τ the loss is the cross-entropy of f(x) + τ log((n_kc + ε) / n_k), ε = 0.001 n_k/M,
+    over the client's own class counts n_kc, which it keeps to itself (logit adjustment, Menon et al. 2021; balanced
+    softmax, Ren et al. 2020; FedLC, Zhang et al. 2022): the model that it sends speaks of likelihoods and not of the
+    client's prior.
+
     ``prepare`` changes the model before it is trained, as a method demands it. With ``disclose`` the client tells how
     many examples it has of each class.
     """
@@ -75,6 +80,7 @@ def _train(
     rates = _rates(optimizer, local.decay, local.epochs * n_batches(len(indices), local.batch))
     shuffle = torch_generator(derive(seed, "shuffle"))
     distort = torch_generator(derive(seed, "augment"))
+    adjustment = log_prior(train.labels[indices], train.n_classes) * local.logit_adjustment
     losses: list[Tensor] = []
     with seeded(derive(seed, "dropout")):
         for _ in range(local.epochs):  # line 3
@@ -82,7 +88,10 @@ def _train(
             for chosen in mini_batches(indices, local.batch, shuffle):  # line 4
                 raw = train.inputs.raw[chosen]
                 inputs = train.inputs.encode(augment(raw, distort) if augment else raw)
-                loss = F.cross_entropy(forward(inputs), train.labels[chosen])
+                logits = forward(inputs)
+                if local.logit_adjustment:
+                    logits = logits + adjustment
+                loss = F.cross_entropy(logits, train.labels[chosen])
                 optimizer.zero_grad()
                 loss.backward()
                 if local.proximal:
@@ -91,6 +100,17 @@ def _train(
                 rates.step()
                 losses.append(loss.detach())
     return losses
+
+
+def log_prior(labels: Tensor, n_classes: int) -> Tensor:
+    """Return log((n_c + ε) / n) of each class c among n labels, ε = 0.001 n / M: finite for classes that do not occur.
+
+    >>> log_prior(torch.tensor([0, 0, 1, 1]), 2)
+    tensor([-0.6921, -0.6921])
+    """
+    n = max(1, len(labels))
+    counts = torch.bincount(labels, minlength=n_classes).to(torch.float32)
+    return ((counts + 0.001 * n / n_classes) / n).log()
 
 
 def _rates(optimizer: torch.optim.Optimizer, decay: str, steps: int) -> LRScheduler:

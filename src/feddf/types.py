@@ -133,7 +133,8 @@ class Job:
 class Update:
     """What a client sends back: its weights and n_k, the number of examples that they were trained on.
 
-    ``class_counts`` is how many of them are of each class, if the client chooses to disclose it.
+    ``class_counts`` is how many of them are of each class, if the client chooses to disclose it. Whether it ``teaches``
+    is the server's decision: an update that does not is averaged only.
     """
 
     client_id: str
@@ -143,6 +144,7 @@ class Update:
     n_examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     class_counts: tuple[int, ...] | None = None
+    teaches: bool = True
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from feddf.cli.arguments import err_console
 from feddf.cli.data_sets import data_app
 from feddf.cli.generators import generator_app
 from feddf.cli.reporting import config, list_presets, report
+from feddf.cli.reproducing import reproduce
 from feddf.cli.running import compare, resume, run
 from feddf.cli.studies import bound, partition, tune
 from feddf.config.errors import FeddfError
@@ -28,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for command in (run, resume, compare, report, config, tune, bound, partition):
+for command in (run, resume, compare, report, config, reproduce, tune, bound, partition):
     app.command()(command)
 app.command("presets")(list_presets)
 app.add_typer(data_app, name="data")

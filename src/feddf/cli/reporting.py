@@ -21,8 +21,24 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.", show_default=False)],
     out: Annotated[Path | None, typer.Option(help="Where to write the picture of the learning curves.")] = None,
 ) -> None:
-    """Show the results of runs, and draw their learning curves."""
+    """Show the results of runs, and draw their learning curves; or make a page of what feddf reproduce found."""
+    if len(runs) == 1 and not (runs[0] / "config.toml").is_file() and any(runs[0].glob("*.json")):
+        claims_page(runs[0], out)
+        return
     summary(runs, out)
+
+
+def claims_page(folder: Path, out: Path | None) -> None:
+    """Write one self-contained page about the results in a folder."""
+    from feddf.report.claims import page, read_results
+    from feddf.reproduce.artefacts import NAMES, find
+
+    results = read_results(folder)
+    there = {one["artefact"] for one in results}
+    missing = {name: (find(name).title, f"not run yet: feddf reproduce {name}") for name in NAMES if name not in there}
+    path = out or folder / "index.html"
+    path.write_text(page(results, missing), encoding="utf-8")
+    out_console.print(f"page: {path}", soft_wrap=True)
 
 
 def summary(paths: list[Path], picture: Path | None = None) -> None:

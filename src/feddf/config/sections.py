@@ -90,11 +90,19 @@ class DataConfig(Section):
     )
     size: int | None = key(None, "use only so many training examples, chosen at random", ge=2, synonyms="data_size")
     test_size: int | None = key(None, "use only so many test examples", ge=1)
-    image_size: int | None = key(None, "the side to which the images of a folder are cut and resized", ge=1)
+    image_size: int | None = key(
+        None, "the side to which images are resized (those of a folder are cut to a square first)", ge=1
+    )
     tokenizer: str | None = key(None, "a tokenizer's folder or name (default: that of the first transformer)")
     max_tokens: int = key(64, "the length to which texts are cut", ge=2)
+    normalisation: Literal["measured", "released"] = key(
+        "measured", "CIFAR-10's deviations: measured, or those of the released code"
+    )
     validation: float = key(0.1, "the share of the training data that the server holds out", ge=0, lt=1)
     validation_split: Literal["random", "last"] = key("random", "which examples are held out")
+    train_fraction: float = key(
+        1.0, "the share of the training data, after the validation split, that the clients hold", gt=0, le=1
+    )
 
 
 class PartitionConfig(Section):
@@ -161,6 +169,13 @@ class LocalConfig(Section):
     optimizer: Literal["sgd", "adam"] = key("sgd", "the optimizer, new in every round", kind="method")
     decay: Literal["none", "linear", "cosine"] = key("none", "how the rate falls during a round", kind="method")
     proximal: float = key(0.0, "FedProx's μ", kind="method", ge=0, synonyms="mu prox fedprox")
+    logit_adjustment: float = key(
+        0.0,
+        "τ: the loss is adjusted by the client's own class prior, τ log p(c)",
+        kind="method",
+        ge=0,
+        synonyms="tau fedlc",
+    )
     binary: str = key(
         "none",
         "binarise the weights of the inner layers, and by which gradient",
@@ -177,15 +192,17 @@ class LocalConfig(Section):
 class SourceConfig(Section):
     """One of ``pool.sources``: where unlabeled inputs come from, and which part of them is used.
 
-    ``classes`` are that many classes at random, or those named; ``avoid`` leaves out those whose names share a word
-    with these names, or with the class names of a data set.
+    ``classes`` are that many classes at random, or those named or numbered; ``avoid`` leaves out those numbered, and
+    those whose names share a word with these names, or with the class names of a data set.
     """
 
     name: str = key(..., "a kind of source, or any data set", names=SOURCES, others=(DATASETS,))
     size: int | None = key(None, "use so many inputs", ge=2)
     fraction: float | None = key(None, "use this share of the inputs", gt=0, le=1)
-    classes: int | tuple[str, ...] | None = key(None, "use that many classes at random, or those named")
-    avoid: str | tuple[str, ...] = key((), "leave out classes that share a word with these, or with a data set's")
+    classes: int | tuple[str | int, ...] | None = key(
+        None, "use that many classes at random, or these (names, numbers)"
+    )
+    avoid: str | tuple[str | int, ...] = key((), "leave out these classes, and those that share a word with them")
 
     @model_validator(mode="before")
     @classmethod
@@ -278,7 +295,7 @@ class TeachersConfig(Section):
     swag_samples: int = key(
         0, "further teachers, sampled from a Gaussian over the clients' models", kind="method", ge=0
     )
-    swag_scale: float = key(0.5, "the scale of that Gaussian's deviations", kind="method", gt=0)
+    swag_scale: float = key(0.5, "the factor of that Gaussian's covariance (SWAG: 0.5)", kind="method", gt=0)
 
 
 class DistillConfig(Section):
@@ -304,6 +321,7 @@ class DistillConfig(Section):
         kind="method",
     )
     held_out: float = key(0.1, "the share of the pool held out by stop = 'held-out-loss'", kind="method", gt=0, lt=1)
+    keep_start: bool = key(True, "return the first weights if no snapshot scores better", kind="method")
     check: int = key(100, "steps between two looks at the score", ge=1, synonyms="distill_check check_every")
     patience: int = key(1_000, "steps without a better score after which a student stops", ge=1)
 
@@ -316,6 +334,10 @@ class DistillConfig(Section):
 class FedMAConfig(Section):
     """``[fedma]``: matched averaging."""
 
+    start: Literal["own", "common"] = key("own", "whether each client begins from weights of its own", kind="method")
+    average: Literal["uniform", "examples"] = key(
+        "uniform", "the weights of matched neurons: alike, or n_k", kind="method"
+    )
     growth: float = key(1.25, "how far a matched layer may grow", kind="method", ge=1, synonyms="fedma_growth")
 
 

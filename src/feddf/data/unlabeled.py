@@ -55,16 +55,25 @@ def choose(source: Rows, size: int | None, seed: int) -> Tensor:
 
 
 def of_classes(
-    labels: Tensor, names: Sequence[str], wanted: int | Sequence[str] | None, avoid: Sequence[str], seed: int
+    labels: Tensor,
+    n_classes: int,
+    names: Sequence[str],
+    wanted: int | Sequence[str | int] | None,
+    avoid: Sequence[str | int],
+    seed: int,
 ) -> Tensor:
-    """Return the indices of the examples of some classes: so many chosen at random, or those named.
+    """Return the indices of the examples of some classes: so many chosen at random, or those named or numbered.
 
-    Classes that share a word with one of the names in ``avoid`` are left out: the paper distils on "classes without
+    ``names`` are those of the classes; where they have none (downsampled ImageNet), classes are chosen and avoided by
+    number. Classes that share a word with a name in ``avoid`` are left out: the paper distils on "classes without
     overlap" (section 5). It compared synonyms, hyponyms and hypernyms; here words are compared, so "maple tree" and
     "oak tree" overlap, and "lorry" and "truck" do not: name what else must go.
     """
-    taken = {word for name in avoid for word in words(name)}
-    free = [number for number, name in enumerate(names) if not words(name) & taken]
+    if not names and any(isinstance(one, str) for one in (*avoid, *(wanted if isinstance(wanted, Sequence) else ()))):
+        raise ValueError("its classes have no names: choose and avoid them by number")
+    taken = {word for one in avoid if isinstance(one, str) for word in words(one)}
+    known = list(names) or [""] * n_classes
+    free = [number for number, name in enumerate(known) if number not in avoid and not words(name) & taken]
     if wanted is None:
         chosen = free
     elif isinstance(wanted, int):
@@ -72,10 +81,10 @@ def of_classes(
             raise ValueError(f"{wanted} classes were asked for, and {len(free)} have no word in common with the others")
         chosen = sorted(numpy_generator(derive(seed, "classes")).permutation(free)[:wanted].tolist())
     else:
-        unknown = [name for name in wanted if name not in names]
+        unknown = [one for one in wanted if one not in (known if isinstance(one, str) else range(n_classes))]
         if unknown:
-            raise ValueError(f"the source has no class {unknown[0]!r}; it has {', '.join(names[:8])}, ...")
-        chosen = [number for number in free if names[number] in wanted]
+            raise ValueError(f"the source has no class {unknown[0]!r}; it has {', '.join(known[:8])}, ...")
+        chosen = [number for number in free if number in wanted or known[number] in wanted]
     indices = torch.isin(labels, torch.tensor(chosen, dtype=torch.int64)).nonzero().flatten()
     if not len(indices):
         raise ValueError("no class is left")

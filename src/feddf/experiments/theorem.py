@@ -27,8 +27,8 @@ from feddf.types import Client, Examples, Job, Prototype
 MEANING = {
     "pooled risk": "error of one model trained on all clients' data together, on those data: what fusion gives up is "
     "measured from here",
-    "discrepancy": "half the proxy A-distance 2(1 − 2ε) between a client's inputs and everybody's, averaged over the "
-    "clients; ε is the held-out error of a classifier that tells the two apart",
+    "discrepancy": "half the proxy A-distance 2(1 − 2ε)(1 − n_k/N) between a client's inputs and everybody's, averaged "
+    "over the clients; ε is the held-out error of a classifier that tells the client's from all others'",
     "lambda": "error of the pooled model on all data plus on the client's own, both held out, averaged over the "
     "clients: an upper estimate of what the best single model could do",
     "complexity": "4K / (δ √(2m)), the least that the last term can be, whatever the hypothesis class",
@@ -99,7 +99,7 @@ def estimate(parts: Parts, *, most: int = 2_000, delta: float = 0.05, ensemble: 
         errors = dict(gather(engines.server(work, domains), "the domain classifier of"))
     return Bound(
         pooled_risk=1 - accuracy(pooled, train.take(kept)),
-        discrepancies={name: max(0.0, 1 - 2 * errors[name]) for name in orders},
+        discrepancies={name: max(0.0, 1 - 2 * errors[name]) * (1 - len(shards[name]) / len(train)) for name in orders},
         lambdas={name: global_risk + 1 - accuracy(pooled, train.take(held_out[name])) for name in orders},
         complexity=4 * len(shards) / (delta * sqrt(2 * len(train) / len(shards))),
         ensemble_risk=None if ensemble is None else 1 - ensemble,

@@ -6,11 +6,7 @@ accuracy on the server's *validation* data; the test accuracy is shown as well a
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -18,6 +14,7 @@ from statistics import fmean
 
 from feddf.config import ConfigError, Experiment, differences, with_values
 from feddf.config.keys import short
+from feddf.experiments.parallel import failure_of, has_ended, run_folders
 from feddf.report.read import Run, read_run
 from feddf.report.tables import Comparison, spread
 from feddf.runs.store import RunFolder, StoreError
@@ -126,13 +123,13 @@ def _trials(
 ) -> Iterator[Trial]:
     settings = [dict(zip(grids, values, strict=True)) for values in product(*grids.values())]
     paths = {(i, seed): _folder(experiment, setting, seed, out) for i, setting in enumerate(settings) for seed in seeds}
-    todo = [path for path in paths.values() if not _ended(path)]
-    for done, (path, failure) in enumerate(_run_all(todo, parallel), 1):
+    todo = [path for path in paths.values() if not has_ended(path)]
+    for done, (path, failure) in enumerate(run_folders(todo, parallel), 1):
         result = f"failed: {failure}" if failure else f"validation {100 * validation(read_run(path)):.1f}"
         say(f"{path.name}: {result} ({done} of {len(todo)})")
     for i, setting in enumerate(settings):
         mine = [paths[i, seed] for seed in seeds]
-        failures = [text for path in mine if (text := _failure(path))]
+        failures = [text for path in mine if (text := failure_of(path))]
         yield Trial(setting, [read_run(path) for path in mine] if not failures else [], "; ".join(failures))
 
 
@@ -146,52 +143,6 @@ def _folder(experiment: Experiment, setting: Values, seed: int, out: Path) -> Pa
     elif changed := differences(RunFolder.open(path).experiment(), trial):
         raise StoreError(f"{path} holds a run with another configuration: {'; '.join(changed)}")
     return path
-
-
-def _ended(path: Path) -> bool:
-    run = read_run(path)
-    return bool(_failure(path)) or len(run.records) >= run.value("rounds")
-
-
-def _failure(path: Path) -> str:
-    note = path / "failed.txt"
-    return note.read_text(encoding="utf-8") if note.exists() else ""
-
-
-def _run_all(paths: Sequence[Path], parallel: int) -> Iterator[tuple[Path, str]]:
-    """Run the trials, each in a process of its own, ``parallel`` at a time; yield each with why it failed."""
-    workers = max(1, (os.cpu_count() or 1) // parallel)
-    running: set[subprocess.Popen[str]] = set()
-
-    def run(path: Path) -> str:
-        command = [sys.executable, "-m", "feddf", "resume", str(path), f"run.workers={workers}"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        running.add(process)
-        _, complaint = process.communicate()
-        running.discard(process)
-        if process.returncode == 0:
-            return ""
-        reason = (complaint.strip().splitlines() or [f"exit code {process.returncode}"])[-1].removeprefix("error: ")
-        if process.returncode == QUORUM:  # its clients diverged: trying again would end in the same way
-            (path / "failed.txt").write_text(reason, encoding="utf-8")
-            return reason
-        raise StoreError(f"{path}: {reason}")
-
-    with ThreadPoolExecutor(parallel) as pool:
-        futures = {pool.submit(run, path): path for path in paths}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            for process in list(running):
-                process.terminate()
-            raise
-
-
-QUORUM = 3
-"""The exit code of a run whose clients, or too many of them, had no usable update."""
 
 
 def _allowed(experiment: Experiment, setting: Values) -> bool:

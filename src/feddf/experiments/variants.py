@@ -17,6 +17,7 @@ PARTS: dict[str, tuple[str, Any]] = {
     "momentum": ("fusion.momentum", 0.2),
     "adam": ("local.optimizer", "adam"),
     "decay": ("local.decay", "linear"),
+    "adjusted": ("local.logit_adjustment", 1.0),
     "drop-worst": ("fusion.drop_worst", "paper"),
     "swag": ("teachers.swag_samples", 10),
     "swa": ("distill.optimizer", "swa"),
@@ -24,12 +25,14 @@ PARTS: dict[str, tuple[str, Any]] = {
     "previous": ("distill.start", "previous"),
     "best": ("distill.start", "best"),
     "probabilities": ("teachers.average", "probabilities"),
+    "class-counts": ("teachers.weights", "class-counts"),
+    "certainty": ("teachers.weights", "certainty"),
     "held-out": ("distill.stop", "held-out-loss"),
     "steps": ("distill.stop", "steps"),
 }
 """What may be added to a method's name with a plus, and the key and value that it stands for."""
 
-SHORT = {"fedprox": "fedavg+prox", "fedavgm": "fedavg+momentum"}
+SHORT = {"fedprox": "fedavg+prox", "fedavgm": "fedavg+momentum", "feddistill": "feddf+swag+swa"}
 
 
 def variant(experiment: Experiment, method: str, others: Sequence[str] = ()) -> Experiment:

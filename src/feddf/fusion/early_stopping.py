@@ -39,7 +39,8 @@ class Snapshots:
     def __init__(self, student: nn.Module, score: Score | None, config: DistillConfig, execution: Execution) -> None:
         self._score, self._config, self._execution = score, config, execution
         first = score(student) if score else None
-        self.best = Distilled(copy(student.state_dict()), 0, 0, first, first)
+        self.best = Distilled(copy(student.state_dict()), 0, 0, first, first if config.keep_start else None)
+        self._best_student: tuple[int, float | None] = 0, None
         self._pending: tuple[int, nn.Module, Future[float]] | None = None
         self._background: ThreadPoolExecutor | None = None
 
@@ -84,8 +85,14 @@ class Snapshots:
         return self._compare(step, snapshot, score.result())
 
     def _compare(self, step: int, candidate: nn.Module, now: float | None) -> bool:
-        best = self.best
+        """Keep the candidate if it is the best so far; patience counts from the best snapshot, not from the start.
+
+        A student may rise steadily from below a good start: it is not stopped for being below it.
+        """
+        best, (_, best_now) = self.best, self._best_student
+        if now is None or best_now is None or now > best_now:
+            self._best_student = step, now
         if now is None or best.best_score is None or now > best.best_score:
             best = Distilled(copy(candidate.state_dict()), step, step, best.first_score, now)
         self.best = replace(best, steps=step)
-        return step - max(best.best_step, self._config.approach) >= self._config.patience
+        return step - max(self._best_student[0], self._config.approach) >= self._config.patience

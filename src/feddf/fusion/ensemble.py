@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from feddf.config.errors import reason
 from feddf.config.experiment import Settings
 from feddf.config.names import TARGETS, TEACHER_WEIGHTS
 from feddf.evaluate import Answer, Evaluation, Model, folded, model_of
@@ -92,10 +93,15 @@ class AskedAgain:
     def __call__(self, chosen: Tensor, inputs: Tensor, /) -> Tensor:
         """Ask every teacher."""
         if not self._modules:
-            loaded = {teacher.id: self._prototypes[teacher.prototype].load(teacher.state) for teacher in self._teachers}
-            self._modules = {name: folded(module) for name, module in loaded.items()}
+            self._modules = {teacher.id: folded(self._loaded(teacher)) for teacher in self._teachers}
         answers = (Answer(name, module(inputs)) for name, module in self._modules.items())
         return self._target(_votes(usable(answers), self._weights), self._temperature)
+
+    def _loaded(self, teacher: Model) -> nn.Module:
+        try:
+            return self._prototypes[teacher.prototype].load(teacher.state)
+        except Exception as error:
+            raise Refusal([Failure(teacher.id, f"its model could not be asked: {reason(error)}")]) from error
 
 
 def ensemble(resources: Resources, settings: Settings, engine: Engine) -> Callable[[Sequence[Update], int], Answers]:
@@ -104,15 +110,20 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> Callab
     ``teachers.average`` and ``teachers.weights`` say how the teachers' logits become one answer; ``swag_samples`` more
     teachers are drawn from a Gaussian over the clients' models. Unfit teachers are refused.
     """
+    config, temperature = settings.teachers, settings.distill.temperature
     if resources.pool is None:
         raise ValueError("an ensemble answers for an unlabeled pool, and there is none")
-    config, temperature = settings.teachers, settings.distill.temperature
+    if resources.augment is not None and config.ask == "once":
+        raise ValueError("answers given once are for the pool as it is; an augmented one needs ask = 'each-batch'")
+    if config.swag_samples and config.ask == "each-batch":
+        raise ValueError("sampled teachers have statistics for the whole pool only; they need ask = 'once'")
     target: Target = TARGETS[config.average]
     weigh = TEACHER_WEIGHTS[config.weights]
     accuracies = validation_accuracies(resources, engine) if resources.validation else no_accuracies
     evaluation = Evaluation(engine, resources.prototypes, resources.pool)
 
-    def ask(updates: Sequence[Update], seed: int) -> Answers:
+    def ask(received: Sequence[Update], seed: int) -> Answers:
+        updates = [update for update in received if update.teaches]
         sampled = swag(updates, seed, samples=config.swag_samples, scale=config.swag_scale)
         weights = weigh([*updates, *sampled], resources, accuracies)
         teachers = [*map(model_of, updates), *(replace(model_of(update), sampled=True) for update in sampled)]

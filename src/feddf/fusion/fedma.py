@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from feddf.config.experiment import Settings
+from feddf.config.sections import FedMAConfig
 from feddf.fusion.average import average
 from feddf.fusion.matching import Neurons, Places, match
-from feddf.seeds import derive
+from feddf.seeds import derive, seeded
 from feddf.states import read_off
 from feddf.types import (
     Engine,
@@ -37,7 +38,7 @@ from feddf.types import (
 
 PASSIVE = (
     nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LeakyReLU, nn.ELU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
-    nn.Flatten, nn.Dropout, nn.Identity,
+    nn.Flatten, nn.Dropout, nn.Dropout2d, nn.Identity,
 )  # fmt: skip
 """Modules that treat every neuron alike, so that the order of neurons passes through them."""
 
@@ -112,8 +113,16 @@ def fit_widths(model: nn.Module, state: State) -> None:
             module.out_channels, module.in_channels = shape[:2]
 
 
-def keep_matched(model: nn.Module, job: Job, *, layers: Mapping[str, Layers]) -> Finish:
-    """Freeze the layers that are matched already: those below the one that this round matches."""
+def keep_matched(
+    model: nn.Module, job: Job, *, layers: Mapping[str, Layers], prototypes: Mapping[str, Prototype], own_start: bool
+) -> Finish:
+    """Freeze the layers that are matched already: those below the one that this round matches.
+
+    With ``own_start``, a client's first weights are its own, drawn by its seed, and not those that it was sent.
+    """
+    if own_start and job.round == 1:
+        with seeded(derive(job.seed, "own start")):
+            model.load_state_dict(prototypes[job.client.prototype].build().state_dict())
     chain = layers[job.client.prototype]
     for name in chain.names[: _stage(job.round - 1, rounds_a_model(layers), chain)]:
         model.get_submodule(name).requires_grad_(False)
@@ -128,27 +137,36 @@ def rounds_a_model(layers: Mapping[str, Layers]) -> int:
 def fedma(resources: Resources, settings: Settings, engine: Engine) -> Method:
     """Return the method of Wang et al., "Federated Learning with Matched Averaging" (2020).
 
+    Every client begins from an initialisation of its own (``fedma.start``), so that there is something to match.
     In round t the layer ``stage = (t − 1) mod L`` is matched and stays as it is; each client goes on from it with its
     own layers above, their inputs brought into the matched order, which the server keeps for it. The server's model is
     the matched average of *all* layers, as if no client trained on: it can be evaluated in every round, and after the
     last layer it is what every client gets. A layer may grow to ``fedma.growth`` times its first width. Clients keep
     matched layers frozen, and the cohort stays the same until a model is whole.
 
+    Matched neurons are averaged uniformly, as the authors do (``fedma.average``).
+
     Deviations: the output layer is averaged by n_k, not by class counts, which clients do not disclose; the variances
-    of the matching cost are the layer's own mean square instead of hand-tuned constants (see :func:`match`).
+    of the matching cost are the layer's own mean square and γ = 1 (see :func:`match`), where the authors have
+    σ = σ₀ = 1 and γ = 7 for all layers.
     """
     if find_spec("scipy") is None:
         raise ValueError("FedMA needs SciPy: pip install 'feddf[fedma]'")
     layers = {name: layers_of(prototype) for name, prototype in resources.prototypes.items()}
     return Method(
-        match_and_average(layers, growth=settings.fedma.growth),
-        prepare=partial(keep_matched, layers=layers),
+        match_and_average(layers, settings.fedma),
+        prepare=partial(
+            keep_matched,
+            layers=layers,
+            prototypes=dict(resources.prototypes),
+            own_start=settings.fedma.start == "own",
+        ),
         fit=fit_widths,
         rounds_per_cohort=rounds_a_model(layers),
     )
 
 
-def match_and_average(layers: Mapping[str, Layers], *, growth: float = 1.25, sweeps: int = 3) -> Fusion:
+def match_and_average(layers: Mapping[str, Layers], config: FedMAConfig, sweeps: int = 3) -> Fusion:
     """Return FedMA's fusion for chains of these layers."""
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
@@ -167,7 +185,7 @@ def match_and_average(layers: Mapping[str, Layers], *, growth: float = 1.25, swe
                 layers[prototype],
                 previous,
                 stage=_stage(server.round, length, layers[prototype]),
-                growth=growth,
+                config=config,
                 sweeps=sweeps,
                 seed=derive(seed, prototype),
             )
@@ -189,7 +207,7 @@ def matched_average(
     previous: State,
     *,
     stage: int = 0,
-    growth: float = 1.0,
+    config: FedMAConfig,
     sweeps: int = 3,
     seed: int = 0,
 ) -> tuple[State, list[State]]:
@@ -198,6 +216,7 @@ def matched_average(
     Layers below ``stage`` are frozen: they are those of ``previous``, whatever a client sent.
     """
     counts = [float(update.n_examples) for update in updates]
+    hidden_weights = counts if config.average == "examples" else [1.0] * len(updates)
     matched: dict[str, Tensor] = {}
     places: list[Places | None] = [None] * len(updates)  # of the neurons below; None where those are the inputs
     width, right_above = 0, [update.state[f"{layers.names[-1]}.weight"] for update in updates]
@@ -216,12 +235,13 @@ def matched_average(
             found = [np.arange(layers.widths[depth])] * len(updates)  # outputs are classes and keep their order
         else:
             rows = _rows(moved, biases)
-            most = max(int(growth * layers.widths[depth]), *map(len, rows))
+            most = max(int(config.growth * layers.widths[depth]), *map(len, rows))
             found = match(rows, most=most, sweeps=sweeps, seed=derive(seed, name))
         width = 1 + int(max(at.max() for at in found))
-        matched[weight] = _mean(moved, counts, found, width)
+        weights = counts if depth == len(layers) - 1 else hidden_weights
+        matched[weight] = _mean(moved, weights, found, width)
         if biases:
-            matched[bias] = _mean(biases, counts, found, width)
+            matched[bias] = _mean(biases, weights, found, width)
         places = list(found)
     return matched, [
         _above(update.state, layers.names[stage + 1 :], w) for update, w in zip(updates, right_above, strict=True)

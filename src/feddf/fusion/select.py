@@ -6,29 +6,43 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import sqrt
 from statistics import fmean, pstdev
+from typing import NamedTuple
 
 from feddf.evaluate import Evaluation, model_of
 from feddf.fusion.weights import Accuracies
 from feddf.types import Engine, Failure, Fused, Fusion, Refusal, Resources, ServerState, Update
 
-DropRule = Callable[[Mapping[str, float], int, int], set[str]]
+
+class Dropped(NamedTuple):
+    """The clients left out altogether, and those that are averaged but do not teach."""
+
+    clients: frozenset[str]
+    teachers: frozenset[str] = frozenset()
+
+
+DropRule = Callable[[Mapping[str, float], int, int], Dropped]
 """(accuracy by client, number of classes, number of validation examples) -> the clients to drop."""
 
 
-def random_guessers(accuracies: Mapping[str, float], n_classes: int, n_examples: int) -> set[str]:
+def random_guessers(accuracies: Mapping[str, float], n_classes: int, n_examples: int) -> Dropped:
     """The paper's rule: those whose validation accuracy is that of guessing, within two standard errors of it."""
     guess = 1 / n_classes
     threshold = guess + 2 * sqrt(guess * (1 - guess) / n_examples)
-    return {client for client, accuracy in accuracies.items() if accuracy <= threshold}
+    return Dropped(frozenset(client for client, accuracy in accuracies.items() if accuracy <= threshold))
 
 
-def released_rule(accuracies: Mapping[str, float], n_classes: int, n_examples: int) -> set[str]:
-    """The released code's rule: below 1.2 × guessing, or else, if none is, below the mean minus 1.5 deviations."""
-    below = {client for client, accuracy in accuracies.items() if accuracy < 1.2 / n_classes}
-    if below:
-        return below
-    floor = fmean(accuracies.values()) - 1.5 * pstdev(accuracies.values())
-    return {client for client, accuracy in accuracies.items() if accuracy < floor}
+def released_rule(accuracies: Mapping[str, float], n_classes: int, n_examples: int) -> Dropped:
+    """The released code's rule: those below 1.2 × guessing are left out.
+
+    If there are none, those below the mean minus 1.5 deviations are averaged but do not teach; the best client does not
+    count in the mean and the deviation.
+    """
+    below = frozenset(client for client, accuracy in accuracies.items() if accuracy < 1.2 / n_classes)
+    others = sorted(accuracies.values())[:-1]
+    if below or not others:
+        return Dropped(below)
+    floor = fmean(others) - 1.5 * pstdev(others)
+    return Dropped(below, frozenset(client for client, accuracy in accuracies.items() if accuracy < floor))
 
 
 def validation_accuracies(resources: Resources, engine: Engine) -> Accuracies:
@@ -50,13 +64,19 @@ def drop_worst(rule: DropRule, inner: Fusion, resources: Resources, engine: Engi
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         accuracies = measure(updates)
-        dropped = rule(accuracies, validation.n_classes, len(validation))
+        clients, teachers = rule(accuracies, validation.n_classes, len(validation))
         saved = None
-        if dropped >= accuracies.keys():
+        if clients >= accuracies.keys():
             saved = max(sorted(accuracies), key=lambda client: accuracies[client])
-            dropped -= {saved}
-        fused = inner(server, [update for update in updates if update.client_id not in dropped], seed)
-        note = {"clients": {client: accuracies[client] for client in sorted(dropped)}, "kept_as_the_best": saved}
+            clients = clients - {saved}
+        kept = [update for update in updates if update.client_id not in clients]
+        marked = [replace(one, teaches=False) if one.client_id in teachers else one for one in kept]
+        fused = inner(server, marked, seed)
+        note = {
+            "clients": {client: accuracies[client] for client in sorted(clients)},
+            "teachers": {client: accuracies[client] for client in sorted(teachers)},
+            "kept_as_the_best": saved,
+        }
         return replace(fused, notes={**fused.notes, "dropped_worst": note})
 
     return fuse

@@ -19,10 +19,11 @@ def swag(updates: Sequence[Update], seed: int, *, samples: int = 10, scale: floa
 
     With p_k = n_k / Σ n_k, mean m = Σ p_k x_k and deviations d_k = x_k − m,
 
-        x = m + scale · (√(Σ p_k d_k²) ⊙ z + √(K / (K − 1)) Σ √p_k z'_k d_k) / √2,   z, z' ~ N(0, 1):
+        x = m + √scale · (√(Σ p_k d_k²) ⊙ z + √(K / (K − 1)) Σ √p_k z'_k d_k),   z, z' ~ N(0, 1):
 
-    half of the covariance is its diagonal, half its low-rank part, as in SWAG; the clients' models take the place of
-    its snapshots along one trajectory (FedDistill). For equal n_k, √(p_k K / (K − 1)) is SWAG's 1/√(K − 1).
+    for the scale ½ half of the covariance is its diagonal and half its low-rank part, as in SWAG; the clients' models
+    take the place of its snapshots along one trajectory (FedDistill). For equal n_k, √(p_k K / (K − 1)) is SWAG's
+    1/√(K − 1).
 
     Only weights are sampled. BatchNorm's statistics are m's; they fit no sample, so whoever uses one must estimate
     them again, on unlabeled data (``recalibrate``). States are read one tensor at a time.
@@ -73,5 +74,5 @@ def _draw(
         low_rank += torch.einsum("s,...->s...", mixes[:, column], share.sqrt() * deviation)
     unbiased = sqrt(len(updates) / (len(updates) - 1))
     noise = torch.randn(low_rank.shape, generator=generator, dtype=torch.float64)
-    drawn = mean + scale * (variance.sqrt() * noise + unbiased * low_rank) / sqrt(2)
+    drawn = mean + sqrt(scale) * (variance.sqrt() * noise + unbiased * low_rank)
     return list(drawn.to(first.dtype))

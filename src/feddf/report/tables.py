@@ -69,7 +69,9 @@ def compared(of: Mapping[str, Sequence[Run]], target: float | None = None) -> Co
     methods, runs = list(of), [run for mine in of.values() for run in mine]
     last = last_common_round(runs)
     seeds = sorted({run.seed for run in runs})
-    plural = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    plural = f"seed {seeds[0]}"
+    if len(seeds) > 1:
+        plural = f"seeds {', '.join(map(str, seeds))}: mean ± sample standard deviation (n − 1)"
     two = len(methods) == 2
     rows: list[list[str]] = []
     for name in [*runs[0].prototypes, "mean of all", "ensemble"]:
@@ -87,14 +89,15 @@ def compared(of: Mapping[str, Sequence[Run]], target: float | None = None) -> Co
 
 
 def _rounds_to(runs: Sequence[Run], name: str, target: float) -> str:
-    """Return the mean ± deviation of the first rounds at the target; "not reached" counts are said, never made up."""
+    """Return the mean ± deviation of the first rounds at the target, and how many runs did not reach it in how many."""
     curves = [run.curve(None if name == "mean of all" else name) for run in runs]
     firsts = [next((i for i, value in enumerate(curve, 1) if value >= target), None) for curve in curves]
     reached = [first for first in firsts if first is not None]
     if not reached:
         return f"not reached in {max(map(len, curves))}"
     text = f"{fmean(reached):.1f} ± {stdev(reached):.1f}" if len(reached) > 1 else str(reached[0])
-    return text if len(reached) == len(firsts) else f"{text} ({len(reached)} of {len(firsts)} seeds)"
+    missing = [len(curve) for curve, first in zip(curves, firsts, strict=True) if first is None]
+    return f"{text}, ≥ {min(missing)} in {len(missing)} of {len(firsts)}" if missing else text
 
 
 def last_common_round(runs: Sequence[Run]) -> int:
@@ -131,7 +134,7 @@ def percent(value: float) -> str:
 
 
 def spread(values: Sequence[float], signed: bool = False) -> str:
-    """Return mean ± standard deviation in percent (the value alone where there is only one)."""
+    """Return mean ± sample standard deviation (n − 1) in percent (the value alone where there is only one)."""
     if any(value != value for value in values):
         return "–"
     sign = "+" if signed else ""

@@ -101,7 +101,8 @@ def build_task(experiment: Experiment) -> Task:
     data = replace(data, train=some, test=test)
     rest, held_out = _validation_split(config, len(data.train), seed)
     kept, for_pool = split(len(rest), experiment.pool.share_of_training, derive(seed, "apart"))
-    train, validation = data.train.take(rest[kept]), data.train.take(held_out)
+    dealt = _share(len(kept), config.train_fraction, derive(seed, "train fraction"))
+    train, validation = data.train.take(rest[kept[dealt]]), data.train.take(held_out)
     own = data.train.inputs.take(rest[for_pool])
     pool_task = PoolTask(data.train.inputs, validation.inputs, own, config, experiment.pool.size)
     pool = pool_of(experiment.pool, pool_task, derive(seed, "pool"))
@@ -117,6 +118,11 @@ def _some(key: str, size: int | None, examples: Examples, seed: int) -> Examples
         raise ConfigError.at(key, size, f"there are {len(examples)} examples")
     _, chosen = split(len(examples), size / len(examples), seed)
     return examples.take(chosen)
+
+
+def _share(n: int, fraction: float, seed: int) -> Tensor:
+    """Return the indices of a share of n examples, chosen at random."""
+    return torch.arange(n) if fraction == 1 else split(n, fraction, seed)[1]
 
 
 def _validation_split(data: DataConfig, n: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from torch import nn
 
 from feddf.config import ConfigError, DataConfig, Experiment, PrototypeConfig
 from feddf.config.names import DATASETS
 from feddf.data.datasets import Dataset, wrong_labels
 from feddf.data.text import TEXTS, tokenizer
+from feddf.data.unlabeled import adapt, choose
 from feddf.runtime.packages import transformers
+from feddf.types import Examples, Inputs
 
 
 def load_dataset(key: str, name: str, data: DataConfig) -> Dataset:
@@ -19,7 +24,7 @@ def load_dataset(key: str, name: str, data: DataConfig) -> Dataset:
     for examples in (found.train, found.test):
         if wrong := wrong_labels(examples):
             raise ConfigError.at(key, name, f"has {wrong}")
-    return found
+    return resized(found, data.image_size) if data.image_size is not None else found
 
 
 def named(key: str, name: str, data: DataConfig) -> object:
@@ -29,6 +34,19 @@ def named(key: str, name: str, data: DataConfig) -> object:
         return loader if isinstance(loader, nn.Module) else loader(data)
     except (ValueError, FileNotFoundError) as error:
         raise ConfigError.at(key, name, str(error)) from error
+
+
+def resized(data: Dataset, side: int) -> Dataset:
+    """Return a data set of images with all of them at one size; one that has it already is returned itself."""
+    shape = tuple(data.train.inputs.raw.shape)
+    if len(shape) != 4 or shape[2:] == (side, side):
+        return data
+    like = Inputs(torch.zeros((0, shape[1], side, side), dtype=data.train.inputs.raw.dtype), data.train.inputs.encode)
+
+    def small(examples: Examples) -> Examples:
+        return replace(examples, inputs=adapt(choose(examples.inputs.raw, None, 0), like))
+
+    return replace(data, train=small(data.train), test=small(data.test))
 
 
 def with_tokenizer(experiment: Experiment) -> DataConfig:

@@ -110,10 +110,8 @@ def _of_classes(source: SourceConfig, data: Dataset, task: PoolTask, seed: int) 
     inputs = data.unlabeled or data.train.inputs
     if source.classes is None and not source.avoid:
         return inputs.raw
-    if not data.classes:
-        raise ValueError("its classes have no names, so none can be chosen or avoided")
     avoid = source.avoid
     if isinstance(avoid, str):
         avoid = load_dataset("pool.sources", avoid, task.data).classes
-    chosen = of_classes(data.train.labels, data.classes, source.classes, avoid, seed)
+    chosen = of_classes(data.train.labels, data.train.n_classes, data.classes, source.classes, avoid, seed)
     return data.train.inputs.take(chosen).raw

@@ -1,0 +1,139 @@
+"""One page about all results: the paper's claims with a verdict each, every table and curve, and how to repeat them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from io import StringIO
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from feddf.report.read import ReportError
+
+Result = Mapping[str, Any]
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --ok: #1b7f3b; --part: #a06a00; --bad: #b3261e; --none: #777; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; padding: 1rem; }
+table { border-collapse: collapse; display: block; overflow-x: auto; margin: .5rem 0; }
+th, td { border: 1px solid var(--line); padding: .2rem .6rem; text-align: right; vertical-align: top; }
+th:first-child, td:first-child { text-align: left; }
+td small { color: var(--none); display: block; }
+.verdict { font-weight: 600; white-space: nowrap; }
+.holds { color: var(--ok); } .part { color: var(--part); }
+.fails { color: var(--bad); } .untested { color: var(--none); }
+section { border-top: 1px solid var(--line); margin-top: 2rem; }
+svg { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
+code { overflow-wrap: anywhere; }
+"""
+_CLASSES = {"holds": "holds", "holds in part": "part", "does not hold": "fails"}
+
+
+def read_results(folder: Path) -> list[Result]:
+    """Return the results in a folder, in the order of their names."""
+    found: list[Result] = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found.append(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise ReportError(f"cannot read {path}: {error}") from None
+    if not found:
+        raise ReportError(f"{folder} holds no results; feddf reproduce writes some")
+    return found
+
+
+def page(results: Sequence[Result], untested: Mapping[str, tuple[str, str]]) -> str:
+    """Return one self-contained page. ``untested`` are (title, what it would take) of what has no result."""
+    rows = [
+        f"<tr><td><a href='#{escape(one['artefact'])}'>{escape(one['title'])}</a></td>"
+        f"<td style='text-align:left'>{escape(one['claim'])}</td><td>{_verdict(one['verdict'])}</td></tr>"
+        for one in results
+    ]
+    rows += [
+        f"<tr><td>{escape(title)}</td><td style='text-align:left'>{escape(what)}</td>"
+        f"<td>{_verdict('could not be tested here')}</td></tr>"
+        for title, what in untested.values()
+    ]
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>FedDF, reproduced</title><style>{_STYLE}</style></head><body><h1>FedDF, reproduced</h1>"
+        "<p>Each claim of the paper as a check on measured numbers. A comparison is clear when the difference is "
+        "larger than the spread of the seeds, √Σs², s being the sample standard deviation (n − 1).</p>"
+        f"<table><tr><th>table or figure</th><th style='text-align:left'>claim</th><th>verdict</th></tr>{''.join(rows)}"
+        f"</table>{''.join(map(_section, results))}</body></html>\n"
+    )
+
+
+def _verdict(text: str) -> str:
+    return f"<span class='verdict {_CLASSES.get(text, 'untested')}'>{escape(text)}</span>"
+
+
+def _section(one: Result) -> str:
+    reduction = f"<p>Reduced: {escape(one['reduction'])}.</p>" if one["reduction"] else ""
+    findings = "".join(
+        f"<li>{'✓' if each['holds'] else '✗'} {escape(each['claim'])}: {each['left']:.1f} against {each['right']:.1f}"
+        f" ({'clear' if each['clear'] else 'within the spread'} of {each['spread']:.1f})</li>"
+        for each in one["findings"]
+    )
+    versions = ", ".join(f"{name} {value}" for name, value in one["versions"].items())
+    return (
+        f"<section id='{escape(one['artefact'])}'><h2>{escape(one['title'])}</h2>"
+        f"<p>{escape(one['claim'])} {_verdict(one['verdict'])}</p>{reduction}"
+        f"<p>{escape(one['unit'])}; scale {escape(one['scale'])}, seeds {escape(', '.join(map(str, one['seeds'])))}; "
+        f"the paper's number in grey.</p>{_table(one['cells'])}<ul>{findings}</ul>{_curves(one['cells'])}"
+        f"<p><code>{escape(one['command'])}</code><br>{one['hours']:g} hours, {escape(one['machine'])}, "
+        f"{escape(versions)}, {escape(one['date'])}</p></section>"
+    )
+
+
+def _table(cells: Sequence[Mapping[str, Any]]) -> str:
+    columns = list(dict.fromkeys(cell["column"] for cell in cells))
+    by_place = {(cell["row"], cell["column"]): cell for cell in cells}
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    lines = [
+        f"<tr><td>{escape(row)}</td>{''.join(_entry(by_place.get((row, column))) for column in columns)}</tr>"
+        for row in dict.fromkeys(cell["row"] for cell in cells)
+    ]
+    return f"<table><tr><th></th>{head}</tr>{''.join(lines)}</table>"
+
+
+def _entry(cell: Mapping[str, Any] | None) -> str:
+    if cell is None:
+        return "<td></td>"
+    values = cell["values"]
+    text = "–" if not values else f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+    paper = f"<small>{escape(cell['paper'])}</small>" if cell["paper"] else ""
+    return f"<td>{text}{paper}</td>"
+
+
+def _curves(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Return the learning curves of all cells as an SVG picture: the mean over seeds, and their range as a band."""
+    drawn = [cell for cell in cells if cell["curves"] and len(cell["curves"][0]["fused"]) > 1]
+    if not drawn:
+        return ""
+    from matplotlib.figure import Figure
+
+    from feddf.report.plots import COLOURS
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for number, cell in enumerate(drawn):
+        length = min(len(curve["fused"]) for curve in cell["curves"])
+        by_round = [[100 * (curve["fused"][i] or 0.0) for curve in cell["curves"]] for i in range(length)]
+        rounds, colour = range(1, length + 1), COLOURS[number % len(COLOURS)]
+        style = ["-", "--", ":", "-."][number // len(COLOURS) % 4]
+        axes.plot(
+            rounds, [fmean(one) for one in by_round], style, color=colour, label=f"{cell['row']}, {cell['column']}"
+        )
+        axes.fill_between(
+            rounds, [min(one) for one in by_round], [max(one) for one in by_round], color=colour, alpha=0.15
+        )
+    axes.set(xlabel="communication round", ylabel="test accuracy in %")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="x-small", ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.15))
+    text = StringIO()
+    figure.savefig(text, format="svg")
+    return text.getvalue()[text.getvalue().index("<svg") :]

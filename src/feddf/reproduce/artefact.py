@@ -1,0 +1,142 @@
+"""What a table or figure of the paper is made of: cells (runs), the paper's numbers, and claims that can be checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from feddf.report.read import Run
+
+Scale = Literal["paper", "cpu", "smoke"]
+Changes = Mapping[str, Any]
+"""Values of keys, by their full names."""
+
+HOLDS, IN_PART, FAILS, UNTESTED = "holds", "holds in part", "does not hold", "could not be tested here"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One configuration: an entry of a table, or a point or curve of a figure. ``paper`` is what the paper reports."""
+
+    row: str
+    column: str
+    preset: str
+    changes: Changes
+    paper: str = ""
+
+    @property
+    def name(self) -> str:
+        """The cell's name: its row and its column."""
+        return f"{self.row}, {self.column}"
+
+
+Results = Mapping[str, Sequence[Run]]
+"""The runs of each cell, one a seed, by the cell's name."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One comparison: is ``left`` above ``right`` (or below, for counts of rounds), and by more than the spread?"""
+
+    claim: str
+    left: float
+    right: float
+    spread: float
+    holds: bool
+
+    @property
+    def clear(self) -> bool:
+        """Whether the difference is larger than the spread of the seeds."""
+        return abs(self.left - self.right) > self.spread
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A table or figure. ``cells`` are those at the paper's scale; ``reduced`` are changes for the other scales.
+
+    ``measure`` turns a run into the number that the table or figure shows; ``check`` compares them.
+    """
+
+    name: str
+    title: str
+    claim: str
+    cells: Sequence[Cell]
+    check: Callable[[Measured], list[Finding]]
+    measure: Callable[[Run], float]
+    unit: str = "test accuracy in %, mean over the last fifth of the rounds"
+    reduction: str = ""
+    reduced: Mapping[str, Changes] = field(default_factory=dict)
+    subset: Mapping[str, Callable[[Cell], bool]] = field(default_factory=dict)
+    """Which cells are run at a scale, where not all are."""
+    higher_is_better: bool = True
+    compute: Callable[[Scale, Sequence[int]], dict[str, list[float]]] | None = None
+    """For what is no run: (scale, seeds) -> the numbers of each cell."""
+
+
+def cells_at(artefact: Artefact, scale: Scale) -> list[Cell]:
+    """Return the cells that are run at a scale."""
+    chosen = artefact.subset.get(scale)
+    return [cell for cell in artefact.cells if chosen is None or chosen(cell)]
+
+
+class Measured:
+    """The numbers of an artefact: for each cell one a seed."""
+
+    def __init__(self, values: Mapping[str, Sequence[float]], higher_is_better: bool = True) -> None:
+        self.values, self._higher = values, higher_is_better
+
+    def mean(self, cell: str) -> float:
+        """Return a cell's mean over the seeds."""
+        return fmean(self.values[cell])
+
+    def spread(self, *cells: str) -> float:
+        """Return √Σ s², s being the sample standard deviation (n − 1) of each cell over its seeds; 0 for one seed."""
+        return sqrt(sum(stdev(self.values[cell]) ** 2 for cell in cells if len(self.values[cell]) > 1))
+
+    def better(self, left: str, right: str) -> Finding:
+        """Compare two cells: the first should be better."""
+        a, b = self.mean(left), self.mean(right)
+        word = "above" if self._higher else "below"
+        return Finding(f"{left} is {word} {right}", a, b, self.spread(left, right), a > b if self._higher else a < b)
+
+    def within(self, left: str, right: str, points: float) -> Finding:
+        """Compare two cells: they should differ by a few points at the most."""
+        a, b = self.mean(left), self.mean(right)
+        claim = f"{left} is within {points:g} of {right}"
+        return Finding(claim, a, b, self.spread(left, right), abs(a - b) <= points)
+
+    def larger_gap(self, first: tuple[str, str], second: tuple[str, str], claim: str) -> Finding:
+        """Compare two differences: the first should be the larger."""
+        a = self.mean(first[0]) - self.mean(first[1])
+        b = self.mean(second[0]) - self.mean(second[1])
+        return Finding(claim, a, b, self.spread(*first, *second), a > b)
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """Return the verdict on a claim: whether all, some or none of its comparisons came out as the paper says."""
+    true = sum(finding.holds for finding in findings)
+    return HOLDS if true == len(findings) else FAILS if true == 0 else IN_PART
+
+
+def final_accuracy(run: Run) -> float:
+    """Return the fused models' test accuracy in %, the mean over prototypes and over the last fifth of the rounds."""
+    curve = run.curve()
+    return 100 * fmean(curve[-max(1, len(curve) // 5) :])
+
+
+def rounds_to(target: float) -> Callable[[Run], float]:
+    """Return a measure: the first round at a target accuracy; one more than all rounds where it was not reached."""
+
+    def measure(run: Run) -> float:
+        curve = run.curve()
+        return float(next((i for i, value in enumerate(curve, 1) if value >= target), len(curve) + 1))
+
+    return measure
+
+
+def all_better(pairs: Sequence[tuple[str, str]]) -> Callable[[Measured], list[Finding]]:
+    """Return a check: the first cell of every pair is better than the second."""
+    return lambda measured: [measured.better(left, right) for left, right in pairs]

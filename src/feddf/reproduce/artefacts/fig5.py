@@ -1,0 +1,36 @@
+"""Figure 5: distillation sources."""
+
+from __future__ import annotations
+
+from feddf.reproduce.artefact import Artefact, Cell, Finding, Measured, final_accuracy
+
+SOURCES = {
+    "CIFAR-100": {},
+    "Tiny-ImageNet": {"pool.sources": ("tiny-imagenet",)},
+    "ImageNet32": {"pool.sources": ("imagenet32",)},
+    "STL-10": {"pool.sources": ("stl10",)},
+    "validation images": {"pool.sources": ("validation",)},
+    "noise": {"pool.sources": ("noise",)},
+}
+HERE = ("CIFAR-100", "Tiny-ImageNet", "validation images", "noise")
+
+
+def check(measured: Measured) -> list[Finding]:
+    """Natural images do as well as one another, and noise is clearly worse."""
+    natural = [name for name in HERE if name != "noise"]
+    return [
+        *(measured.within(f"{name}, FedDF", "CIFAR-100, FedDF", 3.0) for name in natural[1:]),
+        *(measured.better(f"{name}, FedDF", "noise, FedDF") for name in natural),
+    ]
+
+
+ARTEFACT = Artefact(
+    "fig5",
+    "Figure 5: distillation data sets (CIFAR-10, ResNet-8)",
+    "FedDF is consistent over natural sources (within three points of CIFAR-100), and noise is abruptly worse.",
+    [Cell(name, "FedDF", "cifar10-resnet8", {**changes, "partition.alpha": 1.0}) for name, changes in SOURCES.items()],
+    check,
+    final_accuracy,
+    reduction="CIFAR-100, Tiny-ImageNet, the validation images and noise; no generator",
+    subset={"cpu": lambda cell: cell.row in HERE, "smoke": lambda cell: cell.row in HERE},
+)

@@ -1,0 +1,97 @@
+"""What was measured of an artefact: small files with the numbers, the paper's beside them, and how to repeat them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from feddf.config import Experiment
+from feddf.report.read import Run
+from feddf.reproduce.artefact import Artefact, Finding, Measured, Scale, cells_at, verdict
+from feddf.reproduce.cells import experiments_of, hash_of, run_cells
+from feddf.reproduce.scales import experiment_of
+from feddf.runtime.atomic import write_atomically
+
+
+def reproduce(
+    artefact: Artefact, scale: Scale, seeds: Sequence[int], folder: Path, parallel: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Run the cells that are not finished, and return what was measured and the verdict on the claim."""
+    runs: dict[str, list[Run]] = {}
+    experiments: dict[str, list[Experiment]] = {}
+    if artefact.compute is not None:
+        values = artefact.compute(scale, seeds)
+    else:
+        experiments = experiments_of(artefact, scale, seeds)
+        runs = run_cells(experiments, folder, parallel, say)
+        values = {cell: [artefact.measure(run) for run in mine] for cell, mine in runs.items() if mine}
+    findings = artefact.check(Measured(values, artefact.higher_is_better))
+    return {
+        "artefact": artefact.name,
+        "title": artefact.title,
+        "claim": artefact.claim,
+        "verdict": verdict(findings),
+        "scale": scale,
+        "reduction": artefact.reduction if scale == "cpu" else "",
+        "unit": artefact.unit,
+        "seeds": list(seeds),
+        "command": f"feddf reproduce {artefact.name} --scale {scale} --seeds {','.join(map(str, seeds))}",
+        "findings": [{**asdict(finding), "clear": finding.clear} for finding in findings],
+        "cells": [_cell(artefact, scale, one, values, runs, experiments) for one in cells_at(artefact, scale)],
+        "hours": round(sum(sum(run.seconds().values()) for mine in runs.values() for run in mine) / 3600, 2),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, no GPU used",
+        "versions": {name: version(name) for name in ("feddf", "torch", "numpy")},
+        "date": date.today().isoformat(),
+    }
+
+
+def _cell(
+    artefact: Artefact,
+    scale: Scale,
+    cell: Any,
+    values: Mapping[str, Sequence[float]],
+    runs: Mapping[str, Sequence[Run]],
+    experiments: Mapping[str, Sequence[Experiment]],
+) -> dict[str, Any]:
+    first = experiment_of(artefact, cell, scale, 0)
+    return {
+        "row": cell.row,
+        "column": cell.column,
+        "paper": cell.paper,
+        "values": [round(value, 4) for value in values.get(cell.name, [])],
+        "preset": cell.preset,
+        "configuration": first.model_dump(mode="json", exclude_defaults=True, exclude_none=True),
+        "hashes": [hash_of(one) for one in experiments.get(cell.name, [])],
+        "curves": [_curve(run) for run in runs.get(cell.name, [])],
+    }
+
+
+def _curve(run: Run) -> dict[str, list[float | None]]:
+    def rounded(values: Sequence[float]) -> list[float | None]:
+        return [None if value != value else round(value, 4) for value in values]
+
+    return {
+        "averaged": rounded(run.curve(which="averaged")),
+        "fused": rounded(run.curve()),
+        "ensemble": rounded(run.ensemble()),
+    }
+
+
+def write(found: Mapping[str, Any], folder: Path) -> Path:
+    """Write an artefact's results; return the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{found['artefact']}.json"
+    write_atomically(path, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
+    return path
+
+
+def findings_of(found: Mapping[str, Any]) -> list[Finding]:
+    """Return the comparisons in a result."""
+    return [Finding(**{key: value for key, value in one.items() if key != "clear"}) for one in found["findings"]]
