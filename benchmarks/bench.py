@@ -21,28 +21,34 @@ import torch
 import torch.nn.functional as F
 
 from feddf import (
+    MODELS,
     Client,
+    DistillConfig,
     Examples,
     Failure,
+    Fusion,
     Inputs,
     Job,
+    LocalConfig,
     Processes,
     Prototype,
-    Schedule,
+    Resources,
+    RunConfig,
     ServerState,
+    Settings,
     Update,
+    accuracy,
+    feddf,
     in_process,
     initial,
 )
-from feddf.accelerate import Accelerate, can_compile, compiled, eager
-from feddf.allocator import keep_freed_memory
 from feddf.data.augment import flip_crop
 from feddf.data.encode import Pixels
-from feddf.evaluate import accuracy
-from feddf.fusion.feddf import feddf
 from feddf.local import local_update
-from feddf.models import MODELS
-from feddf.runs.spool import keep
+from feddf.runs.spool import DiskSpool
+from feddf.runtime.allocator import keep_freed_memory
+from feddf.runtime.compile import can_compile
+from feddf.runtime.execution import Execution
 from feddf.types import Engine, J, R
 
 CORES, SHAPE, CLASSES = 2, (3, 32, 32), 10
@@ -103,19 +109,20 @@ def jobs_of(clients: int, samples: int) -> list[Job]:
     ]
 
 
-def fastest() -> Accelerate:
-    return compiled if can_compile() else eager
-
-
-def trainer(data: Examples, epochs: int, accelerate: Accelerate) -> Callable[[Job], Update]:
+def trainer(data: Examples, epochs: int, compile: bool) -> Callable[[Job], Update]:
+    local, execution = LocalConfig(epochs=epochs, batch=64, rate=0.1), Execution(compile=compile)
     return partial(
-        local_update, prototypes=RESNET, train=data, epochs=epochs, batch=64, rate=0.1, augment=flip_crop,
-        accelerate=accelerate,
+        local_update, prototypes=RESNET, train=data, local=local, augment=flip_crop, execution=execution
     )  # fmt: skip
 
 
-def schedule(steps: int) -> Schedule:
-    return Schedule(steps=steps, check_every=10**9, threads=CORES, accelerate=fastest())
+def fusing(pool: Inputs, engine: Engine, steps: int) -> Fusion:
+    """FedDF, whose student takes all steps on all cores, as fast as this machine can."""
+    settings = Settings(
+        distill=DistillConfig(steps=steps, check=10**9, stop="steps"),
+        run=RunConfig(threads=CORES, compile=can_compile()),
+    )
+    return feddf(Resources(RESNET, pool), settings, engine)
 
 
 def done(engine: Engine, work: Callable[[J], R], jobs: list[J]) -> list[R]:
@@ -144,12 +151,12 @@ def local(repeats: int = 5, samples: int = 1280, epochs: int = 2) -> dict[str, o
 
     with Processes(CORES) as pool:
 
-        def workers(accelerate: Accelerate) -> Callable[[], float]:
-            train, jobs = trainer(data, epochs, accelerate), jobs_of(CORES, samples)
+        def workers(compile: bool) -> Callable[[], float]:
+            train, jobs = trainer(data, epochs, compile), jobs_of(CORES, samples)
             done(pool, train, jobs)  # workers start, and compile
             return lambda: CORES * samples * epochs / seconds(lambda: done(pool, train, jobs))
 
-        as_usual, fast = workers(eager), workers(fastest())
+        as_usual, fast = workers(False), workers(can_compile())
         loop()
         one, two, three, best, limit = in_turn(
             repeats, loop, as_usual, fast, lambda: CORES * 64 / least(pool, "training", 64), lambda: gemm(CORES)
@@ -185,10 +192,7 @@ def fusion(
         return seconds(lambda: plain.distill(student, modules, images, timed)) / timed * steps
 
     with Processes(CORES) as pool:
-        fusions = [
-            feddf(RESNET, pool_data.inputs, engine=pool, score=None, schedule=schedule(count))
-            for count in (timed, 5 * timed)
-        ]
+        fusions = [fusing(pool_data.inputs, pool, count) for count in (timed, 5 * timed)]
 
         def ours() -> tuple[float, float]:
             """Seconds to ask, and to distil: the difference of two lengths knows no start-up."""
@@ -226,8 +230,8 @@ def whole_round(
         plain.distill(plain.average(trained, [samples] * clients), trained, unlabeled, steps)
 
     with Processes(CORES) as pool:
-        train, jobs = trainer(data, epochs, fastest()), jobs_of(clients, samples)
-        fuse = feddf(RESNET, pool_data.inputs, engine=pool, score=None, schedule=schedule(steps))
+        train, jobs = trainer(data, epochs, can_compile()), jobs_of(clients, samples)
+        fuse = fusing(pool_data.inputs, pool, steps)
         done(pool, train, [replace(job, client=replace(job.client, indices=torch.arange(128))) for job in jobs[:CORES]])
 
         def ours() -> None:
@@ -255,13 +259,13 @@ def small(repeats: int = 3, clients: int = 2000, samples: int = 25) -> dict[str,
 
     with Processes(CORES) as pool:
 
-        def workers(accelerate: Accelerate) -> Callable[[], float]:
-            train = trainer(data, 1, accelerate)
+        def workers(compile: bool) -> Callable[[], float]:
+            train = trainer(data, 1, compile)
             done(pool, train, jobs[:4])
             return lambda: seconds(lambda: done(pool, train, jobs))
 
         one, two, three, best = in_turn(
-            repeats, lambda: seconds(loop), workers(eager), workers(fastest()),
+            repeats, lambda: seconds(loop), workers(False), workers(can_compile()),
             lambda: least(pool, "training", samples) * clients / CORES,
         )  # fmt: skip
     return {
@@ -282,11 +286,13 @@ def fuse_many(teachers: int) -> None:
     state = initial(RESNET["resnet8"], 0)
     server = ServerState(0, {"resnet8": state})
     with tempfile.TemporaryDirectory() as folder:
+        spool = DiskSpool(Path(folder))
         updates = [
-            keep(Path(folder), job, Update(job.id, "resnet8", 1, initial(RESNET["resnet8"], number), 25))
+            spool.keep(job, Update(job.id, "resnet8", 1, initial(RESNET["resnet8"], number), 25))
             for number, job in enumerate(jobs_of(teachers, 25))
         ]
-        fuse = feddf(RESNET, pool, engine=in_process, score=None, schedule=Schedule(steps=4))
+        settings = Settings(distill=DistillConfig(steps=4, stop="steps"), run=RunConfig(threads=1))
+        fuse = feddf(Resources(RESNET, pool), settings, in_process)
         began = time.perf_counter()
         fuse(server, updates, 0)
         took = time.perf_counter() - began
@@ -317,8 +323,8 @@ def agree(repeats: int = 6, rounds: int = 3, steps: int = 60, samples: int = 320
     train, test, pool = fake(clients * samples, seed=3), fake(500, seed=4), fake(1024, seed=5)
     shards = torch.arange(clients * samples).split(samples)
     images, unlabeled, tests = padded(train), ENCODE(pool.inputs.raw), ENCODE(test.inputs.raw)
-    local_train = trainer(train, 2, fastest())
-    fuse = feddf(RESNET, pool.inputs, engine=in_process, score=None, schedule=schedule(steps))
+    local_train = trainer(train, 2, can_compile())
+    fuse = fusing(pool.inputs, in_process, steps)
 
     def loop(seed: int) -> list[float]:
         torch.manual_seed(seed)
@@ -374,7 +380,7 @@ def table(results: dict[str, dict]) -> str:
 def machine() -> dict[str, object]:
     return {
         "torch": torch.__version__, "python": platform.python_version(), "cores": CORES,
-        "cpu": torch.backends.cpu.get_cpu_capability(), "compiler": fastest() is compiled,
+        "cpu": torch.backends.cpu.get_cpu_capability(), "compiler": can_compile(),
     }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from feddf.threads import threads
+from feddf.runtime.threads import threads
 
 
 @dataclass(frozen=True)

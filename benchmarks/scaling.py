@@ -1,7 +1,7 @@
-"""What a round costs beside training: ``python benchmarks/scaling.py [ENGINE ...]``. docs/scaling.md explains it.
+"""What a round costs apart from training: ``python benchmarks/scaling.py [ENGINE ...]``. docs/scaling.md explains it.
 
 Clients send back what they were sent, so all the time measured is transport: packing, sending, unpacking, the gate and
-the spool. Each engine plays in a process of its own.
+the spool. Each engine runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -24,11 +24,26 @@ import torch
 from scipy.optimize import nnls
 from torch import nn
 
-from feddf import Client, Federation, Job, Processes, Prototype, ServerState, Update, fedavg, in_process, initial
+from feddf import (
+    Client,
+    ClientsConfig,
+    Engine,
+    Federation,
+    FusionConfig,
+    Job,
+    Processes,
+    Prototype,
+    Resources,
+    ServerState,
+    Settings,
+    Update,
+    fedavg,
+    in_process,
+    initial,
+)
 from feddf.engines import RayWorkers
 from feddf.rounds import collect, jobs_for
-from feddf.runs.spool import forget, remembering
-from feddf.types import Engine
+from feddf.runs.spool import DiskSpool
 
 RESULTS = Path(__file__).parent / "results"
 COHORTS = (10, 100, 1000)
@@ -49,7 +64,8 @@ def echo(job: Job) -> Update:
 
 
 def federation(clients: int) -> Federation:
-    return Federation([Client(f"client-{number:05d}", "blank") for number in range(clients)], 1.0, 0)
+    members = [Client(f"client-{number:05d}", "blank") for number in range(clients)]
+    return Federation(members, ClientsConfig(number=clients, fraction=1.0))
 
 
 @contextmanager
@@ -73,15 +89,15 @@ def rounds_of(name: str, clients: int, parameters: int, repeats: int) -> list[fl
     members = federation(clients)
     times: list[float] = []
     with opened(name) as engine, tempfile.TemporaryDirectory() as scratch:
-        spool = Path(scratch) / "spool"
+        spool = DiskSpool(Path(scratch) / "spool")
         for number in range(repeats + 1):
             jobs = jobs_for(ServerState(number, server.models), members, members.clients)
             began = time.perf_counter()
-            updates, failures = collect(remembering(engine, spool), echo, jobs)
+            updates, failures = collect(engine, echo, jobs, spool)
             times.append(time.perf_counter() - began)
             assert not failures
             assert len(updates) == clients
-            forget(spool)
+            spool.clear()
     return times[1:]
 
 
@@ -92,9 +108,9 @@ def flower_rounds(clients: int, parameters: int, repeats: int) -> list[float]:
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 
-    from feddf.flower import FedDF, introduce
+    from feddf import RunFolder
+    from feddf.flower import FedDF, FlowerClientsConfig, FlowerSettings, introduce
     from feddf.flower.wire import COUNT, METRICS
-    from feddf.runs import RunFolder
 
     client = introduce(ClientApp(), "blank")
 
@@ -107,12 +123,14 @@ def flower_rounds(clients: int, parameters: int, repeats: int) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
 
         @server.main()
-        def play(grid: Grid, context: Context) -> None:
+        def main(grid: Grid, context: Context) -> None:
             strategy = FedDF(
                 {"blank": partial(blank, parameters)},
+                FlowerSettings(
+                    clients=FlowerClientsConfig(number=clients),
+                    fusion=FusionConfig(method="fedavg"),
+                ),
                 folder=f"{folder}/run",
-                clients=clients,
-                method="fedavg",
                 wait=600.0,
                 poll=0.05,
             )
@@ -130,11 +148,11 @@ def fusing(clients: int, parameters: int) -> float:
     server = ServerState(0, {"blank": initial(prototype, 0)})
     members = federation(clients)
     with tempfile.TemporaryDirectory() as scratch:
-        updates, _ = collect(
-            remembering(in_process, Path(scratch) / "spool"), echo, jobs_for(server, members, members.clients)
-        )
+        spool = DiskSpool(Path(scratch) / "spool")
+        updates, _ = collect(in_process, echo, jobs_for(server, members, members.clients), spool)
+        fuse = fedavg(Resources({"blank": prototype}), Settings(), in_process)
         began = time.perf_counter()
-        fedavg()(server, updates, 0)
+        fuse(server, updates, 0)
         return time.perf_counter() - began
 
 

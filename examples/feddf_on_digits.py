@@ -54,8 +54,6 @@ fuse = feddf(Resources(prototypes, pool, validation), settings, in_process)
 server = ServerState(0, {name: initial(prototype, seed=0) for name, prototype in prototypes.items()})
 federation = Federation(clients, settings.clients, seed=0)
 for closed in islice(run_rounds(server, federation, engine=in_process, train=local, fuse=fuse), 3):
-    before, after = (
-        accuracy(prototypes["cnn"].load(models["cnn"]), digits.test)
-        for models in (closed.fused.start, closed.server.models)
-    )
-    print(f"round {closed.server.round}: averaged {before:.3f}, fused {after:.3f}")
+    models = {"averaged": closed.fused.start, "fused": closed.server.models}
+    found = {name: accuracy(prototypes["cnn"].load(state["cnn"]), digits.test) for name, state in models.items()}
+    print(f"round {closed.server.round}: averaged {found['averaged']:.3f}, fused {found['fused']:.3f}")

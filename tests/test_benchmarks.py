@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from feddf.accelerate import eager
-from feddf.threads import threads
 from torch import Tensor, nn
+
+from feddf.engines import Processes
+from feddf.models.cnn import CNN
+from feddf.runtime.threads import threads
+from feddf.types import Prototype
+from soak import SOAK
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -31,10 +38,26 @@ TINY: dict[str, dict[str, Any]] = {
 pytestmark = pytest.mark.xdist_group("engines")
 
 
-@pytest.mark.parametrize("part", bench.PARTS)
-def test_every_part_measures_something(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "fastest", lambda: eager)
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Processes]:
+    with Processes(1) as opened:
+        yield opened
+
+
+@pytest.fixture
+def tiny_bench(worker: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a compiler, and in the short form with a small model and one worker for all parts."""
+    monkeypatch.setattr(bench, "can_compile", lambda: False)
     monkeypatch.setattr(bench, "FLOOR_STEPS", 1)
+    if not SOAK:
+        small = Prototype("resnet8", partial(CNN, bench.SHAPE, bench.CLASSES, width=2))
+        monkeypatch.setitem(bench.RESNET, "resnet8", small)
+        monkeypatch.setattr(bench, "Processes", lambda workers: nullcontext(worker))
+
+
+@pytest.mark.usefixtures("tiny_bench")
+@pytest.mark.parametrize("part", bench.PARTS)
+def test_every_part_measures_something(part: str) -> None:
     with threads(torch.get_num_threads()):  # the plain loop takes all there are
         figures: dict[str, Any] = bench.PARTS[part](**TINY[part])
     assert figures

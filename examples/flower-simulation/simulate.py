@@ -1,4 +1,4 @@
-"""Run a preset or a configuration file in Flower's simulation: its clients on Ray, one CPU each.
+"""Run a preset or a configuration file in Flower's simulation: its clients on Ray, one CPU each, run.workers at a time.
 
 pip install 'feddf[flower,ray,demo]'
 python examples/flower-simulation/simulate.py demo rounds=3 seed=0 --out runs/demo-flower
@@ -31,7 +31,8 @@ def simulate(experiment: Experiment, folder: Path, after: Callable[[Grid, FedDF]
         if after is not None:
             after(grid, strategy)
 
-    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"include_dashboard": False}}
+    started = {"include_dashboard": False, "num_cpus": experiment.run.workers}  # of Ray; by default all CPUs
+    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": started}
     run_simulation(server, client_app_of(experiment), experiment.clients.number, backend_config=backend)
     saved, _ = RunFolder.open(folder).latest()
     assert saved is not None

@@ -236,6 +236,7 @@ class Engine(Protocol):
 
 
 LocalTrain = Callable[[Job], Update]
+"""What a client does with its own examples when it is asked to."""
 
 Finish = Callable[[nn.Module], State]
 Prepare = Callable[[nn.Module, Job], Finish]

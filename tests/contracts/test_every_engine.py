@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -33,20 +32,26 @@ from feddf.types import Engine, Failure
 pytestmark = pytest.mark.xdist_group("engines")  # all that need the Ray cluster are in one process
 pytest_plugins = ["engines.ray_cluster"]
 
-ENGINES = ("in_process", "processes-1", "processes-3", "ray")
+ENGINES = {"in_process": None, "one process": "one_worker", "two processes": "two_workers", "ray": "ray_engine"}
 
 
-def opened(name: str, request: pytest.FixtureRequest) -> AbstractContextManager[Engine]:
-    kind, _, workers = name.partition("-")
-    if kind == "processes":
-        return Processes(int(workers))
-    return nullcontext(request.getfixturevalue("ray_engine") if kind == "ray" else in_process)
+@pytest.fixture(scope="module")
+def one_worker() -> Iterator[Processes]:
+    with Processes(1) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def two_workers() -> Iterator[Processes]:
+    with Processes(2) as opened:
+        yield opened
 
 
 @pytest.fixture(params=ENGINES, scope="module")
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with opened(request.param, request) as found:
-        yield found
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Each engine; all tests share its workers, because starting one takes longer than most tests."""
+    fixture = ENGINES[request.param]
+    return in_process if fixture is None else request.getfixturevalue(fixture)
 
 
 def square_or_raise(job: Number) -> int:
@@ -117,7 +122,9 @@ def spoil_and_total(job: Sent) -> float:
     return total
 
 
-def test_shared_weights_are_sent_once_and_are_each_jobs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_weights_are_sent_once_and_are_each_jobs_own(
+    one_worker: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes: list[int] = []
 
     def send(pipe: Connection, content: bytes) -> None:
@@ -126,17 +133,15 @@ def test_shared_weights_are_sent_once_and_are_each_jobs_own(monkeypatch: pytest.
 
     as_before = Connection.send_bytes
     state = {"w": torch.ones(100_000)}
-    with Processes(1) as engine:
-        list(engine(spoil_and_total, [Sent(0, state)]))
-        monkeypatch.setattr(Connection, "send_bytes", send)
-        assert list(engine(spoil_and_total, [Sent(k, state) for k in range(5)])) == [100_000.0] * 5
+    list(one_worker(spoil_and_total, [Sent(0, state)]))
+    monkeypatch.setattr(Connection, "send_bytes", send)
+    assert list(one_worker(spoil_and_total, [Sent(k, state) for k in range(5)])) == [100_000.0] * 5
     assert sum(sizes) < 2 * 400_000
 
 
-def test_a_new_worker_is_sent_what_the_dead_one_knew() -> None:
+def test_a_new_worker_is_sent_what_the_dead_one_knew(one_worker: Processes) -> None:
     state = {"w": torch.ones(50)}
-    with Processes(1) as engine:
-        outcomes = list(engine(total_or_die, [Sent(k, state) for k in (3, 4, 5, 6, 7)]))
+    outcomes = list(one_worker(total_or_die, [Sent(k, state) for k in (3, 4, 5, 6, 7)]))
     assert [outcome for outcome in outcomes if not isinstance(outcome, Failure)] == [(k, 50.0) for k in (3, 4, 6, 7)]
     assert [outcome.client_id for outcome in outcomes if isinstance(outcome, Failure)] == ["s5"]
 
@@ -178,30 +183,27 @@ def die_or_answer(job: Number) -> int:
     return os.getpid()
 
 
-def test_a_worker_that_dies_is_one_failure_and_is_replaced() -> None:
-    with Processes(2) as engine:
-        outcomes = list(engine(die_or_answer, [Number(i) for i in range(6)]))
-        assert [o.client_id for o in outcomes if isinstance(o, Failure)] == ["n2"]
-        assert [o.reason for o in outcomes if isinstance(o, Failure)] == ["its worker process died (exit code -9)"]
-        pids = {o for o in outcomes if isinstance(o, int)}
-        assert os.getpid() not in pids
-        again = list(engine(die_or_answer, [Number(i) for i in (3, 4, 5)]))
-        assert all(isinstance(o, int) for o in again)
-        assert set(again) & pids  # workers are kept from call to call
+def test_a_worker_that_dies_is_one_failure_and_is_replaced(two_workers: Processes) -> None:
+    outcomes = list(two_workers(die_or_answer, [Number(i) for i in range(6)]))
+    assert [o.client_id for o in outcomes if isinstance(o, Failure)] == ["n2"]
+    assert [o.reason for o in outcomes if isinstance(o, Failure)] == ["its worker process died (exit code -9)"]
+    pids = {o for o in outcomes if isinstance(o, int)}
+    assert os.getpid() not in pids
+    again = list(two_workers(die_or_answer, [Number(i) for i in (3, 4, 5)]))
+    assert all(isinstance(o, int) for o in again)
+    assert set(again) & pids  # workers are kept from call to call
 
 
-def test_a_late_job_is_one_failure_and_the_others_are_not_held_up() -> None:
-    with Processes(2) as engine:
-        list(engine(hang_or_answer, [Number(0), Number(2)]))  # start-up is not the clients' time
-        outcomes = list(engine.within(2.0)(hang_or_answer, [Number(i) for i in range(5)]))
+def test_a_late_job_is_one_failure_and_the_others_are_not_held_up(two_workers: Processes) -> None:
+    list(two_workers(hang_or_answer, [Number(0), Number(2)]))  # start-up is not the clients' time
+    outcomes = list(two_workers.within(2.0)(hang_or_answer, [Number(i) for i in range(5)]))
     assert sorted(o for o in outcomes if isinstance(o, int)) == [0, 2, 3, 4]
     assert [o for o in outcomes if isinstance(o, Failure)] == [Failure("n1", "late: no answer within 2 s")]
     assert isinstance(outcomes[-1], Failure)
 
 
-def test_a_result_that_cannot_travel_is_the_jobs_failure() -> None:
-    with Processes(1) as engine:
-        bad, good = list(engine(lock, [Number(1), Number(0)]))
+def test_a_result_that_cannot_travel_is_the_jobs_failure(one_worker: Processes) -> None:
+    bad, good = list(one_worker(lock, [Number(1), Number(0)]))
     assert isinstance(bad, Failure)
     assert "pickle" in bad.reason
     assert good == "fine"

@@ -84,7 +84,7 @@ class Landscape:
                 found.append((path, reason))
             return found
 
-        monkeypatch.setattr("feddf.experiments.tuning._run_all", run_all)
+        monkeypatch.setattr("feddf.experiments.tuning.run_folders", run_all)
 
 
 def rates(trials: list[Trial]) -> list[float]:

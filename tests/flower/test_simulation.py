@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from engines.ray_cluster import SETTINGS
 from feddf.config import parse
+from feddf.config.keys import nested
 from flower.test_strategy import BASE, in_process
+from soak import SOAK
 
-pytestmark = pytest.mark.xdist_group("engines")  # one cluster at a time
+pytestmark = pytest.mark.xdist_group("engines")  # it starts a Ray cluster of its own: one at a time
 
+CONFIG = nested(BASE, {} if SOAK else {"rounds": 2, "clients.number": 3, "clients.fraction": 0.7, "run.workers": 1})
 OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -24,13 +28,14 @@ OFFLINE = {
 
 
 def test_a_flower_simulation_ends_with_the_same_bytes_as_in_process(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(BASE))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     program = Path(__file__).with_name("simulated.py")
     words = [sys.executable, str(program), str(tmp_path / "config.json"), str(tmp_path / "run")]
     example = Path(__file__).parents[2] / "examples" / "flower-simulation"
-    environment = {**os.environ, **OFFLINE, "FLWR_HOME": str(tmp_path / "flwr"), "PYTHONPATH": str(example)}
+    places = {"FLWR_HOME": str(tmp_path / "flwr"), "PYTHONPATH": str(example)}
+    environment = {**os.environ, **OFFLINE, **SETTINGS, **places}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["digest"] == in_process(parse(BASE), tmp_path / "here")[0]
+    assert found["digest"] == in_process(parse(CONFIG), tmp_path / "here")[0]
     assert found["no such function"] is True

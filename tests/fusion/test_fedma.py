@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import CLASSES, SHAPE, make_tiny
-from feddf.config import ClientsConfig, LocalConfig, with_values
+from feddf.config import ClientsConfig, FedMAConfig, LocalConfig, with_values
 from feddf.config.names import MODELS
 from feddf.engines import in_process
 from feddf.evaluate import accuracy
@@ -72,7 +72,7 @@ def test_permuted_copies_of_one_network_are_matched_back_exactly(name: str, grow
         expected = one.load(state)(inputs)
         torch.testing.assert_close(one.load(copies[2])(inputs), expected, atol=1e-5, rtol=1e-4)
     updates = [Update(f"c{i}", name, 1, copy, 10 + i) for i, copy in enumerate(copies)]
-    fused, _ = matched_average(updates, layers, state, growth=growth)
+    fused, _ = matched_average(updates, layers, state, config=FedMAConfig(growth=growth))
     for key in state:
         torch.testing.assert_close(fused[key], state[key], atol=1e-6, rtol=1e-6)
 
@@ -143,7 +143,7 @@ def test_matched_layers_stay_as_they_are_while_the_clients_train_the_rest() -> N
         prototypes={"mlp": mlp},
         train=tiny.train,
         local=LocalConfig(epochs=3, batch=8, rate=0.05),
-        prepare=partial(keep_matched, layers=layers),
+        prepare=partial(keep_matched, layers=layers, prototypes={"mlp": mlp}, own_start=False),
     )
     clients = [Client(f"c{k}", "mlp", torch.arange(k, 120, 4)) for k in range(4)]
     federation = Federation(clients, ClientsConfig(number=4, fraction=0.75), 0, rounds_per_cohort=3)
@@ -155,7 +155,7 @@ def test_matched_layers_stay_as_they_are_while_the_clients_train_the_rest() -> N
         seen[-1][job.id] = update
         return update
 
-    fuse = match_and_average(layers, growth=1.0)
+    fuse = match_and_average(layers, FedMAConfig(growth=1.0, neuron_weights="examples"))
     for stage in range(6):
         seen.append({})
         before = server
@@ -177,7 +177,7 @@ def test_a_client_computes_the_same_with_its_own_layers_on_matched_inputs() -> N
     layers = layers_of(one)
     state = initial(one, 0)
     updates = [Update(f"c{seed}", "vgg9", 1, permuted(state, layers, seed), 10) for seed in range(3)]
-    server = match_and_average({"vgg9": layers})(ServerState(0, {"vgg9": state}), updates, 0).server
+    server = match_and_average({"vgg9": layers}, FedMAConfig())(ServerState(0, {"vgg9": state}), updates, 0).server
     inputs = torch.randn(4, *IMAGE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = one.load(state)(inputs)
@@ -197,7 +197,9 @@ def test_layers_that_grew_are_loaded_and_trained() -> None:
         Update(f"c{k}", "mlp", 1, {key: torch.randn(t.shape, generator=random) for key, t in base.items()}, 10)
         for k in range(3)
     ]
-    fused = match_and_average(layers, growth=1.5)(ServerState(0, {"mlp": base}), updates, 0)
+    fused = match_and_average(layers, FedMAConfig(growth=1.5, neuron_weights="examples"))(
+        ServerState(0, {"mlp": base}), updates, 0
+    )
     widths = fused.notes["fedma"]["widths"]["mlp"]
     assert 16 < widths[0] <= 24
     assert widths[2] == CLASSES
@@ -227,7 +229,7 @@ def test_a_client_that_joins_within_a_model_is_matched_with_the_others() -> None
     def update(name: str, like: State, number: int) -> Update:
         return Update(name, "mlp", number, {k: torch.randn(t.shape, generator=random) for k, t in like.items()}, 10)
 
-    fuse = match_and_average(layers, growth=2.0)
+    fuse = match_and_average(layers, FedMAConfig(growth=2.0, neuron_weights="examples"))
     first = fuse(ServerState(0, {"mlp": base}), [update(f"c{k}", base, 1) for k in range(3)], 0)
     assert first.notes["fedma"]["widths"]["mlp"][1] > 16  # the layer above the matched one has grown in the average
     server = first.server
@@ -275,6 +277,6 @@ def test_the_method_asks_its_clients_for_what_it_needs() -> None:
         for k in range(3)
     ]
     one = method.fuse(ServerState(0, {"mlp": state}), updates, 0)
-    same = match_and_average({"mlp": layers_of(tiny.prototypes["mlp"])}, growth=1.5)
+    same = match_and_average({"mlp": layers_of(tiny.prototypes["mlp"])}, FedMAConfig(growth=1.5))
     assert digest(one.server.models) == digest(same(ServerState(0, {"mlp": state}), updates, 0).server.models)
     assert 16 < one.notes["fedma"]["widths"]["mlp"][0] <= 24

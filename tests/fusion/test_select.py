@@ -8,21 +8,22 @@ import torch
 from conftest import Tiny, stripes
 from feddf.engines import in_process
 from feddf.fusion.average import fedavg
-from feddf.fusion.select import drop_worst, random_guessers, released_rule
+from feddf.fusion.select import Dropped, drop_worst, random_guessers, released_rule
 from feddf.states import digest
 from feddf.types import Fusion, Job, Refusal, Update
 
 
 def test_the_papers_rule_drops_those_that_guess() -> None:
     found = {"guess": 0.1, "lucky": 0.115, "learned": 0.2}
-    assert random_guessers(found, n_classes=10, n_examples=1000) == {"guess", "lucky"}
-    assert random_guessers(found, n_classes=10, n_examples=100_000) == {"guess"}
+    assert random_guessers(found, n_classes=10, n_examples=1000) == Dropped(frozenset({"guess", "lucky"}))
+    assert random_guessers(found, n_classes=10, n_examples=100_000) == Dropped(frozenset({"guess"}))
 
 
 def test_the_released_rule_falls_back_on_the_spread() -> None:
-    assert released_rule({"a": 0.11, "b": 0.13, "c": 0.6}, 10, 1000) == {"a"}
-    assert released_rule({**{str(i): 0.6 for i in range(9)}, "low": 0.3}, 10, 1000) == {"low"}
-    assert released_rule({"a": 0.5, "b": 0.5}, 10, 1000) == set()
+    assert released_rule({"a": 0.11, "b": 0.13, "c": 0.6}, 10, 1000) == Dropped(frozenset({"a"}))
+    low = released_rule({**{str(i): 0.6 for i in range(9)}, "low": 0.3}, 10, 1000)
+    assert low == Dropped(frozenset(), frozenset({"low"}))
+    assert released_rule({"a": 0.5, "b": 0.5}, 10, 1000) == Dropped(frozenset())
 
 
 def updates_of(tiny: Tiny, broken: set[str]) -> list[Update]:

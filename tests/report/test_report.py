@@ -77,7 +77,7 @@ def test_side_by_side_with_mean_and_standard_deviation(tmp_path: Path) -> None:
         "| a | 30.0 ± 14.1 | 70.0 ± 28.3 | +40.0 ± 14.1 |",
     ]
     assert result.csv().splitlines()[1] == "a,30.0 ± 14.1,70.0 ± 28.3,+40.0 ± 14.1"
-    assert "after round 2, in % (seeds 0, 1)" in text
+    assert "after round 2, in % (seeds 0, 1: mean ± sample standard deviation (n − 1))" in text
     row = next(line for line in text.splitlines() if " a " in line)
     assert "30.0 ± 14.1" in row
     assert "70.0 ± 28.3" in row
@@ -93,7 +93,7 @@ def test_rounds_to_a_target_are_never_made_up(tmp_path: Path) -> None:
     assert rows["rounds to 50.0 %: a"] == ["not reached in 3", "2.5 ± 0.7", ""]
     assert rows["rounds to 50.0 %: b"] == ["not reached in 3", "not reached in 3", ""]
     one = {row[0]: row[1:] for row in compared(by_method(find_runs(tmp_path)), target=0.25).rows}
-    assert one["rounds to 25.0 %: a"][0] == "3 (1 of 2 seeds)"
+    assert one["rounds to 25.0 %: a"][0] == "3, ≥ 3 in 1 of 2"
 
 
 def test_tables_of_unfinished_runs(tmp_path: Path) -> None:

@@ -334,9 +334,9 @@ class DistillConfig(Section):
 class FedMAConfig(Section):
     """``[fedma]``: matched averaging."""
 
-    start: Literal["own", "common"] = key("own", "whether each client begins from weights of its own", kind="method")
-    average: Literal["uniform", "examples"] = key(
-        "uniform", "the weights of matched neurons: alike, or n_k", kind="method"
+    own_start: bool = key(True, "each client begins from weights of its own", kind="method")
+    neuron_weights: Literal["uniform", "examples"] = key(
+        "uniform", "the weights of matched neurons: all alike, or n_k", kind="method"
     )
     growth: float = key(1.25, "how far a matched layer may grow", kind="method", ge=1, synonyms="fedma_growth")
 

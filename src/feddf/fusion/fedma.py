@@ -137,14 +137,14 @@ def rounds_a_model(layers: Mapping[str, Layers]) -> int:
 def fedma(resources: Resources, settings: Settings, engine: Engine) -> Method:
     """Return the method of Wang et al., "Federated Learning with Matched Averaging" (2020).
 
-    Every client begins from an initialisation of its own (``fedma.start``), so that there is something to match.
+    Every client begins from an initialisation of its own (``fedma.own_start``), so that there is something to match.
     In round t the layer ``stage = (t − 1) mod L`` is matched and stays as it is; each client goes on from it with its
     own layers above, their inputs brought into the matched order, which the server keeps for it. The server's model is
     the matched average of *all* layers, as if no client trained on: it can be evaluated in every round, and after the
     last layer it is what every client gets. A layer may grow to ``fedma.growth`` times its first width. Clients keep
     matched layers frozen, and the cohort stays the same until a model is whole.
 
-    Matched neurons are averaged uniformly, as the authors do (``fedma.average``).
+    Matched neurons are averaged uniformly, as the authors do (``fedma.neuron_weights``).
 
     Deviations: the output layer is averaged by n_k, not by class counts, which clients do not disclose; the variances
     of the matching cost are the layer's own mean square and γ = 1 (see :func:`match`), where the authors have
@@ -159,7 +159,7 @@ def fedma(resources: Resources, settings: Settings, engine: Engine) -> Method:
             keep_matched,
             layers=layers,
             prototypes=dict(resources.prototypes),
-            own_start=settings.fedma.start == "own",
+            own_start=settings.fedma.own_start,
         ),
         fit=fit_widths,
         rounds_per_cohort=rounds_a_model(layers),
@@ -216,7 +216,7 @@ def matched_average(
     Layers below ``stage`` are frozen: they are those of ``previous``, whatever a client sent.
     """
     counts = [float(update.n_examples) for update in updates]
-    hidden_weights = counts if config.average == "examples" else [1.0] * len(updates)
+    hidden_weights = counts if config.neuron_weights == "examples" else [1.0] * len(updates)
     matched: dict[str, Tensor] = {}
     places: list[Places | None] = [None] * len(updates)  # of the neurons below; None where those are the inputs
     width, right_above = 0, [update.state[f"{layers.names[-1]}.weight"] for update in updates]
