@@ -96,7 +96,7 @@ def decision_regions(
 def partition_dots(panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path) -> None:
     """Draw who holds what: a dot for every client and class, its area proportional to the number of examples.
 
-    One panel for each ``(title, clients × classes counts)``, as in the paper's Figures 2 and 8.
+    One panel for each ``(title, clients × classes counts)``, as in the paper's Figures 2 and 9.
     """
     figure = Figure(figsize=(4.5 * len(panels), 5), layout="constrained")
     most = max(int(counts.max()) for _, counts in panels)
