@@ -165,7 +165,7 @@ def test_compare_sets_methods_side_by_side_and_goes_on_where_it_stopped(place: P
     words = ("compare", "small.toml", "seeds=0,1", "rounds=1", "--out", "both")
     done = feddf(*words, cwd=place)
     assert done.returncode == 0, done.stderr
-    assert "Test accuracy after round 1, in % (seeds 0, 1)" in done.stdout
+    assert "Test accuracy after round 1, in % (seeds 0, 1: mean ± sample" in done.stdout
     assert sorted(path.name for path in (place / "both").iterdir()) == [
         "comparison.csv", "comparison.md", "curves.png", "fedavg-seed0", "fedavg-seed1", "feddf-seed0", "feddf-seed1",
     ]  # fmt: skip

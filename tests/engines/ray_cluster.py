@@ -10,14 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engines.signals import handler_must_stay
+from engines.ray_settings import CPUS, SETTINGS, handler_must_stay
 from feddf.engines import RayWorkers
-
-CPUS = 4
-"""Two for the shared engine, and two for engines that a test opens, whatever the machine has."""
-
-SETTINGS = {"RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
-"""By default Ray's workers give way to all other processes, and some are started that no test needs."""
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import pytest
 
 from conftest import make_tiny
 from engines.jobs import Number, always_die, die_once, hang_or_answer, lock
-from engines.signals import handler_must_stay
+from engines.ray_settings import CPUS, handler_must_stay
 from feddf.config import parse
 from feddf.config.keys import nested
 from feddf.engines import RayError, RayWorkers, in_process
@@ -92,21 +92,18 @@ def node_of(job: Number) -> str:
 
 
 @pytest.fixture
-def two_more_nodes(ray_cluster: RayWorkers) -> Iterator[tuple[Any, list[Any]]]:
-    """Two nodes of one CPU each join the cluster, while all that is free of its first node is reserved."""
-    reserved = []
-    while free := ray.available_resources().get("CPU"):
-        reserved.append(ray.util.placement_group([{"CPU": free}]))
-        assert reserved[-1].wait(30)
+def two_more_nodes(ray_engine: RayWorkers) -> Iterator[tuple[Any, list[Any]]]:
+    """Two nodes of one CPU each join the cluster, while all is reserved that its workers leave of the first node."""
+    reserved = ray.util.placement_group([{"CPU": CPUS - len(ray_engine._team)}])
+    assert reserved.wait(60)
     cluster = cluster_utils.Cluster()
     cluster.head_node = SimpleNamespace(gcs_address=ray.get_runtime_context().gcs_address)
     try:
         yield cluster, [cluster.add_node(num_cpus=1) for _ in range(2)]
     finally:
-        for group in reserved:
-            ray.util.remove_placement_group(group)
+        ray.util.remove_placement_group(reserved)
         for node in list(cluster.worker_nodes):
-            cluster.remove_node(node, allow_graceful=False)
+            cluster.remove_node(node)
 
 
 def test_a_node_killed_in_mid_round_changes_nothing(two_more_nodes: tuple[Any, list[Any]]) -> None:

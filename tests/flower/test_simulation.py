@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.ray_cluster import SETTINGS
+from engines.ray_settings import SETTINGS
 from feddf.config import parse
 from feddf.config.keys import nested
 from flower.test_strategy import BASE, in_process

@@ -42,6 +42,7 @@ BASE: dict[str, Any] = {
     "distill": {"stop": "steps", "steps": 16, "batch": 16, "check": 2, "rate": 2e-2},
     "run": {"engine": "in-process", "threads": 1},
 }
+MATCHED = [{"model": "mlp", "width": 12}]
 KNOBS: dict[str, dict[str, Any]] = {
     "local decay": {"local.decay": "linear"},
     "local cosine": {"local.decay": "cosine"},
@@ -50,6 +51,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "error feedback": {"local.binary": "error-feedback"},
     "validation split": {"data.validation_split": "last"},
     "FedProx": {"local.proximal": 0.5},
+    "adjusted loss": {"local.logit_adjustment": 1.0},
     "FedAvg": {"fusion.method": "fedavg"},
     "FedAvgM": {"fusion.method": "fedavg", "fusion.momentum": 0.3},
     "uniform average": {"fusion.average": "uniform"},
@@ -70,22 +72,18 @@ KNOBS: dict[str, dict[str, Any]] = {
     "held-out loss": {"distill.stop": "held-out-loss"},
     "held-out share": {"distill.stop": "held-out-loss", "distill.held_out": 0.4, "distill.rate": 2e-3},
     "validation": {"distill.stop": "validation", "distill.rate": 0.5},
+    "a start that is not kept": {"distill.stop": "validation", "distill.rate": 0.5, "distill.keep_start": False},
     "SGD": {"distill.optimizer": "sgd"},
     "SWA": {"distill.optimizer": "swa", "distill.steps": 30},
     "SWA's cycle": {"distill.optimizer": "swa", "distill.steps": 30, "distill.swa_cycle": 4},
     "clip": {"distill.clip": 1e-9, "distill.optimizer": "sgd"},
     "augmented pool": {"teachers.ask": "each-batch", "pool.augment": True},
-    "FedMA's growth": {
-        "fusion.method": "fedma",
-        "fedma.growth": 1.0,
-        "prototypes": [{"model": "mlp", "width": 12}],
-        "local.rate": 3.0,  # clients end so far apart that some neurons of theirs match none of the others'
-        "local.epochs": 5,
-        "partition.alpha": 0.05,
-    },
+    "FedMA's growth": {"fusion.method": "fedma", "fedma.growth": 1.0, "prototypes": MATCHED},
+    "FedMA's start": {"fusion.method": "fedma", "fedma.own_start": False, "prototypes": MATCHED},
+    "FedMA's weights": {"fusion.method": "fedma", "fedma.neuron_weights": "examples", "prototypes": MATCHED},
 }
 
-SIZES = ("clients.fraction", "distill.steps", "distill.rate", "local.epochs", "partition.alpha", "prototypes")
+SIZES = ("clients.fraction", "distill.steps", "distill.rate", "partition.alpha", "prototypes")
 
 
 def experiment(changes: dict[str, Any]) -> Experiment:
@@ -170,7 +168,7 @@ def test_an_ensemble_that_is_not_logged_is_not_asked(monkeypatch: pytest.MonkeyP
 
 
 def test_fedma_from_the_configuration(tmp_path: Path) -> None:
-    changes = {"fusion.method": "fedma", "prototypes": [{"model": "mlp", "width": 12}], "fedma.growth": 1.5}
+    changes = {"fusion.method": "fedma", "prototypes": MATCHED, "fedma.growth": 1.5}
     parts = build(experiment({**changes, "rounds": 4}))
     run = RunFolder.create(tmp_path / "run", parts.experiment)
     records = list(run_experiment(parts, run))

@@ -93,6 +93,9 @@ def test_classes_by_number_or_name() -> None:
     assert rows(named) == rows(images[labels == 0])
     two = pixels(task_with({"name": HERE + "other", "classes": 2}).pool)
     assert len(two) == 60
+    numbered = pixels(task_with({"name": HERE + "nameless", "classes": [2]}).pool)
+    assert rows(numbered) == rows(images[labels == 2])
+    assert len(pixels(task_with({"name": HERE + "nameless", "classes": 1}).pool)) == 30
 
 
 def test_classes_that_overlap_are_avoided() -> None:
@@ -155,7 +158,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "too many classes": ({"name": HERE + "other", "classes": 4}, "4 classes were asked for, and 3 have no word"),
     "no such class": ({"name": HERE + "other", "classes": ["emu"]}, "no class 'emu'; it has oak tree"),
     "all avoided": ({"name": HERE + "other", "avoid": ["tree", "truck", "fish"]}, "no class is left"),
-    "no names": ({"name": HERE + "nameless", "classes": 1}, "its classes have no names"),
+    "no names": ({"name": HERE + "nameless", "classes": ["oak tree"]}, "its classes have no names"),
     "neither data nor generator": (HERE + "numbers", "must give a feddf.Dataset or a generator, and gave a int"),
     "no such folder": ("folder:/nowhere", "there is no folder /nowhere"),
     "no such generator": ("generator:/nowhere", "/nowhere"),

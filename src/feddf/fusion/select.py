@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import sqrt
 from statistics import fmean, pstdev
@@ -20,7 +21,7 @@ class Dropped(NamedTuple):
     teachers: frozenset[str] = frozenset()
 
 
-DropRule = Callable[[Mapping[str, float], int, int], Dropped]
+DropRule = Callable[[Mapping[str, float], int, int], Dropped | AbstractSet[str]]
 """(accuracy by client, number of classes, number of validation examples) -> the clients to drop."""
 
 
@@ -64,7 +65,8 @@ def drop_worst(rule: DropRule, inner: Fusion, resources: Resources, engine: Engi
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         accuracies = measure(updates)
-        clients, teachers = rule(accuracies, validation.n_classes, len(validation))
+        found = rule(accuracies, validation.n_classes, len(validation))
+        clients, teachers = found if isinstance(found, Dropped) else Dropped(frozenset(found))
         saved = None
         if clients >= accuracies.keys():
             saved = max(sorted(accuracies), key=lambda client: accuracies[client])

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from io import StringIO
+from math import ceil
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -118,7 +119,7 @@ def _curves(cells: Sequence[Mapping[str, Any]]) -> str:
 
     from feddf.report.plots import COLOURS
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, 4 + 0.2 * ceil(len(drawn) / 2)), layout="constrained")
     axes = figure.subplots()
     for number, cell in enumerate(drawn):
         length = min(len(curve["fused"]) for curve in cell["curves"])

@@ -77,8 +77,8 @@ class Artefact:
 
 
 def cells_at(artefact: Artefact, scale: Scale) -> list[Cell]:
-    """Return the cells that are run at a scale."""
-    chosen = artefact.subset.get(scale)
+    """Return the cells that are run at a scale; what the smoke scale does not say is as at the cpu scale."""
+    chosen = artefact.subset.get(scale) or (artefact.subset.get("cpu") if scale == "smoke" else None)
     return [cell for cell in artefact.cells if chosen is None or chosen(cell)]
 
 

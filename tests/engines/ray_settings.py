@@ -1,10 +1,16 @@
-"""What becomes of the handler of a signal."""
+"""How tests use Ray, and what it must leave alone."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+CPUS = 4
+"""Of the shared cluster: two for the shared engine, and two for engines that a test opens, whatever the machine has."""
+
+SETTINGS = {"RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
+"""By default Ray's workers give way to all other processes, and some are started that no test needs."""
 
 
 @contextmanager

@@ -1,0 +1,131 @@
+"""The paper's tables and figures run at the smoke scale, and verdicts follow from numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from feddf.cli import app
+from feddf.config import ConfigError, Experiment, load, with_values
+from feddf.report.claims import page, read_results
+from feddf.reproduce.artefact import FAILS, HOLDS, IN_PART, Measured, all_better, cells_at, final_accuracy, verdict
+from feddf.reproduce.artefacts import NAMES, find
+from feddf.reproduce.cells import experiments_of, hash_of
+from feddf.runs.store import RunFolder
+from feddf.states import digest
+
+SCALES = ("paper", "cpu", "smoke")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_is_an_experiment_at_every_scale(name: str) -> None:
+    artefact = find(name)
+    for scale in SCALES:
+        experiments = experiments_of(artefact, scale, [0, 1])  # type: ignore[arg-type]
+        assert set(experiments) == {cell.name for cell in cells_at(artefact, scale)}  # type: ignore[arg-type]
+        assert all(isinstance(one, Experiment) for mine in experiments.values() for one in mine)
+        assert len({cell.name for cell in artefact.cells}) == len(artefact.cells), "two cells have one name"
+
+
+def test_the_paper_scale_is_the_preset_but_for_what_the_cell_is_about() -> None:
+    experiments = experiments_of(find("table1"), "paper", [0])
+    for cell in find("table1").cells:
+        assert experiments[cell.name] == [with_values(load(cell.preset), cell.changes)]
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reproduce")
+    arguments = ["reproduce", "all", "--scale", "smoke", "--seeds", "0"]
+    result = CliRunner().invoke(app, [*arguments, "--runs", str(folder / "cells"), "--out", str(folder / "results")])
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.mark.xdist_group("reproduce")
+def test_all_of_them_run_and_have_a_verdict(smoke: Path) -> None:
+    results = {one["artefact"]: one for one in read_results(smoke / "results")}
+    assert set(results) == set(NAMES)
+    for one in results.values():
+        assert one["verdict"] in (HOLDS, IN_PART, FAILS)
+        assert one["findings"]
+        assert all(len(cell["values"]) == 1 for cell in one["cells"]), one["artefact"]
+    assert results["partitions"]["verdict"] in (HOLDS, IN_PART)
+
+
+@pytest.mark.xdist_group("reproduce")
+def test_finished_cells_are_used_again_and_give_the_same_bytes_elsewhere(smoke: Path, tmp_path: Path) -> None:
+    arguments = ["reproduce", "table5", "--scale", "smoke", "--seeds", "0", "--out", str(tmp_path / "results")]
+    again = CliRunner().invoke(app, [*arguments, "--runs", str(smoke / "cells")])
+    count = json.loads((tmp_path / "results" / "table5.json").read_text())
+    hashes = {name for cell in count["cells"] for name in cell["hashes"]}
+    assert f"{len(hashes)} of {len(hashes)} runs are finished already" in again.output
+    CliRunner().invoke(app, [*arguments, "--runs", str(tmp_path / "cells")])
+    for name in hashes:
+        here, there = (RunFolder.open(root / name).latest()[0] for root in (smoke / "cells", tmp_path / "cells"))
+        assert here is not None
+        assert there is not None
+        assert digest(here.models) == digest(there.models)
+
+
+@pytest.mark.xdist_group("reproduce")
+def test_the_page_has_every_claim_and_needs_nothing_else(smoke: Path) -> None:
+    result = CliRunner().invoke(app, ["report", str(smoke / "results")])
+    text = (smoke / "results" / "index.html").read_text(encoding="utf-8")
+    assert "page:" in result.output
+    for name in NAMES:
+        assert f"id='{name}'" in text
+    assert "http" not in text.replace("http://www.w3.org", "").replace("http://creativecommons", "").replace(
+        "http://purl.org", ""
+    ).replace("https://matplotlib.org", "")
+
+
+def test_what_was_not_run_could_not_be_tested_and_text_is_no_markup() -> None:
+    text = page([], {"table9": ("Table <script>", "a GPU & a week")})
+    assert "could not be tested here" in text
+    assert "Table &lt;script&gt;" in text
+    assert "a GPU &amp; a week" in text
+
+
+def test_a_verdict_follows_from_the_numbers() -> None:
+    check = all_better([("a", "b"), ("a", "c")])
+    for values, expected in (
+        ({"a": [3.0], "b": [1.0], "c": [2.0]}, HOLDS),
+        ({"a": [1.5], "b": [1.0], "c": [2.0]}, IN_PART),
+        ({"a": [0.5], "b": [1.0], "c": [2.0]}, FAILS),
+    ):
+        assert verdict(check(Measured(values))) == expected
+    fewer = Measured({"a": [10.0], "b": [20.0]}, higher_is_better=False).better("a", "b")
+    assert fewer.holds
+    assert "is below" in fewer.claim
+
+
+def test_a_difference_is_clear_when_it_is_larger_than_the_seeds_spread() -> None:
+    close = Measured({"a": [1.0, 3.0], "b": [1.5, 3.5]}).better("b", "a")
+    assert close.holds
+    assert not close.clear
+    assert close.spread == pytest.approx(2.0)  # √(2 + 2)
+    assert Measured({"a": [1.0, 1.1], "b": [3.0, 3.1]}).better("b", "a").clear
+
+
+def test_cells_that_differ_only_in_where_they_run_are_one() -> None:
+    base = load("demo")
+    assert hash_of(base) == hash_of(with_values(base, {"run.workers": 1, "name": "other", "data.folder": "/x"}))
+    assert hash_of(base) != hash_of(with_values(base, {"local.epochs": 11}))
+
+
+def test_the_last_fifth_of_the_rounds_counts() -> None:
+    class Ten:
+        def curve(self) -> list[float]:
+            return [0.1] * 8 + [0.5, 0.7]
+
+    assert final_accuracy(Ten()) == pytest.approx(60.0)  # type: ignore[arg-type]
+
+
+def test_unknown_names_are_one_line() -> None:
+    with pytest.raises(ConfigError, match="no table or figure is called 'table11'; did you mean 'table1'"):
+        find("table11")
+    assert CliRunner().invoke(app, ["reproduce", "--list"]).output.count("Table ") >= 8
