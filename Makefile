@@ -15,7 +15,7 @@ help:
 	@echo "make clean          remove .venv and caches"
 
 .venv/demo: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "feddf needs Python 3.11 or newer: make PYTHON=...")'
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11, 4) else "feddf needs Python 3.11.4 or newer: make PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
 	@touch $@
