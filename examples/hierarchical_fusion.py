@@ -19,6 +19,7 @@ from feddf import (
     PartitionConfig,
     Prototype,
     Resources,
+    RunConfig,
     ServerState,
     Settings,
     Update,
@@ -46,6 +47,7 @@ settings = Settings(
     clients=ClientsConfig(number=12, fraction=1.0),
     local=LocalConfig(epochs=5, rate=0.05),
     distill=DistillConfig(steps=100, check=50),
+    run=RunConfig(threads=1),
 )
 local = partial(local_update, prototypes=prototypes, train=train, local=settings.local)
 fuse = feddf(Resources(prototypes, pool, validation), settings, in_process)

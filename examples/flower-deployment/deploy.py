@@ -133,6 +133,7 @@ def scenario(flower: Deployment, app: Path, rounds: int) -> None:
     lose_superlink(flower, app, rounds, all_online)
     *broken_off, last = flower.runs
     with step("last run completed; over all runs every round once and in order"):
+        flower.wait_rounds(rounds)
         until("it is completed", lambda: flower.run_status(last) == "finished:completed")
         require([line["round"] for line in flower.lines()] == list(range(1, rounds + 1)), "all rounds are there")
     with step("the two runs broken off are marked as failed"):

@@ -21,7 +21,7 @@ Line = dict[str, Any]
 SITES = {"north": "mlp", "south": "wide", "west": "cnn"}
 """Every site's architecture."""
 LINK = "loopback"  # Name of the connection in Flower's config.toml
-OVERALL_SECONDS = 900.0
+OVERALL_SECONDS = 1800.0  # It takes five minutes on an idle machine
 STEP_SECONDS = 200.0  # More than the 60 s after which Flower calls a silent node offline
 STARTED = time.monotonic()
 
@@ -202,6 +202,11 @@ class Deployment:
 
     def wait_full_round(self) -> None:
         self.wait_line("a round with all clients", lambda line: set(line["clients"]) == set(SITES))
+
+    def wait_rounds(self, rounds: int) -> None:
+        """Wait until there are so many rounds, as long as each comes in time."""
+        while (known := len(self.lines())) < rounds:
+            until(f"round {known + 1} ends", lambda known=known: len(self.lines()) > known)
 
     def wait_mid_round(self) -> None:
         """Wait until the server has the update of one site in this round, and waits for others."""
