@@ -18,6 +18,7 @@ from feddf.runs.store import RunFolder
 from feddf.states import digest
 
 SCALES = ("paper", "cpu", "smoke")
+pytestmark = pytest.mark.xdist_group("reproduce")  # the smoke runs are made once
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -36,7 +37,7 @@ def test_the_paper_scale_is_the_preset_but_for_what_the_cell_is_about() -> None:
         assert experiments[cell.name] == [with_values(load(cell.preset), cell.changes)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reproduce")
     arguments = ["reproduce", "all", "--scale", "smoke", "--seeds", "0"]
@@ -45,7 +46,6 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.xdist_group("reproduce")
 def test_all_of_them_run_and_have_a_verdict(smoke: Path) -> None:
     results = {one["artefact"]: one for one in read_results(smoke / "results")}
     assert set(results) == set(NAMES)
@@ -56,7 +56,6 @@ def test_all_of_them_run_and_have_a_verdict(smoke: Path) -> None:
     assert results["partitions"]["verdict"] in (HOLDS, IN_PART)
 
 
-@pytest.mark.xdist_group("reproduce")
 def test_finished_cells_are_used_again_and_give_the_same_bytes_elsewhere(smoke: Path, tmp_path: Path) -> None:
     arguments = ["reproduce", "table5", "--scale", "smoke", "--seeds", "0", "--out", str(tmp_path / "results")]
     again = CliRunner().invoke(app, [*arguments, "--runs", str(smoke / "cells")])
@@ -71,7 +70,6 @@ def test_finished_cells_are_used_again_and_give_the_same_bytes_elsewhere(smoke: 
         assert digest(here.models) == digest(there.models)
 
 
-@pytest.mark.xdist_group("reproduce")
 def test_the_page_has_every_claim_and_needs_nothing_else(smoke: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(smoke / "results")])
     text = (smoke / "results" / "index.html").read_text(encoding="utf-8")
