@@ -31,6 +31,13 @@ def test_every_cell_is_an_experiment_at_every_scale(name: str) -> None:
         assert len({cell.name for cell in artefact.cells}) == len(artefact.cells), "two cells have one name"
 
 
+def test_the_cpu_scale_is_as_small_as_it_says() -> None:
+    for name in NAMES:
+        for cell, (experiment,) in experiments_of(find(name), "cpu", [0]).items():
+            assert experiment.rounds <= (45 if "FedMA" in cell else 20), cell
+            assert experiment.local.epochs <= 20 or name in ("fig1", "fig8"), cell
+
+
 def test_the_paper_scale_is_the_preset_but_for_what_the_cell_is_about() -> None:
     experiments = experiments_of(find("table1"), "paper", [0])
     for cell in find("table1").cells:

@@ -14,7 +14,7 @@ Scale = Literal["paper", "cpu", "smoke"]
 Changes = Mapping[str, Any]
 """Values of keys, by their full names."""
 
-HOLDS, IN_PART, FAILS, UNTESTED = "holds", "holds in part", "does not hold", "could not be tested here"
+HOLDS, IN_PART, FAILS = "holds", "holds in part", "does not hold"
 
 
 @dataclass(frozen=True)

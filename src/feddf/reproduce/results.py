@@ -14,7 +14,7 @@ from typing import Any
 
 from feddf.config import Experiment
 from feddf.report.read import Run
-from feddf.reproduce.artefact import Artefact, Finding, Measured, Scale, cells_at, verdict
+from feddf.reproduce.artefact import Artefact, Measured, Scale, cells_at, verdict
 from feddf.reproduce.cells import experiments_of, hash_of, run_cells
 from feddf.reproduce.scales import experiment_of
 from feddf.runtime.atomic import write_atomically
@@ -90,8 +90,3 @@ def write(found: Mapping[str, Any], folder: Path) -> Path:
     path = folder / f"{found['artefact']}.json"
     write_atomically(path, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
     return path
-
-
-def findings_of(found: Mapping[str, Any]) -> list[Finding]:
-    """Return the comparisons in a result."""
-    return [Finding(**{key: value for key, value in one.items() if key != "clear"}) for one in found["findings"]]

@@ -59,7 +59,9 @@ def experiment_of(artefact: Artefact, cell: Cell, scale: Scale, seed: int) -> Ex
     changes: dict[str, Any] = dict(cell.changes)
     if scale == "cpu":
         epochs = changes.get("local.epochs", experiment.local.epochs)
-        changes = {**CPU, **changes, "local.epochs": max(1, ceil(epochs / 4)), **_pool(experiment, changes)}
+        rounds = max(20, changes.get("rounds", 0) // 20)  # FedMA's 900 become 45: five whole models of nine layers
+        reduced = {"local.epochs": max(1, ceil(epochs / 4)), "rounds": rounds}
+        changes = {**CPU, **changes, **reduced, **_pool(experiment, changes)}
     elif scale == "smoke":
         changes = {**changes, **SMOKE, **_small_models(experiment, changes)}
     changes |= {**artefact.reduced.get(scale, {}), "seed": seed}
