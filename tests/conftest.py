@@ -84,3 +84,8 @@ def make_tiny(clients: int = 6, fraction: float = 0.67, seed: int = 0, norm: str
 @pytest.fixture
 def tiny() -> Tiny:
     return make_tiny()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin long tests, and those that one process runs one after the other, first: no core is to idle at the end."""
+    items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("xdist_group", "long")))

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from feddf.config import Experiment, load, presets
+from feddf.config import Experiment, load
 from feddf.config.keys import all_keys, flat, markdown, resolve
+from feddf.config.presets import presets
 from feddf.experiments.variants import variant
 
 ROOT = Path(__file__).parents[1]

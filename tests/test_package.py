@@ -138,6 +138,7 @@ def test_a_report_can_be_made_where_torch_is_not_installed(tmp_path: Path) -> No
     assert "torch is not for this command" in blocked.stderr  # the blocker works
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
 def test_the_examples_run(example: str, tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / example)]

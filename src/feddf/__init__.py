@@ -7,7 +7,6 @@ used, so that reading configurations and reports does not wait for torch.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # explicit re-exports; the table below must list the same names
@@ -115,6 +114,8 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
+        from importlib.metadata import version  # it takes longer to load than all the rest here
+
         return version("feddf")
     if name not in _HOME:
         raise AttributeError(f"module 'feddf' has no attribute {name!r}")

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from feddf.config import ConfigError, Experiment, Settings, differences, load, parse, presets, with_values
+from feddf.config import ConfigError, Experiment, Settings, differences, load, parse, with_values
 from feddf.config.keys import nested, resolve
+from feddf.config.presets import presets
 
 FILE = """
 prototypes = ["mlp"]

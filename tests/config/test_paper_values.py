@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from feddf.config import Experiment, load, presets
+from feddf.config import Experiment, load
 from feddf.config.experiment import value_of
+from feddf.config.presets import presets
 
 STATED = tomllib.loads((Path(__file__).parent / "paper.toml").read_text(encoding="utf-8"))
 DEVIATIONS = STATED.pop("deviations")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from feddf.config import ConfigError
+from feddf.config.errors import ConfigError
 
 out_console, err_console = Console(), Console(stderr=True)
 

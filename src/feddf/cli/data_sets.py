@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.filesize import decimal
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
 from feddf.cli.arguments import err_console, out_console
-from feddf.config import ConfigError, DataConfig
-from feddf.config.errors import first_line
+from feddf.config.errors import ConfigError, first_line
 from feddf.config.names import DATASETS
-from feddf.data import catalogue
-from feddf.data.catalogue import CATALOGUE, Download, Entry, root_of
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from feddf.data import catalogue
+    from feddf.data.catalogue import Download, Entry
 
 data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
 
@@ -35,13 +37,15 @@ STATE_COLOURS = {"here": "green", "incomplete": "yellow", "missing": "dim"}
 @data_app.command("list")
 def list_data(data_dir: DataDir = None) -> None:
     """List the data sets, which of them are here, and how to get the others."""
-    folder = root_of(data_dir)
+    from feddf.data import catalogue
+
+    folder = catalogue.root_of(data_dir)
     table = Table(title=f"Data sets in {escape(str(folder))}", title_justify="left")
     table.add_column("name", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("on disk", no_wrap=True, justify="right")
     table.add_column("how to get it", overflow="fold")
-    for entry in CATALOGUE.values():
+    for entry in catalogue.CATALOGUE.values():
         state, size = catalogue.state(entry, folder), catalogue.size(entry, folder)
         table.add_row(
             entry.name,
@@ -55,7 +59,9 @@ def list_data(data_dir: DataDir = None) -> None:
 @data_app.command()
 def fetch(name: Name, data_dir: DataDir = None) -> None:
     """Download a data set and unpack it; a download that was broken off is resumed."""
-    entry, folder = _entry(name), root_of(data_dir)
+    from feddf.data import catalogue
+
+    entry, folder = _entry(name), catalogue.root_of(data_dir)
     if not catalogue.missing(entry, folder):
         _say(f"{name} is here already: {folder}")
         return
@@ -77,8 +83,11 @@ def check(
     data_dir: DataDir = None,
 ) -> None:
     """Load data sets as a run would, and say what is in them."""
-    folder = root_of(data_dir)
-    entries = [_entry(name)] if name else [e for e in CATALOGUE.values() if catalogue.state(e, folder) != "missing"]
+    from feddf.data import catalogue
+
+    folder = catalogue.root_of(data_dir)
+    there = [entry for entry in catalogue.CATALOGUE.values() if catalogue.state(entry, folder) != "missing"]
+    entries = [_entry(name)] if name else there
     if not entries:
         _say(f"no data set is in {folder}; feddf data list shows how to get one")
     broken = [entry for entry in entries if not _check(entry, folder)]
@@ -87,6 +96,8 @@ def check(
 
 
 def _entry(name: str) -> Entry:
+    from feddf.data.catalogue import CATALOGUE
+
     if name not in CATALOGUE:
         raise ConfigError.at("data", name, f"known are {', '.join(CATALOGUE)}")
     return CATALOGUE[name]
@@ -112,6 +123,9 @@ def _check(entry: Entry, folder: Path) -> bool:
 
 
 def _described(entry: Entry, folder: Path) -> str:
+    from feddf.config.sections import DataConfig
+    from feddf.data import catalogue
+
     if absent := catalogue.missing(entry, folder):
         count = f"{len(absent)} of {len(entry.files)} files are missing" if len(entry.files) > 1 else "it is missing"
         raise ValueError(f"{count} in {folder}, first {absent[0]}; get it: {entry.how}")
@@ -137,6 +151,8 @@ def _shown() -> Iterator[catalogue.Progress]:
     if not out_console.is_terminal:
         yield _lines(_say)
         return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=out_console) as bars:
         yield _bars(bars)

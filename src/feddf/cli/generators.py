@@ -15,8 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from feddf.cli.arguments import err_console, number, out_console, split_words
-from feddf.config import ConfigError, DataConfig
-from feddf.config.errors import FeddfError, first_line
+from feddf.config.errors import ConfigError, FeddfError, first_line
 from feddf.config.names import DATASETS
 from feddf.runtime.atomic import write_atomically
 
@@ -140,6 +139,7 @@ def _images(name: str, folder: str) -> Tensor:
     """Return the images of a data set, without its labels, or of a folder, in colour and 32×32."""
     import torch
 
+    from feddf.config.sections import DataConfig
     from feddf.data.encode import plain
     from feddf.data.unlabeled import adapt, choose
     from feddf.generator import GeneratorError

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from feddf.cli.arguments import out_console
-from feddf.config import presets
-from feddf.config.keys import Key, all_keys, find, markdown
-from feddf.config.presets import read
-from feddf.report import tables
-from feddf.report.read import alike, find_runs
+from feddf.config.presets import presets, read
+
+if TYPE_CHECKING:
+    from feddf.config.keys import Key
 
 
 def report(
@@ -43,6 +42,9 @@ def claims_page(folder: Path, out: Path | None) -> None:
 
 def summary(paths: list[Path], picture: Path | None = None) -> None:
     """Print the tables of runs and draw the learning curves of each experiment."""
+    from feddf.report import tables
+    from feddf.report.read import alike, find_runs
+
     runs = [run for path in paths for run in find_runs(path)]
     out_console.print(tables.runs_table(runs))
     done = [run for run in runs if run.records]
@@ -74,6 +76,8 @@ def config(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print all keys as Markdown tables.")] = False,
 ) -> None:
     """Explain the keys of a configuration: default, allowed values, meaning. For instance: feddf config distill"""
+    from feddf.config.keys import all_keys, find, markdown
+
     if as_markdown:
         print(markdown(), end="")
         return

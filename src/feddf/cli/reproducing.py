@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from feddf.cli.arguments import numbers, out_console
-from feddf.config import ConfigError
+from feddf.config.errors import ConfigError
 
 
 def reproduce(

@@ -19,13 +19,10 @@ from feddf.cli.arguments import (
     split_words,
     unused,
 )
-from feddf.cli.live import View, follow
 from feddf.cli.reporting import summary
-from feddf.config import Experiment, differences, load, parse
-from feddf.report import tables
-from feddf.report.read import read_run
 
 if TYPE_CHECKING:
+    from feddf.config import Experiment
     from feddf.engines.wrappers import Profile
     from feddf.runs.build import Parts
     from feddf.runs.store import RunFolder
@@ -38,6 +35,8 @@ def run(
     profile: Annotated[bool, typer.Option("--profile", help="Write a timeline that Perfetto opens.")] = False,
 ) -> None:
     """Run an experiment, for instance: feddf run demo alpha=1 seed=3"""
+    from feddf.config import load
+
     experiment = load(name_or_file, overrides or [])
     method = experiment.fusion.method.replace(":", ".")
     path = out or unused(Path("runs") / f"{experiment.name}-{method}-seed{experiment.seed}")
@@ -62,6 +61,7 @@ def resume(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse where the result could differ in a bit.")] = False,
 ) -> None:
     """Continue a run that was interrupted; it ends with the same models as if it had not been."""
+    from feddf.config import differences, parse
     from feddf.runs.build import build
     from feddf.runs.store import RunFolder, StoreError
 
@@ -90,6 +90,8 @@ def compare(
     out: Out = None,
 ) -> None:
     """Run several methods on the same shards and seeds, and compare their results in one table."""
+    from feddf.config import load
+
     own, plain = split_words(overrides, {"methods": "fedavg,feddf", "seeds": "0", "target": ""})
     methods, seeds = own["methods"].split(","), numbers("seeds", own["seeds"])
     goal = share("target", own["target"], "an accuracy from 0 to 1, for instance 0.8") if own["target"] else None
@@ -113,6 +115,9 @@ def compare(
 
 
 def _compared(paths: dict[str, list[Path]], target: Path, goal: float | None) -> None:
+    from feddf.report import tables
+    from feddf.report.read import read_run
+
     runs = {method: [read_run(path) for path in mine] for method, mine in paths.items()}
     result = tables.compared(runs, goal)
     (target / "comparison.md").write_text(result.markdown(), encoding="utf-8")
@@ -144,6 +149,7 @@ def _say_progress(folder: RunFolder, experiment: Experiment) -> None:
 
 
 def _run_to_the_end(parts: Parts, folder: RunFolder, timeline: Profile | None = None) -> None:
+    from feddf.cli.live import View, follow
     from feddf.runs.run import run_experiment
 
     experiment = parts.experiment
@@ -160,17 +166,19 @@ def _run_to_the_end(parts: Parts, folder: RunFolder, timeline: Profile | None = 
 
 def _draw_toy(parts: Parts, path: Path) -> None:
     from feddf.experiments import toy
+    from feddf.report.tables import percent
 
     table = Table(title="Accuracy on the global distribution, in %")
     table.add_column("model")
     table.add_column("accuracy", justify="right")
     for title, accuracy in toy.draw(parts, path / "regions.png"):
-        table.add_row(title, tables.percent(accuracy))
+        table.add_row(title, percent(accuracy))
     out_console.print(table)
     out_console.print(f"decision regions: {path / 'regions.png'}", soft_wrap=True)
 
 
 def _refuse_other_config(path: Path, experiment: Experiment) -> None:
+    from feddf.config import differences
     from feddf.runs.store import RunFolder, StoreError
 
     if (path / "config.toml").exists() and (changed := differences(RunFolder.open(path).experiment(), experiment)):

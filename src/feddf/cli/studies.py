@@ -13,15 +13,12 @@ import typer
 from rich.table import Table
 
 from feddf.cli.arguments import NameOrFile, Out, number, numbers, out_console, share, split_words, unused
-from feddf.config import ConfigError, Experiment, load, parse, presets, with_values
-from feddf.config.experiment import override
-from feddf.config.keys import keys_of, resolve, short
-from feddf.config.presets import read
-from feddf.report.read import read_run
-from feddf.report.tables import percent
+from feddf.config.errors import ConfigError
+from feddf.config.presets import presets, read
 from feddf.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
+    from feddf.config import Experiment
     from feddf.experiments.tuning import Trial
 
 
@@ -39,6 +36,8 @@ def tune(
     out: Out = None,
 ) -> None:
     """Try a grid of values, extend it while the best lies on its edge, and keep the best configuration."""
+    from feddf.config import load, with_values
+    from feddf.config.keys import short
     from feddf.experiments import tuning
     from feddf.runs.build import build
 
@@ -67,6 +66,9 @@ def tune(
 
 def _grid(word: str, paper: dict[str, tuple[float, ...]]) -> list[tuple[str, Sequence[float]]]:
     """Return a key's full name and the values to try, or nothing for a word that is not about tuning."""
+    from feddf.config import Experiment
+    from feddf.config.keys import keys_of, resolve, short
+
     key, equals, text = word.partition("=")
     if equals and "," not in text:
         return []
@@ -85,6 +87,7 @@ def _grid(word: str, paper: dict[str, tuple[float, ...]]) -> list[tuple[str, Seq
 
 
 def _keep(experiment: Experiment, trials: Sequence[Trial], best: Trial, target: Path) -> None:
+    from feddf.config import with_values
     from feddf.experiments import tuning
 
     result = tuning.table(trials, best)
@@ -110,7 +113,9 @@ def bound(
     ] = None,
 ) -> None:
     """Estimate the terms of the paper's Theorem 5.1 for a run, from all its data."""
+    from feddf.config import parse, with_values
     from feddf.experiments.theorem import CAVEATS, MEANING, estimate
+    from feddf.report.read import read_run
     from feddf.runs.build import build
     from feddf.runs.store import RunFolder
 
@@ -154,6 +159,10 @@ def partition(
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("partition.png"),
 ) -> None:
     """Draw how many examples of each class every client holds, and say how skewed that is."""
+    from feddf.config import parse, with_values
+    from feddf.config.experiment import override
+    from feddf.report.tables import percent
+
     own, rest = split_words(words, {"alpha": ""})
     values = {**_values(name), "pool": {}}
     base = parse(values, overrides=["fusion.method=fedavg", *rest])

@@ -62,7 +62,7 @@ def extra_of(field: FieldInfo) -> dict[str, Any]:
 class Section(BaseModel):
     """A frozen group of keys; unknown keys and values of another type are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -348,7 +348,10 @@ class RunConfig(Section):
     workers: int | None = key(None, "worker processes (default: one for each core)", kind="execution", ge=1)
     ray_address: str | None = key(None, "a Ray cluster's host:port (default: one on this machine)", kind="execution")
     threads: int | None = key(
-        None, "torch threads of a student (default: 2 if it learns alone, else 1)", ge=1, synonyms="distill_threads"
+        None,
+        "torch threads of a student (default: 2 for one that learns alone and is not small, else 1)",
+        ge=1,
+        synonyms="distill_threads",
     )
     compile: bool = key(False, "compile training steps (needs a C++ compiler)")
     log_clients: bool = key(False, "log each client's test accuracy", kind="execution")

@@ -20,7 +20,7 @@ from feddf.fusion.early_stopping import Distilled
 from feddf.fusion.ensemble import Answers, ensemble
 from feddf.outcomes import gather
 from feddf.runtime.execution import Execution, of_students
-from feddf.runtime.threads import threads
+from feddf.runtime.threads import threads, threads_for
 from feddf.seeds import derive, torch_generator
 from feddf.types import Engine, Fused, Fusion, Inputs, Refusal, Resources, Score, ServerState, State, Update
 
@@ -36,7 +36,7 @@ def feddf(resources: Resources, settings: Settings, engine: Engine) -> Fusion:
     """
     rule = averaging_rule(resources, settings)
     ask = ensemble(resources, settings, engine)
-    execution = of_students(settings.run, len(resources.prototypes))
+    execution = of_students(settings.run, len(resources.prototypes), partial(_lone_threads, resources, settings))
     learn = partial(distilled, resources=resources, config=settings.distill, execution=execution)
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
@@ -54,6 +54,14 @@ def feddf(resources: Resources, settings: Settings, engine: Engine) -> Fusion:
         return Fused(server.next(models), averaged, {"seconds": seconds, "distillation": notes(results)})  # line 15
 
     return fuse
+
+
+def _lone_threads(resources: Resources, settings: Settings) -> int:
+    (prototype,) = resources.prototypes.values()
+    assert resources.pool is not None, "there is something to distil on"
+    with torch.random.fork_rng(devices=[]):
+        model = prototype.build()
+    return threads_for(model, resources.pool.batch(torch.zeros(1, dtype=torch.long)), settings.distill.batch)
 
 
 @dataclass(frozen=True)

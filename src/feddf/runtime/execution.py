@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from feddf.config.sections import RunConfig
@@ -27,9 +28,9 @@ def of_clients(run: RunConfig) -> Execution:
     return Execution(compile=_compiles(run))
 
 
-def of_students(run: RunConfig, students: int) -> Execution:
-    """Return how students learn: a lone one on two threads, several on one each. The machine has no say in that."""
-    threads = run.threads or (2 if students == 1 else 1)
+def of_students(run: RunConfig, students: int, lone: Callable[[], int]) -> Execution:
+    """Return how students learn: several on one thread each, one alone on ``lone()``: the machine has no say."""
+    threads = run.threads or (lone() if students == 1 else 1)
     idle_cores = (os.cpu_count() or 1) >= 2 * students * threads
     return Execution(threads, _compiles(run), background=idle_cores)
 
