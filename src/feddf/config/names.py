@@ -73,7 +73,22 @@ METHODS = Names(
 
 AVERAGES = Names(
     "fusion.average",
-    {"examples": "feddf.fusion.average:average", "uniform": "feddf.fusion.average:uniform_average"},
+    {
+        "examples": "feddf.fusion.average:average",
+        "uniform": "feddf.fusion.average:uniform_average",
+        "norm-clipped": "feddf.fusion.robust:clipped_average",
+        "median": "feddf.fusion.robust:median",
+        "trimmed-mean": "feddf.fusion.robust:trimmed",
+        "geometric-median": "feddf.fusion.robust:by_geometric_median",
+        "krum": "feddf.fusion.robust:by_krum",
+        "multi-krum": "feddf.fusion.robust:by_multi_krum",
+        "centred-clipping": "feddf.fusion.robust:by_centred_clipping",
+        "mixed-median": "feddf.fusion.robust:mixed_median",
+        "mixed-trimmed-mean": "feddf.fusion.robust:mixed_trimmed",
+        "mixed-geometric-median": "feddf.fusion.robust:mixed_geometric_median",
+        "mixed-multi-krum": "feddf.fusion.robust:mixed_multi_krum",
+        "mixed-centred-clipping": "feddf.fusion.robust:mixed_centred_clipping",
+    },
 )
 """(previous weights, updates of one prototype) -> weights to start from."""
 

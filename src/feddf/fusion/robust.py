@@ -1,0 +1,234 @@
+"""Averages that a few hostile clients cannot move far: rules for the weights that a fusion starts from.
+
+Each rule looks at the changes Δ_k = x̂_k − x of n updates, of which up to f may be anything. Most rules choose
+coefficients c_k of x + Σ c_k Δ_k, and need nothing but the inner products ⟨Δ_i, Δ_j⟩; these are summed up tensor by
+tensor, so that updates may stay on disk. The median and the trimmed mean go coordinate by coordinate, again one tensor
+at a time. Counters (integer buffers) are the largest of all, as in the plain average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from feddf.states import weighted_mean
+from feddf.types import Rule, State, Update
+
+ASSUMED = 0.25
+"""The share of hostile clients that the rules reckon with."""
+
+MOST_EXAMPLES_OF_MEDIAN = 10.0
+"""An n_k counts as no more than so many times the median of the cohort: it is only what the client says."""
+
+
+def assumed(n: int) -> int:
+    """Return f for n clients: a quarter of them, rounded up, and always less than half.
+
+    >>> [assumed(n) for n in (1, 2, 3, 10, 20)]
+    [0, 0, 1, 3, 5]
+    """
+    return min(ceil(ASSUMED * n), (n - 1) // 2)
+
+
+# Coefficients, from the inner products of the changes
+
+
+def norm_clipping(products: Tensor, weights: Tensor) -> Tensor:
+    """Return c_k = w_k min(1, m / ‖Δ_k‖), m the median norm: nobody moves the average further than the median client.
+
+    Sun et al., "Can You Really Backdoor Federated Learning?" (2019), with the cohort's median for the threshold.
+
+    >>> norm_clipping(torch.diag(torch.tensor([1.0, 1.0, 1e6])), torch.ones(3) / 3)
+    tensor([3.3333e-01, 3.3333e-01, 3.3333e-04])
+    """
+    norms = products.diagonal().clamp_min(0).sqrt()
+    return weights * (norms.median() / norms.clamp_min(1e-30)).clamp_max(1)
+
+
+def krum(products: Tensor, f: int) -> Tensor:
+    """Return 1 for the update that is nearest to its n − f − 1 nearest others (Blanchard et al. 2017), else 0."""
+    chosen = torch.zeros(len(products), dtype=products.dtype)
+    chosen[_krum_scores(products, f).argmin()] = 1
+    return chosen
+
+
+def multi_krum(products: Tensor, f: int) -> Tensor:
+    """Return 1 / (n − f) for the n − f updates with the best scores of Krum."""
+    kept = len(products) - f
+    chosen = torch.zeros(len(products), dtype=products.dtype)
+    chosen[_krum_scores(products, f).argsort(stable=True)[:kept]] = 1 / kept
+    return chosen
+
+
+def geometric_median(products: Tensor, steps: int = 100, smallest: float = 1e-8) -> Tensor:
+    """Return the c that minimise Σ_k ‖Σ_j c_j Δ_j − Δ_k‖, by Weiszfeld's iteration (Pillutla et al. 2022).
+
+    c_k ∝ 1 / max(ν, ‖z − Δ_k‖) for the last z, beginning with z = 0; ν is ``smallest`` times the median norm.
+    """
+    squares = products.diagonal().clamp_min(0)
+    floor = float(squares.sqrt().median()) * smallest + 1e-30
+    found = torch.zeros(len(products), dtype=products.dtype)
+    for _ in range(steps):
+        inverse = 1 / _distances(products, found).clamp_min(floor)
+        found = inverse / inverse.sum()
+    return found
+
+
+def centred_clipping(products: Tensor, radius: float | None = None, steps: int = 3) -> Tensor:
+    """Return c of v ← v + (1/n) Σ_k (Δ_k − v) min(1, τ / ‖Δ_k − v‖), from v = 0 (Karimireddy et al. 2021).
+
+    The radius τ is the median of ‖Δ_k − v‖ in each step unless it is given.
+    """
+    found = torch.zeros(len(products), dtype=products.dtype)
+    for _ in range(steps):
+        distances = _distances(products, found).clamp_min(1e-30)
+        factors = ((distances.median() if radius is None else radius) / distances).clamp_max(1)
+        found = found * (1 - factors.mean()) + factors / len(products)
+    return found
+
+
+def nearest_neighbours(products: Tensor, f: int) -> Tensor:
+    """Return the matrix that replaces each change by the mean of its n − f nearest, itself included.
+
+    Nearest-neighbour mixing (Allouah et al. 2023), to go before any other rule where clients' data differ.
+    """
+    n = len(products)
+    nearest = _squared_distances(products).argsort(dim=1, stable=True)[:, : n - f]
+    return torch.zeros_like(products).scatter_(1, nearest, 1 / (n - f))
+
+
+def _squared_distances(products: Tensor) -> Tensor:
+    squares = products.diagonal()
+    distances = (squares[:, None] + squares[None, :] - 2 * products).clamp_min(0)
+    return distances.fill_diagonal_(0)
+
+
+def _krum_scores(products: Tensor, f: int) -> Tensor:
+    n = len(products)
+    return _squared_distances(products).sort(dim=1).values[:, 1 : max(2, n - f)].sum(dim=1)
+
+
+def _distances(products: Tensor, coefficients: Tensor) -> Tensor:
+    """Return ‖z − Δ_k‖ for z = Σ c_j Δ_j."""
+    inner = products @ coefficients
+    return (coefficients @ inner - 2 * inner + products.diagonal()).clamp_min(0).sqrt()
+
+
+# Coordinate by coordinate
+
+
+def coordinate_median(values: Tensor, f: int) -> Tensor:
+    """Return the median of every column; of an even number, the mean of the two in the middle (Yin et al. 2018)."""
+    ordered, n = values.sort(dim=0).values, len(values)
+    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+
+
+def trimmed_mean(values: Tensor, f: int) -> Tensor:
+    """Return the mean of every column without its f smallest and f largest values (Yin et al. 2018).
+
+    >>> trimmed_mean(torch.tensor([[1.0], [2.0], [3.0], [1e9]]), 1)
+    tensor([2.5000])
+    """
+    return values.sort(dim=0).values[f : len(values) - f].mean(dim=0)
+
+
+# Rules
+
+
+def change_products(previous: State, updates: Sequence[Update]) -> Tensor:
+    """Return ⟨Δ_i, Δ_j⟩ in float64, one tensor of the states at a time."""
+    products = torch.zeros(len(updates), len(updates), dtype=torch.float64)
+    for key, before in previous.items():
+        if before.is_floating_point() and before.numel():
+            rows = _changes(before, [update.state[key] for update in updates])
+            products += rows @ rows.T
+    return products
+
+
+def _changes(before: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([(tensor.to(torch.float64) - before.to(torch.float64)).flatten() for tensor in tensors])
+
+
+def example_weights(updates: Sequence[Update]) -> Tensor:
+    """Return n_k / Σ n_k, each n_k counted as at most :data:`MOST_EXAMPLES_OF_MEDIAN` times the median of all."""
+    counts = torch.tensor([float(update.n_examples) for update in updates], dtype=torch.float64)
+    bounded = counts.clamp_max(MOST_EXAMPLES_OF_MEDIAN * counts.median())
+    return bounded / bounded.sum()
+
+
+def clipped_average(previous: State, updates: Sequence[Update]) -> State:
+    """Return the average by n_k with every change clipped to the cohort's median norm: :func:`norm_clipping`."""
+    trained = _trained(updates)
+    if not trained:
+        return previous
+    return _moved(previous, trained, norm_clipping(change_products(previous, trained), example_weights(trained)))
+
+
+Coefficients = Callable[[Tensor, int], Tensor]
+Columns = Callable[[Tensor, int], Tensor]
+
+
+def combining(choose: Coefficients, *, mixed: bool = False) -> Rule:
+    """Return the rule x + Σ c_k Δ_k; ``mixed``: the c_k are those of the changes after nearest-neighbour mixing."""
+
+    def rule(previous: State, updates: Sequence[Update]) -> State:
+        trained = _trained(updates)
+        if not trained:
+            return previous
+        products, f = change_products(previous, trained), assumed(len(trained))
+        mix = nearest_neighbours(products, f) if mixed else torch.eye(len(trained), dtype=torch.float64)
+        return _moved(previous, trained, choose(mix @ products @ mix.T, f) @ mix)
+
+    return rule
+
+
+def by_coordinate(columns: Columns, *, mixed: bool = False) -> Rule:
+    """Return a rule that treats every coordinate by itself; ``mixed``: after nearest-neighbour mixing."""
+
+    def rule(previous: State, updates: Sequence[Update]) -> State:
+        trained = _trained(updates)
+        if not trained:
+            return previous
+        f = assumed(len(trained))
+        mix = nearest_neighbours(change_products(previous, trained), f) if mixed else None
+        found: dict[str, Tensor] = {}
+        for key, before in previous.items():
+            tensors = [update.state[key] for update in trained]
+            if before.is_floating_point():
+                rows = torch.stack([tensor.to(torch.float64).flatten() for tensor in tensors])
+                found[key] = columns(rows if mix is None else mix @ rows, f).reshape(before.shape).to(before.dtype)
+            else:
+                found[key] = torch.stack(tensors).amax(dim=0)
+        return found
+
+    return rule
+
+
+def _trained(updates: Sequence[Update]) -> list[Update]:
+    return [update for update in updates if update.n_examples > 0]
+
+
+def _moved(previous: State, updates: Sequence[Update], coefficients: Tensor) -> State:
+    """Return x + Σ c_k Δ_k, which for coefficients like these is a mean of x and the updates."""
+    rest = max(0.0, 1 - float(coefficients.sum()))
+    return weighted_mean([previous, *(update.state for update in updates)], [rest, *coefficients.tolist()])
+
+
+def _any_number(choose: Callable[[Tensor], Tensor]) -> Coefficients:
+    return lambda products, f: choose(products)
+
+
+median = by_coordinate(coordinate_median)
+trimmed = by_coordinate(trimmed_mean)
+by_krum = combining(krum)
+by_multi_krum = combining(multi_krum)
+by_geometric_median = combining(_any_number(geometric_median))
+by_centred_clipping = combining(_any_number(centred_clipping))
+mixed_median = by_coordinate(coordinate_median, mixed=True)
+mixed_trimmed = by_coordinate(trimmed_mean, mixed=True)
+mixed_multi_krum = combining(multi_krum, mixed=True)
+mixed_geometric_median = combining(_any_number(geometric_median), mixed=True)
+mixed_centred_clipping = combining(_any_number(centred_clipping), mixed=True)
