@@ -134,7 +134,8 @@ class Update:
     """What a client sends back: its weights and n_k, the number of examples that they were trained on.
 
     ``class_counts`` is how many of them are of each class, if the client chooses to disclose it. Whether it ``teaches``
-    is the server's decision: an update that does not is averaged only.
+    is the server's decision: an update that does not is averaged only. So is the ``trust`` in it, by which a teacher's
+    weight is multiplied.
     """
 
     client_id: str
@@ -145,6 +146,7 @@ class Update:
     metrics: Mapping[str, float] = field(default_factory=dict)
     class_counts: tuple[int, ...] | None = None
     teaches: bool = True
+    trust: float = 1.0
 
 
 @dataclass(frozen=True)

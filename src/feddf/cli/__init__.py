@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from feddf.cli.arguments import err_console
+from feddf.cli.attacking import attack_matrix
 from feddf.cli.data_sets import data_app
 from feddf.cli.generators import generator_app
 from feddf.cli.reporting import config, list_presets, report
@@ -32,6 +33,7 @@ app = typer.Typer(
 for command in (run, resume, compare, report, config, reproduce, tune, bound, partition):
     app.command()(command)
 app.command("presets")(list_presets)
+app.command("attack-matrix")(attack_matrix)
 app.add_typer(data_app, name="data")
 app.add_typer(generator_app, name="generator")
 

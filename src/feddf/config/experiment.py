@@ -12,6 +12,7 @@ from feddf.config.errors import ConfigError, shown
 from feddf.config.keys import default_of, flat, is_free, nested, resolve, suggestion
 from feddf.config.presets import read
 from feddf.config.sections import (
+    AttackConfig,
     ClientsConfig,
     DataConfig,
     DistillConfig,
@@ -117,7 +118,32 @@ class Settings(Section):
             "fusion.batchnorm",
             "statistics are estimated again on unlabeled data; name a pool",
         )
+        yield (
+            fusion.trust == "mixture" and not labelled,
+            "fusion.trust",
+            "it needs validation data; set data.validation above 0, or use 'expguard'",
+        )
+        yield (
+            fusion.trust == "expguard" and not pooled,
+            "fusion.trust",
+            "teachers are compared on unlabeled data; name a pool, or use 'mixture'",
+        )
+        yield (
+            fusion.defence == "robust" and not labelled and not pooled,
+            "fusion.defence",
+            "clients are tried on validation data or on unlabeled inputs, and there are neither",
+        )
+        yield (
+            fusion.guard is not None and not labelled and not pooled,
+            "fusion.guard",
+            "models are compared on validation data or on unlabeled inputs, and there are neither",
+        )
         matched = fusion.method == "fedma"
+        yield (
+            matched and (fusion.defence != "none" or fusion.trust != "none" or fusion.guard is not None),
+            "fusion.method",
+            "its layers grow from round to round, so fusion.defence, fusion.trust and fusion.guard cannot be used",
+        )
         yield (
             matched and (fusion.momentum > 0 or fusion.drop_worst != "none"),
             "fusion.method",
@@ -148,6 +174,7 @@ class Experiment(Settings):
     partition: PartitionConfig = PartitionConfig()
     prototypes: tuple[PrototypeConfig, ...] = key(..., "the architectures, dealt to the clients in turn", min_length=1)
     pool: PoolConfig = PoolConfig()
+    attack: AttackConfig = AttackConfig()
 
     @field_validator("prototypes", mode="before")
     @classmethod

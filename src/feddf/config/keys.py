@@ -18,7 +18,7 @@ from feddf.config.sections import PrototypeConfig, Section, SourceConfig, extra_
 
 SECTIONS = [
     *("", "data", "partition", "clients", "prototypes", "local", "pool", "pool.sources"),
-    *("fusion", "teachers", "distill", "fedma", "run"),
+    *("fusion", "teachers", "distill", "fedma", "attack", "run"),
 ]
 """The sections in the order in which a reader wants them."""
 

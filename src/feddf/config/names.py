@@ -94,13 +94,25 @@ AVERAGES = Names(
 
 DROP_RULES = Names(
     "fusion.drop_worst",
-    {"paper": "feddf.fusion.select:random_guessers", "released": "feddf.fusion.select:released_rule"},
+    {
+        "paper": "feddf.fusion.select:random_guessers",
+        "released": "feddf.fusion.select:released_rule",
+        "lowest": "feddf.fusion.select:lowest",
+    },
 )
 """(accuracy by client, number of classes, number of examples) -> the clients to drop."""
 
 TARGETS = Names(
     "teachers.average",
-    {"logits": "feddf.fusion.ensemble:avg_logits", "probabilities": "feddf.fusion.ensemble:avg_probabilities"},
+    {
+        "logits": "feddf.fusion.ensemble:avg_logits",
+        "probabilities": "feddf.fusion.ensemble:avg_probabilities",
+        "clipped-logits": "feddf.fusion.robust_ensemble:clipped_logits",
+        "tempered-logits": "feddf.fusion.robust_ensemble:tempered_logits",
+        "geometric-median": "feddf.fusion.robust_ensemble:geometric_median",
+        "cronus": "feddf.fusion.robust_ensemble:cronus",
+        "median-scores": "feddf.fusion.robust_ensemble:median_scores",
+    },
 )
 """(votes, temperature) -> class probabilities."""
 
@@ -115,6 +127,34 @@ TEACHER_WEIGHTS = Names(
     },
 )
 """(teachers, resources, accuracies) -> the weight of each teacher, by its id."""
+
+TRUSTS = Names(
+    "fusion.trust",
+    {"mixture": "feddf.fusion.trust:mixture", "expguard": "feddf.fusion.trust:expguard"},
+)
+"""(resources, engine) -> (updates, trust before) -> trust now, by client."""
+
+ATTACKS = Names(
+    "attack.kind",
+    {
+        "label-flip": "feddf.attacks.weights:label_flip",
+        "sign-flip": "feddf.attacks.weights:sign_flip",
+        "noise": "feddf.attacks.weights:noise",
+        "scaled-layer": "feddf.attacks.weights:scaled_layer",
+        "constant-class": "feddf.attacks.weights:constant_class",
+        "alie": "feddf.attacks.weights:alie",
+        "ipm": "feddf.attacks.weights:ipm",
+        "min-max": "feddf.attacks.weights:min_max",
+        "mimic": "feddf.attacks.weights:mimic",
+        "backdoor": "feddf.attacks.weights:backdoor",
+        "lma": "feddf.attacks.answers:lma",
+        "cpa": "feddf.attacks.answers:cpa",
+        "hips": "feddf.attacks.answers:hips",
+        "shuffle": "feddf.attacks.weights:shuffled_logits",
+        "adaptive": "feddf.attacks.answers:adaptive",
+    },
+)
+"""(the section [attack], the scene) -> an attack."""
 
 BINARISATIONS = Names(
     "local.binary",

@@ -45,5 +45,8 @@ class Record(TypedDict):
     seconds: dict[str, float]
     distillation: NotRequired[dict[str, DistillationRecord]]
     dropped_worst: NotRequired[dict[str, Any]]
+    trust: NotRequired[dict[str, float]]
+    guard: NotRequired[dict[str, Any]]
+    attack: NotRequired[dict[str, Any]]
     fedma: NotRequired[dict[str, Any]]
     evaluated_by_clients: NotRequired[dict[str, Any]]

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from feddf.config.errors import ConfigError
 from feddf.config.names import (
+    ATTACKS,
     AVERAGES,
     BINARISATIONS,
     DATASETS,
@@ -27,6 +28,7 @@ from feddf.config.names import (
     SOURCES,
     TARGETS,
     TEACHER_WEIGHTS,
+    TRUSTS,
     Names,
 )
 
@@ -274,6 +276,22 @@ class FusionConfig(Section):
         names=DROP_RULES,
         also="none",
     )
+    trust: str = key(
+        "none", "how far each client is believed, kept over rounds", kind="method", names=TRUSTS, also="none"
+    )
+    guard: float | None = key(
+        None,
+        "a fused model is not kept if it is worse than the previous one by more than this (accuracy, 0 to 1)",
+        kind="method",
+        ge=0,
+        le=1,
+    )
+    defence: Literal["none", "robust"] = key(
+        "none",
+        "'robust': start, ensemble and trust that stand hostile clients, and a guard (docs/decisions/defence.md)",
+        kind="method",
+        synonyms="byzantine robust",
+    )
     options: dict[str, Any] = key({}, "whatever a method of your own wants to be told", kind="method")
 
 
@@ -339,6 +357,17 @@ class FedMAConfig(Section):
         "uniform", "the weights of matched neurons: all alike, or n_k", kind="method"
     )
     growth: float = key(1.25, "how far a matched layer may grow", kind="method", ge=1, synonyms="fedma_growth")
+
+
+class AttackConfig(Section):
+    """``[attack]``: hostile clients, to measure defences with."""
+
+    kind: str = key("none", "what hostile clients do", names=ATTACKS, also="none", synonyms="attack byzantine")
+    share: float = key(0.2, "the share of the clients that are hostile", gt=0, le=1, synonyms="attackers")
+    since: int = key(1, "the first round that is attacked", ge=1)
+    until: int | None = key(None, "the last round that is attacked (default: the run's)", ge=1)
+    scale: float | None = key(None, "the strength of an attack (default: its own)", gt=0)
+    target: int = key(0, "the class that 'constant-class' and 'backdoor' want", ge=0)
 
 
 class RunConfig(Section):

@@ -30,7 +30,7 @@ from feddf.runs.record import Recorder, mean_metrics
 from feddf.runs.run import recorded
 from feddf.runs.spool import DiskSpool
 from feddf.seeds import derive
-from feddf.types import Failure, Inputs, J, Job, R, State
+from feddf.types import Failure, Inputs, J, Job, R, ServerState, State
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 """A user's own evaluation of the fused weights after a round."""
@@ -152,6 +152,7 @@ class FedDF(Strategy):
         evaluate_fn: EvaluateFunction | None,
         result: Result,
         record: Record,
+        state: ServerState,
     ) -> Record:
         """Return the record with what clients and the user's own function find of the fused models."""
         number, score = int(record["round"]), mean_accuracy(record)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from feddf.config.experiment import Settings
 from feddf.config.names import AVERAGES
 from feddf.fusion.batchnorm import with_statistics
+from feddf.fusion.defence import robust_start
 from feddf.states import weighted_mean
 from feddf.types import Engine, Fused, Fusion, Resources, Rule, ServerState, State, Update
 
@@ -43,6 +44,8 @@ def uniform_average(previous: State, updates: Sequence[Update]) -> State:
 def averaging_rule(resources: Resources, settings: Settings) -> Rule:
     """Return the rule that the settings name, with BatchNorm's statistics treated as they say."""
     rule: Rule = AVERAGES[settings.fusion.average]
+    if settings.fusion.defence == "robust":
+        rule = robust_start(rule, resources)
     return with_statistics(settings.fusion.batchnorm, rule, resources)
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from feddf.config.experiment import Settings
-from feddf.config.names import DROP_RULES, METHODS
+from feddf.config.experiment import Settings, with_values
+from feddf.config.names import DROP_RULES, METHODS, TRUSTS
 from feddf.fusion.batchnorm import local_statistics
+from feddf.fusion.defence import robust_settings
+from feddf.fusion.guard import guarded, tried
 from feddf.fusion.momentum import momentum
 from feddf.fusion.select import drop_worst
-from feddf.types import Engine, Method, Resources
+from feddf.fusion.trust import trusted
+from feddf.types import Engine, Fusion, Method, Resources
 
 
 def method_of(resources: Resources, settings: Settings, engine: Engine) -> Method:
-    """Return the method that the settings name: drop_worst(momentum(local_statistics(method)))."""
+    """Return the method that the settings name: guarded(tried(trusted(drop_worst(momentum(local_statistics(method))))))."""
+    if settings.fusion.defence == "robust":
+        settings = robust_settings(settings, resources.validation is not None and len(resources.validation) > 0)
     fusion = settings.fusion
     made = METHODS[fusion.method](resources, settings, engine)
     method = made if isinstance(made, Method) else Method(made)
@@ -24,4 +29,14 @@ def method_of(resources: Resources, settings: Settings, engine: Engine) -> Metho
         fuse = momentum(fusion.momentum, fuse, resources.prototypes)
     if fusion.drop_worst != "none":
         fuse = drop_worst(DROP_RULES[fusion.drop_worst], fuse, resources, engine)
+    if fusion.trust != "none":
+        fuse = trusted(TRUSTS[fusion.trust](resources, engine), fuse)
+    fuse = tried(fuse, resources, engine)
+    if fusion.guard is not None:
+
+        def again() -> Fusion:
+            robust = with_values(settings, {"fusion.defence": "robust", "fusion.guard": 1.0})
+            return method_of(resources, robust, engine).fuse
+
+        fuse = guarded(fusion.guard, fuse, resources, engine, again if fusion.defence == "none" else None)
     return replace(method, fuse=fuse)

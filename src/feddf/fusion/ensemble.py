@@ -84,9 +84,10 @@ class AskedAgain:
         target: Target,
         temperature: float,
         prototypes: Mapping[str, Prototype],
+        trust: Mapping[str, float],
     ) -> None:
         self._teachers, self._weights, self._prototypes = teachers, weights, prototypes
-        self._target, self._temperature = target, temperature
+        self._target, self._temperature, self._trust = target, temperature, trust
         self._modules: dict[str, nn.Module] = {}
 
     @torch.no_grad()
@@ -95,7 +96,7 @@ class AskedAgain:
         if not self._modules:
             self._modules = {teacher.id: folded(self._loaded(teacher)) for teacher in self._teachers}
         answers = (Answer(name, module(inputs)) for name, module in self._modules.items())
-        return self._target(_votes(usable(answers), self._weights), self._temperature)
+        return self._target(_votes(usable(answers), self._weights, self._trust), self._temperature)
 
     def _loaded(self, teacher: Model) -> nn.Module:
         try:
@@ -126,11 +127,12 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> Callab
         updates = [update for update in received if update.teaches]
         sampled = swag(updates, seed, samples=config.swag_samples, scale=config.swag_scale)
         weights = weigh([*updates, *sampled], resources, accuracies)
+        trust = {update.client_id: update.trust for update in updates}
         teachers = [*map(model_of, updates), *(replace(model_of(update), sampled=True) for update in sampled)]
         if config.ask == "each-batch":
-            return AskedAgain(teachers, weights, target, temperature, resources.prototypes)
+            return AskedAgain(teachers, weights, target, temperature, resources.prototypes, trust)
         drawn = {teacher.id for teacher in teachers if teacher.sampled}
-        return Remembered(target(_votes(usable(evaluation(teachers), drawn), weights), temperature))
+        return Remembered(target(_votes(usable(evaluation(teachers), drawn), weights, trust), temperature))
 
     return ask
 
@@ -159,7 +161,10 @@ def usable(outcomes: Iterable[Answer | Failure], sampled: Iterable[str] = ()) ->
         raise Refusal(refused)
 
 
-def _votes(answers: Iterable[Answer], weights: Mapping[str, Weight]) -> Iterator[Vote]:
+def _votes(
+    answers: Iterable[Answer], weights: Mapping[str, Weight], trust: Mapping[str, float]
+) -> Iterator[Vote]:
     for one in answers:
-        weight = weights[one.client_id]
-        yield Vote(one.logits, weight(one.logits) if callable(weight) else weight)
+        given = weights[one.client_id]
+        weight = given(one.logits) if callable(given) else given
+        yield Vote(one.logits, weight * trust.get(one.client_id, 1.0))  # one that was sampled is nobody's

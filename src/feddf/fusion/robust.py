@@ -148,6 +148,15 @@ def change_products(previous: State, updates: Sequence[Update]) -> Tensor:
     return products
 
 
+def change_norms(previous: State, states: Sequence[State]) -> Tensor:
+    """Return ‖state − previous‖ of each state, in float64."""
+    squares = torch.zeros(len(states), dtype=torch.float64)
+    for key, before in previous.items():
+        if before.is_floating_point() and before.numel():
+            squares += _changes(before, [state[key] for state in states]).square().sum(dim=1)
+    return squares.sqrt()
+
+
 def _changes(before: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([(tensor.to(torch.float64) - before.to(torch.float64)).flatten() for tensor in tensors])
 

@@ -10,6 +10,7 @@ from statistics import fmean, pstdev
 from typing import NamedTuple
 
 from feddf.evaluate import Evaluation, model_of
+from feddf.fusion.robust import assumed
 from feddf.fusion.weights import Accuracies
 from feddf.types import Engine, Failure, Fused, Fusion, Refusal, Resources, ServerState, Update
 
@@ -44,6 +45,12 @@ def released_rule(accuracies: Mapping[str, float], n_classes: int, n_examples: i
         return Dropped(below)
     floor = fmean(others) - 1.5 * pstdev(others)
     return Dropped(below, frozenset(client for client, accuracy in accuracies.items() if accuracy < floor))
+
+
+def lowest(accuracies: Mapping[str, float], n_classes: int, n_examples: int) -> Dropped:
+    """A filter against hostile clients: the f clients with the lowest accuracies, f as robust rules reckon with it."""
+    order = sorted(accuracies, key=lambda client: (accuracies[client], client))
+    return Dropped(frozenset(order[: assumed(len(order))]))
 
 
 def validation_accuracies(resources: Resources, engine: Engine) -> Accuracies:

@@ -108,3 +108,20 @@ def partition_dots(panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path) 
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, dpi=120)
+
+
+def heat_map(
+    values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], title: str, path: Path
+) -> None:
+    """Draw accuracies (0 to 1) as a table of colours with the numbers in it."""
+    numbers = 100 * np.array(values, dtype=float)
+    figure = Figure(figsize=(2 + 1.2 * len(columns), 1.6 + 0.35 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(numbers, vmin=0, vmax=100, cmap="RdYlGn", aspect="auto")
+    axes.set_xticks(range(len(columns)), columns, fontsize="small")
+    axes.set_yticks(range(len(rows)), rows, fontsize="small")
+    for (row, column), value in np.ndenumerate(numbers):
+        if not isnan(value):
+            axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize="small")
+    axes.set_title(title, fontsize="small")
+    figure.savefig(path, dpi=120)

@@ -10,9 +10,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from feddf.attacks.hostile import Attack, Forge, PoisonedTraining, Scene, attackers, forging
 from feddf.config import ConfigError, DataConfig, Experiment, PrototypeConfig
 from feddf.config.errors import first_line
-from feddf.config.names import BINARISATIONS, MODELS, PARTITIONS
+from feddf.config.names import ATTACKS, BINARISATIONS, MODELS, PARTITIONS
+from feddf.config.sections import AttackConfig
 from feddf.data.augment import flip_crop
 from feddf.data.datasets import Dataset
 from feddf.data.partition import split
@@ -54,6 +56,18 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Hostile:
+    """The clients of an experiment that attack it, and how they forge what they send."""
+
+    members: frozenset[str]
+    forge: Forge | None
+
+    def engine(self, engine: Engine, config: AttackConfig) -> Engine:
+        """Return the clients' engine, with what the attackers send forged."""
+        return forging(engine, self.forge, self.members, config) if self.forge else engine
+
+
+@dataclass(frozen=True)
 class Parts:
     """An experiment made of objects, ready to run. ``method`` is made for the engine that its fusion will use."""
 
@@ -64,6 +78,7 @@ class Parts:
     server: ServerState
     train: LocalTrain
     method: Callable[[Engine], Method]
+    hostile: Hostile | None = None
 
 
 def build(experiment: Experiment) -> Parts:
@@ -75,14 +90,17 @@ def build(experiment: Experiment) -> Parts:
     method = _method(resources, experiment)
     fitted = {name: replace(prototype, fit=method.fit) for name, prototype in prototypes.items()}
     prepare = _prepare(experiment, method, prototypes, models)
+    federation = _federation(experiment, task.shards, method.rounds_per_cohort)
+    train, hostile = _attacked(experiment, task, fitted, prepare, federation)
     return Parts(
         experiment,
         task,
         fitted,
-        _federation(experiment, task.shards, method.rounds_per_cohort),
+        federation,
         ServerState(0, models),
-        _train(experiment, task, fitted, prepare),
+        train,
         partial(method_of, replace(resources, prototypes=fitted), experiment),
+        hostile,
     )
 
 
@@ -237,6 +255,28 @@ def augments(experiment: Experiment, data: Dataset) -> bool:
         allowed = f"the inputs of '{experiment.data.name}' are not images"
         raise ConfigError.at("local.augment", experiment.local.augment, allowed)
     return wanted
+
+
+def _attacked(
+    experiment: Experiment,
+    task: Task,
+    prototypes: Mapping[str, Prototype],
+    prepare: Prepare | None,
+    federation: Federation,
+) -> tuple[LocalTrain, Hostile | None]:
+    """Return the clients' training, and the attackers among them if the experiment has any."""
+    config, honestly = experiment.attack, _train(experiment, task, prototypes, prepare)
+    if config.kind == "none":
+        return honestly, None
+    if config.target >= task.train.n_classes:
+        raise ConfigError.at("attack.target", config.target, f"there are {task.train.n_classes} classes")
+    attack: Attack = ATTACKS[config.kind](config, Scene(prototypes, task.train, task.pool))
+    members = attackers(federation.clients, config, experiment.seed)
+    hostile = Hostile(members, attack.forge)
+    if attack.poison is None:
+        return honestly, hostile
+    hostilely = _train(experiment, replace(task, train=attack.poison(task.train)), prototypes, prepare)
+    return PoisonedTraining(honestly, hostilely, members, config), hostile
 
 
 def _train(

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
+from typing import Any
 
+import torch
+
+from feddf.attacks.weights import with_trigger
 from feddf.config import Record
 from feddf.engines.open import open_engines
 from feddf.engines.wrappers import Profile, Watch, unwatched, watched
+from feddf.evaluate import accuracy
 from feddf.rounds import run_rounds
 from feddf.runs.build import Parts
 from feddf.runs.record import Recorder
 from feddf.runs.spool import DiskSpool
 from feddf.runs.store import RunFolder
-from feddf.types import Client, Engine, Round, ServerState
+from feddf.runtime.threads import threads
+from feddf.types import Client, Engine, Examples, Round, ServerState
 
 
 def run_experiment(
@@ -39,15 +46,51 @@ def run_experiment(
         rounds = run_rounds(
             server,
             parts.federation,
-            engine=staged(engines.clients, "train"),
+            engine=_clients(staged(engines.clients, "train"), parts),
             train=parts.train,
             fuse=parts.method(staged(engines.server, "fuse")).fuse,
-            spool=DiskSpool(folder.spool),
+            # attackers look at all updates of a round: one that was interrupted begins anew
+            spool=None if parts.hostile else DiskSpool(folder.spool),
         )
         planned = islice(rounds, experiment.rounds - server.round)
         yield from recorded(
-            planned, server, folder, recorder, parts.federation.clients, experiment.run.keep_checkpoints
+            planned,
+            server,
+            folder,
+            recorder,
+            parts.federation.clients,
+            experiment.run.keep_checkpoints,
+            partial(_attacked, parts) if parts.hostile else _as_it_is,
         )
+
+
+def _clients(engine: Engine, parts: Parts) -> Engine:
+    return parts.hostile.engine(engine, parts.experiment.attack) if parts.hostile else engine
+
+
+def _as_it_is(record: Record, server: ServerState) -> Record:
+    return record
+
+
+def _attacked(parts: Parts, record: Record, server: ServerState) -> Record:
+    """Return the record with who attacked, and for a backdoor how often its trigger works on the test images."""
+    assert parts.hostile is not None
+    note: dict[str, Any] = {"hostile": [name for name in record["clients"] if name in parts.hostile.members]}
+    if parts.experiment.attack.kind == "backdoor":
+        note["success"] = trigger_success(parts, server)
+    return {**record, "attack": note}
+
+
+def trigger_success(parts: Parts, server: ServerState) -> dict[str, float]:
+    """Return the share of the other classes' test images that a trigger makes the target class, for each model."""
+    test, target = parts.task.data.test, parts.experiment.attack.target
+    others = test.take((test.labels != target).nonzero().flatten())
+    stamped = Examples(with_trigger(others.inputs), torch.full_like(others.labels, target), test.n_classes)
+    with threads(1):
+        return {
+            name: round(accuracy(parts.prototypes[name].load(state), stamped), 4)
+            for name, state in server.models.items()
+        }
 
 
 def recorded(
@@ -57,7 +100,7 @@ def recorded(
     recorder: Recorder,
     clients: Sequence[Client],
     keep: int,
-    extend: Callable[[Record], Record] = lambda record: record,
+    extend: Callable[[Record, ServerState], Record] = lambda record, server: record,
 ) -> Iterator[Record]:
     """Record each round, write it down and yield its record; at the end write the models.
 
@@ -66,7 +109,7 @@ def recorded(
     """
     spool = DiskSpool(folder.spool)
     for closed in rounds:
-        record = extend(recorder.record(server, closed, clients))
+        record = extend(recorder.record(server, closed, clients), closed.server)
         folder.append(record)
         folder.save(closed.server, keep)
         spool.clear()

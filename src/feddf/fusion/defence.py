@@ -1,0 +1,86 @@
+"""What ``fusion.defence = "robust"`` is made of (docs/decisions/defence.md says why).
+
+* Trust: the weights of the mixture of clients that explains the validation data best; without labels, ExpGuard's.
+* Start: the best on the validation data of a few averages, robust and plain; without labels, the clipped one.
+* Ensemble: averaged probabilities, weighted by trust.
+* Guard: a fused model that is clearly worse than the previous one is not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from feddf import evaluate
+from feddf.config.experiment import Settings, with_values
+from feddf.fusion import robust
+from feddf.fusion.trust import some_examples
+from feddf.runtime.threads import threads
+from feddf.types import Examples, Resources, Rule, State, Update
+
+ROUNDING = 1 + 1e-5
+"""What an average may be longer than its longest part for being stored in float32."""
+
+MARGIN = 0.05
+"""How much worse than the previous model a fused one may be before it is not kept."""
+
+
+def robust_settings(settings: Settings, labelled: bool) -> Settings:
+    """Return the settings with the defence's parts filled in wherever the user has not chosen something else."""
+    changes: dict[str, object] = {}
+    if settings.fusion.trust == "none":
+        changes["fusion.trust"] = "mixture" if labelled else "expguard"
+    if settings.fusion.guard is None:
+        changes["fusion.guard"] = MARGIN
+    if settings.teachers.average == "logits":
+        changes["teachers.average"] = "probabilities"
+    if settings.distill.start == "average" and settings.distill.stop == "validation":
+        changes["distill.start"] = "best"
+    return with_values(settings, changes)
+
+
+def robust_start(plain: Rule, resources: Resources) -> Rule:
+    """Return the rule that tries several averages and keeps the one that is best on the validation data.
+
+    Without labelled data it is the clipped average of the clients that are trusted most.
+    """
+    validation = resources.validation
+    if validation is None or not len(validation):
+        return trusted_average
+    rules = (plain, robust.clipped_average, trusted_average, by_trust, robust.mixed_trimmed)
+    return best_of(rules, resources, some_examples(validation))
+
+
+def best_of(rules: Sequence[Rule], resources: Resources, examples: Examples) -> Rule:
+    """Return the rule whose weights are those of the best of several rules on labelled examples; the first of equals.
+
+    Weights that are farther from the previous ones than the median update is are no candidate: a last layer times 1,000
+    gives the same accuracy, and the next round's training diverges.
+    """
+
+    def rule(previous: State, updates: Sequence[Update]) -> State:
+        if not any(update.n_examples > 0 for update in updates):
+            return previous
+        prototype = resources.prototypes[updates[0].prototype]
+        found = [candidate(previous, updates) for candidate in rules]
+        usual = robust.change_norms(previous, [update.state for update in updates]).median()
+        candidates = [state for state, norm in zip(found, robust.change_norms(previous, found), strict=True)
+                      if norm <= usual * ROUNDING]
+        with threads(1):  # this runs in the server's own process, and bytes must not depend on its cores
+            scores = [evaluate.accuracy(prototype.load(state), examples) for state in candidates]
+        return candidates[max(range(len(scores)), key=lambda i: (scores[i], -i))]
+
+    return rule
+
+
+def trusted_average(previous: State, updates: Sequence[Update]) -> State:
+    """Return the clipped average without the f clients that are trusted least."""
+    order = sorted(updates, key=lambda update: update.trust, reverse=True)
+    kept = {update.client_id for update in order[: len(order) - robust.assumed(len(order))]}
+    return robust.clipped_average(previous, [update for update in updates if update.client_id in kept])
+
+
+def by_trust(previous: State, updates: Sequence[Update]) -> State:
+    """Return the clipped average in which a client counts by n_k and by the trust in it."""
+    scaled = [replace(update, n_examples=round(1000 * update.trust * update.n_examples)) for update in updates]
+    return robust.clipped_average(previous, scaled)

@@ -1,0 +1,127 @@
+"""Guards around a round: models are tried before they are believed, and a fused model that is worse is not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddf.evaluate import Evaluation, Model, model_of
+from feddf.fusion.ensemble import usable
+from feddf.fusion.robust_ensemble import geometric_median
+from feddf.fusion.trust import some_examples, some_inputs
+from feddf.types import Engine, Failure, Fused, Fusion, Inputs, Resources, ServerState, State, Update, Vote
+
+PROBES = 64
+"""Inputs on which a model is tried before it is averaged."""
+
+
+def tried(inner: Fusion, resources: Resources, engine: Engine) -> Fusion:
+    """Return ``inner`` for updates whose models work: finite weights can still give logits that are not finite.
+
+    Such a client is refused under every method. The fused models are tried as well: if one of them overflows although
+    no update does, the round keeps the previous weights of that prototype, and says so.
+    """
+    inputs = probes(resources)
+    if inputs is None:
+        return inner
+    evaluation = Evaluation(engine, resources.prototypes, inputs)
+
+    def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
+        for _ in usable(evaluation([model_of(update) for update in updates])):
+            pass
+        fused = inner(server, updates, seed)
+        found = evaluation([Model(name, name, state) for name, state in fused.server.models.items()])
+        broken = [one.client_id for one in found if isinstance(one, Failure) or not bool(one.logits.isfinite().all())]
+        if not broken:
+            return fused
+        models = {**fused.server.models, **{name: server.models[name] for name in broken}}
+        notes = {**fused.notes, "guard": {"not finite": broken, "kept_previous": broken}}
+        return replace(fused, server=replace(fused.server, models=models), notes=notes)
+
+    return fuse
+
+
+def probes(resources: Resources) -> Inputs | None:
+    """Return a few inputs to try models on: of the validation data, or else of the pool; none where there are none."""
+    if resources.validation is not None and len(resources.validation):
+        return some_inputs(resources.validation.inputs, PROBES)
+    return some_inputs(resources.pool, PROBES) if resources.pool is not None else None
+
+
+Scores = Callable[[Mapping[str, State], Sequence[Update]], Mapping[str, float]]
+"""(models by prototype, this round's updates) -> a score of each, higher is better."""
+
+
+def guarded(
+    margin: float, inner: Fusion, resources: Resources, engine: Engine, again: Callable[[], Fusion] | None = None
+) -> Fusion:
+    """Return ``inner`` with its fused models compared with the previous ones.
+
+    A model whose score falls by more than ``margin`` is not kept: the round is fused ``again`` with robust rules, if
+    there are any, and a prototype that is still worse keeps its previous weights. The score is the accuracy on the
+    validation data; without any, the agreement with the geometric median of the updates' answers on the pool.
+    """
+    score = _accuracies(resources, engine) or _agreements(resources, engine)
+    if score is None:
+        return inner
+    fallback: list[Fusion] = []
+
+    def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
+        fused = inner(server, updates, seed)
+        before, after = score(server.models, updates), score(fused.server.models, updates)
+        worse = [name for name in before if after[name] < before[name] - margin]
+        if not worse:
+            return fused
+        note: dict[str, Any] = {"before": _rounded(before), "fused": _rounded(after)}
+        if again is not None:
+            if not fallback:
+                fallback.append(again())
+            fused = fallback[0](server, updates, seed)
+            after = score(fused.server.models, updates)
+            note["fused_again"] = _rounded(after)
+            worse = [name for name in before if after[name] < before[name] - margin]
+        note["kept_previous"] = worse
+        models = {**fused.server.models, **{name: server.models[name] for name in worse}}
+        kept = replace(fused.server, models=models)
+        return replace(fused, server=kept, notes={**fused.notes, "guard": note})
+
+    return fuse
+
+
+def _accuracies(resources: Resources, engine: Engine) -> Scores | None:
+    if resources.validation is None or not len(resources.validation):
+        return None
+    examples = some_examples(resources.validation)
+    evaluation = Evaluation(engine, resources.prototypes, examples.inputs)
+
+    def score(models: Mapping[str, State], updates: Sequence[Update]) -> Mapping[str, float]:
+        found = evaluation.accuracies([Model(name, name, state) for name, state in models.items()], examples.labels)
+        return {name: -1.0 if isinstance(value, Failure) else value for name, value in found.items()}
+
+    return score
+
+
+def _agreements(resources: Resources, engine: Engine) -> Scores | None:
+    if resources.pool is None:
+        return None
+    evaluation = Evaluation(engine, resources.prototypes, some_inputs(resources.pool, 512))
+
+    def score(models: Mapping[str, State], updates: Sequence[Update]) -> Mapping[str, float]:
+        answers = usable(evaluation([model_of(update) for update in updates]))
+        said = geometric_median(Vote(answer.logits) for answer in answers).argmax(dim=1)
+        found = evaluation([Model(name, name, state) for name, state in models.items()])
+        return {one.client_id: -1.0 if isinstance(one, Failure) else _agreement(one.logits, said) for one in found}
+
+    return score
+
+
+def _agreement(logits: Tensor, said: Tensor) -> float:
+    return float((torch.nan_to_num(logits).argmax(dim=1) == said).double().mean())
+
+
+def _rounded(scores: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in scores.items()}
