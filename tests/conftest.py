@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +23,7 @@ from feddf.types import Client, Examples, Inputs, LocalTrain, Prototype, Resourc
 SHAPE, CLASSES = (1, 8, 8), 3
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="feddf-state-")  # nor the key of whoever runs them
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["OMP_NUM_THREADS"] = "1"  # for subprocesses: several at once must not fight for the cores
 torch.set_num_threads(1)

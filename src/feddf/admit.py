@@ -77,6 +77,8 @@ def _form(state: State, manifest: State) -> str | None:
 
 def different_keys(keys: Collection[str], manifest: State) -> str | None:
     """Return how a state's keys differ from its prototype's, or ``None`` where they are the same."""
+    if len(keys) > 2 * len(manifest) + 100:  # not worth looking through
+        return f"keys differ from the prototype's: it has {len(manifest)}, and the update {len(keys)}"
     if len(keys) == len(manifest) and set(keys) == manifest.keys():
         return None
     missing, extra = sorted(manifest.keys() - set(keys)), sorted(map(str, set(keys) - manifest.keys()))

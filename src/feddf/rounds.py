@@ -93,7 +93,7 @@ def run_round(
     seconds = {"train": 0.0, "fuse": 0.0}
     for attempt in range(config.attempts):
         sampled = sample(federation, number, attempt)  # line 6
-        needed = max(1, ceil(config.quorum * len(sampled)))
+        needed = max(1, ceil(config.quorum * max(1, len(sampled) - config.spare)))
         clock = perf_counter()
         updates, failed = collect(engine, train, jobs_for(server, federation, sampled), spool)  # lines 7 and 8
         trained = perf_counter()
@@ -108,9 +108,10 @@ def run_round(
 
 
 def sample(federation: Federation, round_number: int, attempt: int = 0) -> list[Client]:
-    """Return a random C fraction of the clients, ordered by id; each attempt takes the next ones in line."""
+    """Return a random C fraction of the clients and the spare ones, by id; each attempt takes the next ones in line."""
     clients = sorted(federation.clients, key=lambda client: client.id)
     count = max(1, cohort_size(len(clients), federation.config.fraction))
+    count = min(len(clients), count + federation.config.spare)
     draw = (round_number - 1) // federation.rounds_per_cohort + 1
     order = numpy_generator(derive(federation.seed, "sample", draw)).permutation(len(clients))
     chosen = [int(order[(attempt * count + i) % len(order)]) for i in range(count)]

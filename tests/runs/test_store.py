@@ -157,6 +157,7 @@ def test_a_configuration_that_cannot_be_used_is_one_line_with_its_file(
     path = folder.path / "config.toml"
     text = path.read_text()
     path.write_text(text + added if added.startswith("[") else added + text)
+    path.with_suffix(".sha256").unlink()  # as a user would who means it
     with pytest.raises(StoreError, match=said) as error:
         folder.experiment()
     assert "\n" not in str(error.value)

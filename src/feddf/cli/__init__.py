@@ -5,13 +5,11 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import typer
-from rich.markup import escape
 
-from feddf.cli.arguments import err_console
+from feddf.cli.arguments import complain
 from feddf.cli.attacking import attack_matrix
 from feddf.cli.data_sets import data_app
 from feddf.cli.generators import generator_app
@@ -41,7 +39,6 @@ app.add_typer(generator_app, name="generator")
 def main() -> None:
     """Run the command line; a user's mistake is one line, never a traceback."""
     signal.signal(signal.SIGTERM, _terminated)
-    sys.path.append(str(Path.cwd()))  # a configuration may name the user's own modules
     keep_freed_memory()
     sys.exit(guarded(lambda: app(standalone_mode=False)))
 
@@ -60,7 +57,7 @@ def guarded(action: Callable[[], Any]) -> int:
         result = action()
     except (FeddfError, OSError) as error:
         if str(error):
-            err_console.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+            complain(str(error), "error")
         return getattr(error, "exit_code", 1)
     except (KeyboardInterrupt, typer.Abort):
         return 130

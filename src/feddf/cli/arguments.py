@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from feddf.config.errors import ConfigError
 
-out_console, err_console = Console(), Console(stderr=True)
+
+class PlainConsole(Console):
+    """Prints what is said as it is: no name of a folder, a model or a client is markup or an escape sequence."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(markup=False, **settings)
+
+    def render_str(self, text: str, **settings: Any) -> Text:
+        """Return the text with every character that is not printable as a question mark."""
+        return super().render_str(plain(text), **settings)
+
+
+def plain(text: str) -> str:
+    """Return a text that may come from a file so that it harms no terminal."""
+    return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in text)
+
+
+def complain(text: str, kind: Literal["warning", "error"] = "warning") -> None:
+    """Say a warning or an error on standard error."""
+    shown = Text.assemble((f"{kind}:", "red" if kind == "error" else "yellow"), f" {plain(text)}")
+    err_console.print(shown, soft_wrap=True, highlight=False)
+
+
+out_console, err_console = PlainConsole(), PlainConsole(stderr=True)
 
 NameOrFile = Annotated[str, typer.Argument(help="A preset's name or a TOML file.", show_default=False)]
 Overrides = Annotated[

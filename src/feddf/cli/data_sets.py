@@ -11,8 +11,9 @@ import typer
 from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from feddf.cli.arguments import err_console, out_console
+from feddf.cli.arguments import complain, err_console, out_console
 from feddf.config.errors import ConfigError, first_line
 from feddf.config.names import DATASETS
 
@@ -40,7 +41,7 @@ def list_data(data_dir: DataDir = None) -> None:
     from feddf.data import catalogue
 
     folder = catalogue.root_of(data_dir)
-    table = Table(title=f"Data sets in {escape(str(folder))}", title_justify="left")
+    table = Table(title=f"Data sets in {folder}", title_justify="left")
     table.add_column("name", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("on disk", no_wrap=True, justify="right")
@@ -49,9 +50,9 @@ def list_data(data_dir: DataDir = None) -> None:
         state, size = catalogue.state(entry, folder), catalogue.size(entry, folder)
         table.add_row(
             entry.name,
-            f"[{STATE_COLOURS[state]}]{state}[/]",
+            Text(state, STATE_COLOURS[state]),
             decimal(size) if size else "–",
-            escape(_how(entry, state)),
+            _how(entry, state),
         )
     out_console.print(table)
 
@@ -115,8 +116,8 @@ def _check(entry: Entry, folder: Path) -> bool:
     try:
         line = _described(entry, folder)
     except Exception as error:  # a damaged file can fail in any way
-        line = escape(first_line(error))
-        err_console.print(f"[red]error:[/] {entry.name}: {line}", soft_wrap=True, highlight=False)
+        line = first_line(error)
+        complain(f"{entry.name}: {line}", "error")
         return False
     _say(f"{entry.name}: {line}")
     return True

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from feddf.cli.arguments import err_console, number, out_console, split_words
+from feddf.cli.arguments import complain, err_console, number, out_console, split_words
 from feddf.config.errors import ConfigError, FeddfError, first_line
 from feddf.config.names import DATASETS
 from feddf.runtime.atomic import write_atomically
@@ -117,7 +116,7 @@ def _one_line() -> Iterator[None]:
 
 
 def _warn(complaint: str) -> None:
-    err_console.print(f"[yellow]warning:[/] {escape(complaint)}", soft_wrap=True, highlight=False)
+    complain(complaint)
 
 
 def _refuse(rest: list[str], own: dict[str, str]) -> None:

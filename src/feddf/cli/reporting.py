@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from feddf.cli.arguments import out_console
@@ -91,5 +90,5 @@ def _explained(keys: list[Key]) -> Table:
     table.add_column("default", no_wrap=True)
     table.add_column("meaning; allowed values", overflow="fold")
     for key in keys:
-        table.add_row(key.name, escape(key.shown_default), escape(f"{key.meaning}\n    {key.allowed}"))
+        table.add_row(key.name, key.shown_default, f"{key.meaning}\n    {key.allowed}")
     return table

@@ -12,6 +12,7 @@ from feddf.cli.arguments import (
     NameOrFile,
     Out,
     Overrides,
+    complain,
     err_console,
     numbers,
     out_console,
@@ -59,6 +60,7 @@ def resume(
     run: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
     overrides: Overrides = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse where the result could differ in a bit.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Run the code that somebody else's folder names.")] = False,
 ) -> None:
     """Continue a run that was interrupted; it ends with the same models as if it had not been."""
     from feddf.config import differences, parse
@@ -66,6 +68,7 @@ def resume(
     from feddf.runs.store import RunFolder, StoreError
 
     folder = RunFolder.open(run)
+    folder.check_trust(trust)
     asked = folder.experiment()
     experiment = parse(asked.model_dump(), overrides=overrides or [])
     if changed := differences(asked, experiment):
@@ -142,8 +145,8 @@ def _finish(parts: Parts, folder: RunFolder, timeline: Profile | None = None) ->
 
 def _say_progress(folder: RunFolder, experiment: Experiment) -> None:
     server, complaints = folder.latest()
-    for complaint in complaints:
-        err_console.print(f"[yellow]warning:[/] {complaint}", soft_wrap=True)
+    for complaint in (*complaints, *folder.damage()):
+        complain(complaint)
     done = server.round if server else 0
     out_console.print(f"{folder.path}: {done} of {experiment.rounds} rounds are done", soft_wrap=True)
 
@@ -153,6 +156,8 @@ def _run_to_the_end(parts: Parts, folder: RunFolder, timeline: Profile | None = 
     from feddf.runs.run import run_experiment
 
     experiment = parts.experiment
+    for warning in parts.warnings:
+        complain(warning)
     done = len(folder.records())
     view = View(f"{experiment.name}, {experiment.fusion.method}, seed {experiment.seed}", experiment.rounds, done)
     try:
@@ -193,4 +198,4 @@ def _check_versions(folder: RunFolder, strict: bool) -> None:
     if changed and strict:
         raise StoreError(f"{folder.path} was started under other versions ({', '.join(changed)}), refused by --strict")
     if changed:
-        err_console.print(f"[yellow]warning:[/] bytes may differ: {', '.join(changed)}", soft_wrap=True)
+        complain(f"bytes may differ: {', '.join(changed)}")

@@ -111,6 +111,7 @@ def bound(
             show_default=False,
         ),
     ] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Run the code that somebody else's folder names.")] = False,
 ) -> None:
     """Estimate the terms of the paper's Theorem 5.1 for a run, from all its data."""
     from feddf.config import parse, with_values
@@ -120,7 +121,9 @@ def bound(
     from feddf.runs.store import RunFolder
 
     own, rest = split_words(words, {"epochs": "", "most": "2000", "delta": "0.05"})
-    experiment = parse(RunFolder.open(run).experiment().model_dump(), overrides=rest)
+    folder = RunFolder.open(run)
+    folder.check_trust(trust)
+    experiment = parse(folder.experiment().model_dump(), overrides=rest)
     if own["epochs"]:
         experiment = with_values(experiment, {"local.epochs": number("epochs", own["epochs"])})
     records = read_run(run).records

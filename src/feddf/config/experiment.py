@@ -129,11 +129,6 @@ class Settings(Section):
             "teachers are compared on unlabeled data; name a pool, or use 'mixture'",
         )
         yield (
-            fusion.defence == "robust" and not labelled and not pooled,
-            "fusion.defence",
-            "clients are tried on validation data or on unlabeled inputs, and there are neither",
-        )
-        yield (
             fusion.guard is not None and not labelled and not pooled,
             "fusion.guard",
             "models are compared on validation data or on unlabeled inputs, and there are neither",

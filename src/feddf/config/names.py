@@ -6,9 +6,12 @@ one line here. A user's own needs no line: it is named as ``module:attribute``.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from feddf.config.errors import ConfigError, nearest
@@ -56,9 +59,24 @@ class Names(Mapping[str, Any]):
     def _imported(self, name: str, place: str) -> Any:
         module, _, attribute = place.partition(":")
         try:
-            return getattr(import_module(module), attribute)
+            return getattr(_module(module), attribute)
         except (ImportError, AttributeError) as error:
             raise ConfigError.at(self.key, name, f"cannot be imported: {error}") from error
+
+
+def _module(name: str) -> ModuleType:
+    """Import a module; one that is not installed is looked for in the working folder.
+
+    That folder comes last, and only once a name asks for it: an ordinary run executes nothing that lies there.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        here = str(Path.cwd())
+        if error.name != name.partition(".")[0] or here in sys.path:
+            raise
+        sys.path.append(here)
+        return import_module(name)
 
 
 METHODS = Names(

@@ -46,6 +46,7 @@ class Record(TypedDict):
     distillation: NotRequired[dict[str, DistillationRecord]]
     dropped_worst: NotRequired[dict[str, Any]]
     trust: NotRequired[dict[str, float]]
+    bounded_counts: NotRequired[dict[str, Any]]
     guard: NotRequired[dict[str, Any]]
     attack: NotRequired[dict[str, Any]]
     fedma: NotRequired[dict[str, Any]]

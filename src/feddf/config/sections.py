@@ -123,6 +123,9 @@ class ClientsConfig(Section):
     fraction: float = key(0.4, "C, the share of the clients that take part in a round", gt=0, le=1)
     quorum: float = key(0.5, "the share of the sampled clients without which a round is abandoned", gt=0, le=1)
     attempts: int = key(3, "how often an abandoned round is tried again, with other clients", ge=1)
+    spare: int = key(
+        0, "further clients that are sampled in each round, for those that may not answer", ge=0, synonyms="overselect"
+    )
     deadline: float | None = key(None, "seconds after which a client counts as failed", gt=0, synonyms="timeout")
 
     @property

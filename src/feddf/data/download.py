@@ -16,12 +16,15 @@ import zlib
 from collections.abc import Callable, Iterator
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
+from typing import BinaryIO, cast
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from feddf.config.errors import FeddfError
 
 BLOCK = 1 << 18
+MOST_UNPACKED = 1 << 28, 100
+"""An archive may grow to so many bytes, or so many times its own size: the data sets here grow by six at the most."""
 SILENCE = 60.0  # seconds without a byte after which a connection counts as broken
 
 Progress = Callable[[int, int | None], None]
@@ -40,6 +43,10 @@ _BAD_ARCHIVE = (
     zipfile.BadZipFile,
     zlib.error,
 )
+
+
+class _TooLarge(Exception):
+    """An archive unpacks to more than any data set does."""
 
 
 class DownloadError(FeddfError):
@@ -203,6 +210,8 @@ def unpack(archive: Path, folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as temporary:
         try:
             extract(archive, Path(temporary))
+        except _TooLarge:
+            raise DownloadError(f"{archive} is refused: it unpacks to over {most_unpacked(archive)} bytes") from None
         except tarfile.FilterError as error:
             raise DownloadError(f"{archive} is refused: {_reason(error)}") from error
         except _BAD_ARCHIVE as error:
@@ -211,11 +220,34 @@ def unpack(archive: Path, folder: Path) -> None:
             _move(child, folder / child.name)
 
 
+def most_unpacked(archive: Path) -> int:
+    """Return how many bytes an archive may unpack to."""
+    least, factor = MOST_UNPACKED
+    return max(least, factor * archive.stat().st_size)
+
+
+class _Bounded:
+    """A stream that ends in an error once more has been read than an archive may unpack to."""
+
+    def __init__(self, stream: BinaryIO | gzip.GzipFile, most: int) -> None:
+        self._stream, self._left = stream, most
+
+    def read(self, size: int = BLOCK) -> bytes:
+        """Read on."""
+        content = self._stream.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
+        self._left -= len(content)
+        if self._left < 0:
+            raise _TooLarge
+        return content
+
+
 def _extract_tar(archive: Path, folder: Path) -> None:
-    with gzip.open(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
-        tar.extractall(folder, filter=_without_links)
-        while stream.read(BLOCK):  # a tar ends before its stream does, and the checksum is at the stream's end
-            pass
+    with gzip.open(archive) as packed:
+        stream = _Bounded(packed, most_unpacked(archive))
+        with tarfile.open(fileobj=cast(BinaryIO, stream), mode="r|") as tar:
+            tar.extractall(folder, filter=_without_links)
+            while stream.read(BLOCK):  # a tar ends before its stream does, and the checksum is at the stream's end
+                pass
 
 
 def _without_links(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
@@ -227,12 +259,14 @@ def _without_links(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
 
 def _extract_zip(archive: Path, folder: Path) -> None:
     with zipfile.ZipFile(archive) as pack:
+        if sum(entry.file_size for entry in pack.infolist()) > most_unpacked(archive):  # more is never written
+            raise _TooLarge
         pack.extractall(folder)
 
 
 def _extract_gzip(archive: Path, folder: Path) -> None:
     with gzip.open(archive) as content, (folder / archive.stem).open("wb") as file:
-        shutil.copyfileobj(content, file, BLOCK)
+        shutil.copyfileobj(_Bounded(content, most_unpacked(archive)), file, BLOCK)
 
 
 _EXTRACT = {".tar.gz": _extract_tar, ".tgz": _extract_tar, ".zip": _extract_zip, ".gz": _extract_gzip}

@@ -21,7 +21,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".
 
 def read_idx(path: Path) -> Tensor:
     """Return the bytes of an idx file (of MNIST and Fashion-MNIST), gzipped or not."""
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    content = _decompressed(path) if path.suffix == ".gz" else path.read_bytes()
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise ValueError(f"{path} is not an idx file of bytes")
     head = 4 + 4 * content[3]
@@ -29,6 +29,15 @@ def read_idx(path: Path) -> Tensor:
     if len(content) != head + int(np.prod(shape)):
         raise ValueError(f"{path} is truncated: {len(content)} bytes, and its header says {head + int(np.prod(shape))}")
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=head).reshape(shape).copy())
+
+
+def _decompressed(path: Path, most: int = 1 << 30) -> bytes:
+    """Return the content of a gzipped file, unless it is more than any idx file of images has."""
+    with gzip.open(path) as stream:
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{path} is refused: it unpacks to over {most} bytes")
+    return content
 
 
 def read_stl10_images(path: Path) -> MappedRows:

@@ -112,7 +112,7 @@ class Matrix:
         for cell in wanted:
             path = out / cell.name
             run = read_run(path) if (path / "config.toml").is_file() else None
-            done = run is not None and (len(run.records) >= run.value("rounds") or failure_of(path))
+            done = run is not None and (max(run.rounds, default=0) >= run.value("rounds") or failure_of(path))
             found[cell.name] = (run.curve()[-1] if run.records else 0.0) if run is not None and done else nan
         return cls(wanted, found)
 
@@ -147,17 +147,13 @@ class Matrix:
         """Return for each column the largest loss against the same method without an attack."""
         rows = self.values()
         columns = list(zip(*rows, strict=True))
-        return [
-            max([column[0] - value for value in column[1:] if not isnan(value)], default=nan) for column in columns
-        ]
+        return [max([column[0] - value for value in column[1:] if not isnan(value)], default=nan) for column in columns]
 
     def comparison(self) -> Comparison:
         """Return the table."""
         seeds = sorted({cell.seed for cell in self.cells})
         names = [f"{method}, α = {alpha:g}, {100 * share:g} %" for share, alpha, method in self.columns]
-        rows = [
-            [attack, *map(percent, row)] for attack, row in zip(self.attacks, self.values(), strict=True)
-        ]
+        rows = [[attack, *map(percent, row)] for attack, row in zip(self.attacks, self.values(), strict=True)]
         worst = ["largest loss, in points", *(f"{100 * loss:.1f}" for loss in self.worst())]
         title = f"Test accuracy at the last round under attack, in % (mean over seeds {', '.join(map(str, seeds))})"
         return Comparison(title, ["attack", *names], [*rows, worst])

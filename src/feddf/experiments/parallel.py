@@ -17,7 +17,7 @@ from feddf.runs.store import StoreError
 def has_ended(path: Path) -> bool:
     """Say whether a run folder needs no more work: all rounds are done, or it failed and would fail again."""
     run = read_run(path)
-    return bool(failure_of(path)) or len(run.records) >= run.value("rounds")
+    return bool(failure_of(path)) or max(run.rounds, default=0) >= run.value("rounds")
 
 
 def failure_of(path: Path) -> str:
@@ -32,7 +32,7 @@ def run_folders(paths: Sequence[Path], parallel: int) -> Iterator[tuple[Path, st
     running: set[subprocess.Popen[str]] = set()
 
     def run(path: Path) -> str:
-        command = [sys.executable, "-m", "feddf", "resume", str(path), f"run.workers={workers}"]
+        command = [sys.executable, "-P", "-m", "feddf", "resume", str(path), f"run.workers={workers}"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         running.add(process)
         _, complaint = process.communicate()

@@ -47,6 +47,15 @@ def check_labels(key: str, examples: Examples, n_classes: int) -> None:
         raise ConfigError.at(key, f"{len(examples.labels)} labels", f"has {wrong}")
 
 
+def check_finite(key: str, inputs: Inputs) -> None:
+    """Raise where an input of the server's own is not finite: every honest client would be blamed for it."""
+    for chunk in torch.arange(len(inputs)).split(256):
+        batch = inputs.batch(chunk)
+        if batch.is_floating_point() and not bool(batch.isfinite().all()):
+            rows = ~batch.flatten(1).isfinite().all(dim=1)
+            raise ConfigError.at(key, f"input {int(chunk[rows][0])}", "it has values that are not finite")
+
+
 def check_weights(folder: Path, saved: Mapping[str, State], prototypes: Mapping[str, State]) -> None:
     """Raise where a folder's checkpoint is not of these architectures."""
     for name, manifest in prototypes.items():

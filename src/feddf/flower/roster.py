@@ -34,11 +34,30 @@ ASK_AGAIN = 60.0
 """Seconds after which a node is asked again that did not answer, or not as it should."""
 
 
-class Roster:
-    """The clients of a run. ``clients`` grows as they come; ``members`` names nodes, where only those may take part."""
+FORGET_AFTER = 3
+"""Rounds in a row after which a client that was never connected is forgotten. It is enrolled again when it comes."""
 
-    def __init__(self, path: Path, prototypes: Collection[str], members: Mapping[int, str] | None = None) -> None:
-        self._path, self._prototypes, self._members = path, prototypes, members
+
+def most_clients(expected: int) -> int:
+    """Return how many clients a roster holds at the most: a node that comes back under new names must not fill it."""
+    return 2 * expected + 8
+
+
+class Roster:
+    """The clients of a run. ``clients`` grows as they come; ``members`` names nodes, where only those may take part.
+
+    It holds ``most`` clients: for a newcomer beyond that one that is not connected is forgotten, or else it is refused.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        prototypes: Collection[str],
+        members: Mapping[int, str] | None = None,
+        most: int = 10_000,
+    ) -> None:
+        self._path, self._prototypes, self._members, self._most = path, prototypes, members, most
+        self._absent: dict[str, int] = {}
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         self.clients = [Client(name, prototype) for name, prototype in sorted(known.items())]
         self._nodes: dict[str, int] = {}
@@ -85,7 +104,12 @@ class Roster:
         }
         for node, client in self._claims.items():
             if held.setdefault(client.id, node) == node:
-                self._enrol(client)
+                if not self._enrol(client, held):
+                    del held[client.id]
+                    if self._when.pop(node, None) is not None:
+                        _log.warning(
+                            "feddf: node %d may not join as '%s': there are %d clients", node, client.id, self._most
+                        )
             elif self._when.pop(node, None) is not None:
                 _log.warning("feddf: node %d has to wait: node %d is '%s' now", node, held[client.id], client.id)
         self._nodes = held
@@ -138,11 +162,30 @@ class Roster:
             raise ValueError("it is not among the members")
         return self._members[node]
 
-    def _enrol(self, client: Client) -> None:
-        """Add a client, or let it change its architecture."""
+    def begin_round(self) -> None:
+        """Forget clients that have not been connected for some rounds: they would be sampled, and nobody answers."""
+        for client in self.clients:
+            self._absent[client.id] = 0 if client.id in self._nodes else self._absent.get(client.id, 0) + 1
+        gone = [client.id for client in self.clients if self._absent[client.id] > FORGET_AFTER]
+        if gone and self._members is None and len(gone) < len(self.clients):
+            _log.warning("feddf: forgotten after %d rounds without them: %s", FORGET_AFTER, ", ".join(gone)[:300])
+            self._keep([client for client in self.clients if client.id not in gone])
+
+    def _enrol(self, client: Client, connected: Collection[str]) -> bool:
+        """Add a client, or let it change its architecture; return whether there was room."""
         if client in self.clients:
-            return
+            return True
         others = [known for known in self.clients if known.id != client.id]
-        self.clients[:] = sorted([*others, client], key=lambda known: known.id)
+        if len(others) >= self._most:
+            absent = [known for known in others if known.id not in connected]
+            if not absent:
+                return False
+            others.remove(max(absent, key=lambda known: self._absent.get(known.id, 0)))
+        self._keep([*others, client])
+        return True
+
+    def _keep(self, clients: list[Client]) -> None:
+        self.clients[:] = sorted(clients, key=lambda known: known.id)
+        self._absent = {client.id: self._absent.get(client.id, 0) for client in self.clients}
         known = {known.id: known.prototype for known in self.clients}
         write_atomically(self._path, json.dumps(known, indent=1).encode())

@@ -17,6 +17,7 @@ from feddf.flower.conversion import (
     as_examples,
     as_inputs,
     as_prototypes,
+    check_finite,
     check_labels,
     check_weights,
     classes_of,
@@ -61,6 +62,9 @@ class FlowerServer:
                 to_arrays(prototype.build().state_dict())
             except TypeError as error:
                 raise ConfigError.at("prototypes", name, f"Flower cannot carry its weights: {error}") from error
+        for key, inputs in (("pool", unlabeled), ("validation", labelled.inputs), ("test", self.test.inputs)):
+            if inputs is not None and len(inputs):
+                check_finite(key, inputs)
         self.resources = Resources(known, unlabeled, labelled)
         self.validation = labelled
         self.settings = with_values(settings, {
@@ -96,14 +100,13 @@ class FlowerServer:
         if saved is not None:
             check_weights(folder.path, saved.models, self.state.models)
             self.state = saved
-        folder.forget_after(self.state.round)
-        return complaints
+        return [*complaints, *folder.forget_after(self.state.round)]
 
     def rounds(self, sites: Sites, fuse: Fusion, spool: Spool) -> Iterator[Round]:
         """Run rounds over the sites; newcomers join between them."""
         sites.gather()
         while True:
-            sites.connected()
+            sites.begin_round()
             federation = self.federation(sites.clients)
             closed = run_round(self.state, federation, engine=sites.train, train=elsewhere, fuse=fuse, spool=spool)
             self.state = closed.server
@@ -130,6 +133,8 @@ def _check_given(settings: FlowerSettings, pool: Inputs | None, validation: Exam
     """Raise where a strategy that distils was not given what it needs: here it is no key of a configuration."""
     if pool is None:
         raise ConfigError.at("pool", None, "method 'feddf' needs unlabeled inputs")
+    if len(pool) < 2:
+        raise ConfigError.at("pool", f"{len(pool)} inputs", "a student learns from batches of at least 2")
     if settings.distill.stop == "validation" and not len(validation):
         allowed = "early stopping needs validation data; or set distill.stop = 'held-out-loss' or 'steps'"
         raise ConfigError.at("validation", None, allowed)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from feddf.config import ClientsConfig, LocalConfig, RunConfig, Settings
+from pydantic import field_validator
+
+from feddf.config import ClientsConfig, FusionConfig, LocalConfig, RunConfig, Settings
 from feddf.config.experiment import Mistake
 from feddf.config.sections import Section, cohort_size, key
 
@@ -29,6 +31,14 @@ class FlowerRunConfig(RunConfig):
     )
 
 
+class FlowerFusionConfig(FusionConfig):
+    """``[fusion]`` over Flower: clients are strangers unless told otherwise."""
+
+    defence: Literal["none", "robust"] = key(
+        "robust", "'robust': start, ensemble and trust that stand hostile clients, and a guard", kind="method"
+    )
+
+
 class FlowerConfig(Section):
     """``[flower]``: what only a run over Flower has, and what its server was given."""
 
@@ -47,8 +57,15 @@ class FlowerSettings(Settings):
     """
 
     clients: FlowerClientsConfig
+    fusion: FlowerFusionConfig = FlowerFusionConfig()
     run: FlowerRunConfig = FlowerRunConfig()
     flower: FlowerConfig = FlowerConfig()
+
+    @field_validator("fusion", mode="before")
+    @classmethod
+    def _strangers(cls, given: Any) -> Any:
+        """Take a plain section too: what it leaves open is as it is over Flower."""
+        return given.model_dump(exclude_unset=True) if type(given) is FusionConfig else given
 
     def mistakes(self, *, labelled: bool, pooled: bool) -> Iterator[Mistake]:
         """Yield what is right alone and wrong together."""

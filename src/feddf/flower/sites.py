@@ -43,6 +43,11 @@ class Sites:
             )
             self._gathered = True
 
+    def begin_round(self) -> None:
+        """Look who is here before a round: newcomers join, and those that stay away are forgotten."""
+        self.connected()
+        self._roster.begin_round()
+
     def connected(self) -> dict[str, int]:
         """Return the node of each client that is connected now; newcomers join."""
         return self._roster.connected(self.inbox)

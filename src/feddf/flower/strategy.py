@@ -19,12 +19,13 @@ from feddf.engines.open import open_engines
 from feddf.flower import evaluation
 from feddf.flower.conversion import Architectures, Labelled
 from feddf.flower.inbox import Inbox
-from feddf.flower.roster import Roster
+from feddf.flower.roster import Roster, most_clients
 from feddf.flower.server import FlowerServer, elsewhere
 from feddf.flower.settings import FlowerSettings, orders
 from feddf.flower.sites import Sites
 from feddf.flower.wire import job_message, packed, update_from
 from feddf.fusion.compose import method_of
+from feddf.fusion.guard import bounded_counts
 from feddf.rounds import collect, fuse_usable, jobs_for, sample
 from feddf.runs.record import Recorder, mean_metrics
 from feddf.runs.run import recorded
@@ -47,6 +48,7 @@ class FedDF(Strategy):
     round; ``feddf report`` reads it. ``members`` gives names to Flower's node ids and lets only those take part.
     A client that is not connected has ``wait`` seconds to come, in the beginning and in every round.
 
+    Clients are strangers, so ``fusion.defence`` is 'robust' unless the settings say otherwise.
     FedAvg, FedProx, FedAvgM and drop-worst are settings: ``fusion.method``, ``local.proximal``, ``fusion.momentum``,
     ``fusion.drop_worst``. ``flower.evaluate_fraction`` of the clients try the fused model on their own data each round.
 
@@ -121,7 +123,7 @@ class FedDF(Strategy):
                 _log.warning("feddf: %s", complaint)
             self.summary()
             sites = self._sites_of(grid)
-            fuse = method_of(server.resources, self.settings, engines.server).fuse
+            fuse = bounded_counts(method_of(server.resources, self.settings, engines.server).fuse)
             recorder = Recorder(
                 engines.server, server.resources.prototypes, server.test, server.validation, self.settings.run
             )
@@ -140,7 +142,12 @@ class FedDF(Strategy):
     def _sites_of(self, grid: Grid) -> Sites:
         if self._roster is None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._roster = Roster(self.folder / "roster.json", list(self._server.resources.prototypes), self._members)
+            self._roster = Roster(
+                self.folder / "roster.json",
+                list(self._server.resources.prototypes),
+                self._members,
+                most=most_clients(self.settings.clients.number),
+            )
         if self._sites is None or self._sites.inbox.grid is not grid:
             self._sites = Sites(Inbox(grid), self._roster, self.settings, self.wait, self.poll)
         return self._sites
@@ -195,7 +202,7 @@ class FedDF(Strategy):
         updates, failures = collect(answers, elsewhere, [job for _, job in self._sent])
         server = self._server
         with open_engines(self.settings.run) as engines:
-            fuse = method_of(server.resources, self.settings, engines.server).fuse
+            fuse = bounded_counts(method_of(server.resources, self.settings, engines.server).fuse)
             seed = derive(self.settings.seed, "fuse", server_round)
             fused, updates, refused = fuse_usable(fuse, server.state, updates, 1, seed)
         for failure in (*failures, *refused):

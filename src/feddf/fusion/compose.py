@@ -16,9 +16,13 @@ from feddf.types import Engine, Fusion, Method, Resources
 
 
 def method_of(resources: Resources, settings: Settings, engine: Engine) -> Method:
-    """Return the method that the settings name: guarded(tried(trusted(drop_worst(momentum(local_statistics(method))))))."""
+    """Return the method that the settings name, inside the wrappers that they ask for.
+
+    From the inside: local statistics, momentum, drop-worst, trust, a trial of all models, the guard.
+    """
     if settings.fusion.defence == "robust":
-        settings = robust_settings(settings, resources.validation is not None and len(resources.validation) > 0)
+        labelled = resources.validation is not None and len(resources.validation) > 0
+        settings = robust_settings(settings, labelled=labelled, pooled=resources.pool is not None)
     fusion = settings.fusion
     made = METHODS[fusion.method](resources, settings, engine)
     method = made if isinstance(made, Method) else Method(made)

@@ -25,12 +25,15 @@ MARGIN = 0.05
 """How much worse than the previous model a fused one may be before it is not kept."""
 
 
-def robust_settings(settings: Settings, labelled: bool) -> Settings:
-    """Return the settings with the defence's parts filled in wherever the user has not chosen something else."""
+def robust_settings(settings: Settings, *, labelled: bool, pooled: bool) -> Settings:
+    """Return the settings with the defence's parts filled in wherever the user has not chosen something else.
+
+    A server that has neither validation data nor a pool can only clip.
+    """
     changes: dict[str, object] = {}
-    if settings.fusion.trust == "none":
+    if settings.fusion.trust == "none" and (labelled or pooled):
         changes["fusion.trust"] = "mixture" if labelled else "expguard"
-    if settings.fusion.guard is None:
+    if settings.fusion.guard is None and (labelled or pooled):
         changes["fusion.guard"] = MARGIN
     if settings.teachers.average == "logits":
         changes["teachers.average"] = "probabilities"
@@ -64,8 +67,11 @@ def best_of(rules: Sequence[Rule], resources: Resources, examples: Examples) -> 
         prototype = resources.prototypes[updates[0].prototype]
         found = [candidate(previous, updates) for candidate in rules]
         usual = robust.change_norms(previous, [update.state for update in updates]).median()
-        candidates = [state for state, norm in zip(found, robust.change_norms(previous, found), strict=True)
-                      if norm <= usual * ROUNDING]
+        candidates = [
+            state
+            for state, norm in zip(found, robust.change_norms(previous, found), strict=True)
+            if norm <= usual * ROUNDING
+        ]
         with threads(1):  # this runs in the server's own process, and bytes must not depend on its cores
             scores = [evaluate.accuracy(prototype.load(state), examples) for state in candidates]
         return candidates[max(range(len(scores)), key=lambda i: (scores[i], -i))]

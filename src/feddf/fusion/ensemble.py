@@ -161,9 +161,7 @@ def usable(outcomes: Iterable[Answer | Failure], sampled: Iterable[str] = ()) ->
         raise Refusal(refused)
 
 
-def _votes(
-    answers: Iterable[Answer], weights: Mapping[str, Weight], trust: Mapping[str, float]
-) -> Iterator[Vote]:
+def _votes(answers: Iterable[Answer], weights: Mapping[str, Weight], trust: Mapping[str, float]) -> Iterator[Vote]:
     for one in answers:
         given = weights[one.client_id]
         weight = given(one.logits) if callable(given) else given

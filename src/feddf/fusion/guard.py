@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from feddf.evaluate import Evaluation, Model, model_of
 from feddf.fusion.ensemble import usable
+from feddf.fusion.robust import MOST_EXAMPLES_OF_MEDIAN
 from feddf.fusion.robust_ensemble import geometric_median
 from feddf.fusion.trust import some_examples, some_inputs
 from feddf.types import Engine, Failure, Fused, Fusion, Inputs, Resources, ServerState, State, Update, Vote
@@ -43,6 +45,29 @@ def tried(inner: Fusion, resources: Resources, engine: Engine) -> Fusion:
         return replace(fused, server=replace(fused.server, models=models), notes=notes)
 
     return fuse
+
+
+def bounded_counts(inner: Fusion, factor: float = MOST_EXAMPLES_OF_MEDIAN) -> Fusion:
+    """Return ``inner`` for clients whose n_k nobody can check: none counts for more than ``factor`` times the median.
+
+    Where that happens the note ``bounded_counts`` says to whom; class counts shrink in proportion.
+    """
+
+    def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
+        most = max(1, int(factor * median_low([update.n_examples for update in updates]))) if updates else 0
+        cut = {update.client_id: update.n_examples for update in updates if update.n_examples > most}
+        fused = inner(server, [_cut(update, most) for update in updates], seed)
+        return replace(fused, notes={**fused.notes, "bounded_counts": {"most": most, "claimed": cut}}) if cut else fused
+
+    return fuse
+
+
+def _cut(update: Update, most: int) -> Update:
+    if update.n_examples <= most:
+        return update
+    counts = update.class_counts
+    smaller = tuple(count * most // update.n_examples for count in counts) if counts is not None else None
+    return replace(update, n_examples=most, class_counts=smaller)
 
 
 def probes(resources: Resources) -> Inputs | None:

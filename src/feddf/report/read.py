@@ -94,9 +94,14 @@ def read_run(path: Path) -> Run:
         config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ReportError(f"{path} is not a run folder: it has no config.toml") from None
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ReportError(f"cannot read {path / 'config.toml'}: {error}") from None
-    return Run(path, flat(config), cast(list[Record], read_json_lines(path / "metrics.jsonl")))
+    return Run(path, flat(config), cast(list[Record], _records(path)))
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """Return the log's records; a damaged line that still is JSON but no record does not count."""
+    return [one for one in read_json_lines(path / "metrics.jsonl") if type(one.get("round")) is int and "models" in one]
 
 
 def find_runs(path: Path) -> list[Run]:

@@ -79,6 +79,7 @@ class Parts:
     train: LocalTrain
     method: Callable[[Engine], Method]
     hostile: Hostile | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def build(experiment: Experiment) -> Parts:
@@ -101,7 +102,17 @@ def build(experiment: Experiment) -> Parts:
         train,
         partial(method_of, replace(resources, prototypes=fitted), experiment),
         hostile,
+        _warnings(task),
     )
+
+
+def _warnings(task: Task) -> tuple[str, ...]:
+    """Return what a user should know before the first round."""
+    held = set(torch.unique(task.train.labels[torch.cat(task.shards)]).tolist())
+    absent = [str(label) for label in range(task.train.n_classes) if label not in held]
+    if not absent:
+        return ()
+    return (f"no client holds an example of class {', '.join(absent[:10])}: nobody can teach it",)
 
 
 def build_task(experiment: Experiment) -> Task:

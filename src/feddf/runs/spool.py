@@ -6,6 +6,7 @@ update's tensors are read from its file when they are needed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from feddf.models.binary import BinaryState, Bits, wire
+from feddf.runtime.atomic import naming
 from feddf.states import digest
 from feddf.types import Failure, Job, State, Update
 
@@ -45,7 +47,7 @@ class DiskSpool:
             with safetensors.safe_open(path, framework="pt") as file:
                 about = json.loads(file.metadata()["feddf"])
             update = _on_disk(path, about)
-            whole = about["job"] == _name(job) and digest({"update": update.state}) == about["digest"]
+            whole = about["job"] == _name(job) and _checksum(about, update.state) == about["digest"]
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
             return None
         return update if whole else None
@@ -64,21 +66,28 @@ def _written(path: Path, job: Job, update: Update) -> Update:
         "metrics": dict(update.metrics),
         "class_counts": update.class_counts,
         "job": _name(job),
-        "digest": digest({"update": update.state}),
     }
     if isinstance(update.state, BinaryState):
         about["packed"] = {key: bits.shape for key, bits in update.state.bits.items()}
         about["order"] = list(update.state)
+    about["digest"] = _checksum(about, update.state)
     sent = wire(update.state)
     tensors = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in sent.items()}
     temporary = path.with_suffix(".tmp")
-    try:
-        temporary.write_bytes(safetensors.torch.save(tensors, {"feddf": json.dumps(about)}))
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with naming(path):
+        try:
+            temporary.write_bytes(safetensors.torch.save(tensors, {"feddf": json.dumps(about)}))
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
     return _on_disk(path, about)
+
+
+def _checksum(about: Mapping[str, Any], state: State) -> str:
+    """Return a SHA-256 over the tensors and all that is said about them, n_k and the metrics included."""
+    said = json.dumps({key: value for key, value in about.items() if key != "digest"}, sort_keys=True)
+    return hashlib.sha256(f"{said} {digest({'update': state})}".encode()).hexdigest()
 
 
 def _on_disk(path: Path, about: dict[str, Any]) -> Update:

@@ -2,7 +2,7 @@
 
 ::
 
-    config.toml                    the complete configuration, and the versions that it ran with
+    config.toml, .sha256, origin   the complete configuration, and the versions that it ran with; whose it is
     metrics.jsonl                  one JSON object a round
     checkpoints/round-0003.safetensors, .sha256
     models/NAME.safetensors        the fused weights of each prototype, once the run has ended
@@ -10,11 +10,15 @@
 
 from __future__ import annotations
 
+import hmac
 import json
+import os
 import platform
+import re
+import secrets
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -26,8 +30,10 @@ import torch
 from feddf.config import ConfigError, Experiment, Record, Settings, parse
 from feddf.config.errors import FeddfError
 from feddf.config.experiment import S
+from feddf.config.keys import flat
 from feddf.runtime.atomic import (
     append_line,
+    damaged_lines,
     held,
     keep_lines,
     read_checked,
@@ -37,6 +43,10 @@ from feddf.runtime.atomic import (
 )
 from feddf.runtime.compile import can_compile
 from feddf.types import ServerState, State
+
+CHECKPOINT = re.compile(r"round-[0-9]{4,}\.safetensors")
+OWN_CODE = re.compile(r"generator:.+|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""A ``module:attribute``, or a generator, whose ``.pt2`` file is a program."""
 
 
 class StoreError(FeddfError):
@@ -68,7 +78,8 @@ class RunFolder:
         try:
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
             text = tomli_w.dumps({**experiment.model_dump(exclude_none=True), "versions": versions(experiment)})
-            write_atomically(path / "config.toml", text.encode())
+            write_atomically(path / "origin", signed(text.encode()).encode())
+            write_checked(path / "config.toml", text.encode())
         except OSError as error:
             raise StoreError(f"cannot write to the run folder {path}: {error.strerror or error}") from error
         return folder
@@ -99,10 +110,26 @@ class RunFolder:
         return found
 
     def _config(self) -> dict[str, Any]:
+        path = self.path / "config.toml"
         try:
-            return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise StoreError(f"cannot read {self.path / 'config.toml'}: {error}") from error
+            content = path.read_bytes()
+            if path.with_suffix(".sha256").exists():
+                content = _unchanged(path)
+            return tomllib.loads(content.decode("utf-8"))
+        except (OSError, ValueError) as error:  # a TOMLDecodeError is a ValueError
+            raise StoreError(f"cannot read {path}: {error}") from error
+
+    def check_trust(self, trust: bool = False) -> None:
+        """Raise where this folder came from somebody else and its configuration names code that would be run."""
+        content = (self.path / "config.toml").read_bytes()
+        origin = self.path / "origin"
+        mine = origin.is_file() and hmac.compare_digest(origin.read_bytes(), signed(content).encode())
+        named = [] if mine or trust else code_named_in(self.experiment())
+        if named:
+            raise StoreError(
+                f"{self.path} was made elsewhere, and its config.toml has code run: {', '.join(named[:5])}; "
+                "look at that code, then say --trust"
+            )
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -116,11 +143,17 @@ class RunFolder:
 
     def records(self) -> list[Record]:
         """Return the rounds logged so far; a line cut off by a crash ends the list."""
-        return cast(list[Record], read_json_lines(self.metrics))
+        return cast(list[Record], [one for one in read_json_lines(self.metrics) if _round_of(one) > 0])
 
-    def forget_after(self, last: int) -> None:
-        """Drop log lines of rounds later than ``last``: their checkpoint was never finished."""
-        keep_lines(self.metrics, lambda record: bool(record["round"] <= last))
+    def forget_after(self, last: int) -> list[str]:
+        """Drop log lines of rounds later than ``last``: their checkpoint was never finished. Return what was damaged."""
+        complaint = keep_lines(self.metrics, lambda record: _round_of(record) <= last)
+        return [complaint] if complaint else []
+
+    def damage(self) -> list[str]:
+        """Return what is wrong with the log, without changing it."""
+        lines = damaged_lines(self.metrics)
+        return [f"{self.metrics} is damaged in line {', '.join(map(str, lines[:5]))}"] if lines else []
 
     def save(self, server: ServerState, keep: int) -> None:
         """Write a checkpoint, then remove all but the newest ``keep``."""
@@ -141,7 +174,7 @@ class RunFolder:
         return None, complaints
 
     def _checkpoint_files(self) -> list[Path]:
-        found = self.checkpoints.glob("round-*.safetensors")
+        found = [path for path in self.checkpoints.glob("round-*.safetensors") if CHECKPOINT.fullmatch(path.name)]
         return sorted(found, key=lambda path: int(path.stem.removeprefix("round-")), reverse=True)
 
     def finish(self, models: Mapping[str, State]) -> None:
@@ -149,6 +182,45 @@ class RunFolder:
         (self.path / "models").mkdir(exist_ok=True)
         for name, state in models.items():
             write_atomically(self.path / "models" / f"{name}.safetensors", safetensors.torch.save(dict(state)))
+
+
+def _unchanged(path: Path) -> bytes:
+    try:
+        return read_checked(path)
+    except ValueError as error:
+        raise ValueError(f"{error}: it was changed after the run began (remove config.sha256 to take it so)") from None
+
+
+def _round_of(record: Mapping[str, Any]) -> int:
+    """Return a record's round; 0 where a damaged line still is JSON and has none."""
+    number = record.get("round")
+    return number if type(number) is int else 0
+
+
+def signed(content: bytes) -> str:
+    """Return a mark that only this user's feddf can make: an HMAC under a key in the user's own state folder."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "feddf"
+    path = state / "key"
+    try:
+        if not path.exists():
+            state.mkdir(parents=True, exist_ok=True)
+            with (
+                suppress(FileExistsError),
+                os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as f,
+            ):
+                f.write(secrets.token_bytes(32))
+        key = path.read_bytes()
+    except OSError:  # no home: then no folder is known to be one's own
+        key = secrets.token_bytes(32)
+    return hmac.new(key, content, "sha256").hexdigest()
+
+
+def code_named_in(experiment: Experiment) -> list[str]:
+    """Return what a configuration names that runs when it is used: modules of one's own, and generators' programs."""
+    values = [value for value in flat(experiment.model_dump()).values() if isinstance(value, str)]
+    values += [prototype.model for prototype in experiment.prototypes]
+    values += [source.name for source in experiment.pool.sources]
+    return sorted({value for value in values if OWN_CODE.fullmatch(value) and not value.startswith("folder:")})
 
 
 def pack(server: ServerState) -> bytes:

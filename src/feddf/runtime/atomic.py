@@ -15,20 +15,32 @@ from typing import Any
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that after a crash it is either the old one or the new one, whole."""
     temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with naming(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the disk inside the block say which file it was about: a full disk alone says nothing."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise type(error)(error.errno, error.strerror, str(path)) from error
 
 
 def read_checked(path: Path) -> bytes:
@@ -49,28 +61,58 @@ def write_checked(path: Path, content: bytes) -> None:
 
 def append_line(path: Path, line: str) -> None:
     """Add a line to a log, on disk when this returns."""
-    with path.open("a", encoding="utf-8") as log:
+    with naming(path), path.open("a", encoding="utf-8") as log:
         log.write(line + "\n")
         log.flush()
         os.fsync(log.fileno())
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects in a log; a line cut off by a crash ends the list."""
+    """Return the objects in a log. A line that a crash cut off, or that is damaged, is left out; those after it count."""
+    return _json_lines(path)[0]
+
+
+def damaged_lines(path: Path) -> list[int]:
+    """Return the numbers of the lines of a log that cannot be read; the last one may have been cut off by a crash."""
+    return _json_lines(path)[1]
+
+
+def _json_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     found: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    damaged: list[int] = []
+    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    for number, line in enumerate(lines, 1):
         try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return found
+            value = json.loads(line.decode("utf-8"))
+        except ValueError:  # not JSON, or not UTF-8
+            value = None
+        if isinstance(value, dict):
+            found.append(value)
+        elif number < len(lines):  # what follows the last newline was never finished
+            damaged.append(number)
+    return found, damaged
 
 
-def keep_lines(path: Path, kept: Callable[[dict[str, Any]], bool]) -> None:
-    """Drop the objects of a log that are not to be kept."""
-    if path.exists():
-        lines = [json.dumps(found) + "\n" for found in read_json_lines(path) if kept(found)]
-        write_atomically(path, "".join(lines).encode())
+def keep_lines(path: Path, kept: Callable[[dict[str, Any]], bool]) -> str | None:
+    """Drop the objects of a log that are not to be kept.
+
+    A log with damaged lines is first put aside as it is; what was wrong, and where it lies now, is returned.
+    """
+    complaint = None
+    if not path.exists():
+        return None
+    found, damaged = _json_lines(path)
+    if damaged:
+        numbers = range(1, 10_000)
+        aside = next(one for n in numbers if not (one := path.with_name(f"{path.name}.damaged-{n}")).exists())
+        write_atomically(aside, path.read_bytes())
+        shown = ", ".join(map(str, damaged[:5]))
+        complaint = (
+            f"{path} is damaged in line {shown}: the other lines are kept, and the file as it was is {aside.name}"
+        )
+    lines = [json.dumps(one) + "\n" for one in found if kept(one)]
+    write_atomically(path, "".join(lines).encode())
+    return complaint
 
 
 @contextmanager

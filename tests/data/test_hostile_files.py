@@ -1,0 +1,132 @@
+"""Files from strangers: pickles that are decoded and not run, archives that are bounded."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feddf.data import cifar, download
+from feddf.data.download import DownloadError, unpack
+from feddf.data.files import read_idx
+
+DATA = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072)
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_every_protocol_gives_what_pickle_gives(tmp_path: Path, protocol: int, order: Any) -> None:
+    content = {
+        b"data": np.array(DATA, order=order),
+        b"labels": [3, 200],
+        b"filenames": ["a", "ü"],
+        b"x": (1, None, True),
+    }
+    path = tmp_path / "batch"
+    path.write_bytes(pickle.dumps(content, protocol))
+    images, labels = cifar.read(path, "labels")
+    np.testing.assert_array_equal(images.reshape(2, -1).numpy(), DATA)
+    assert labels.tolist() == [3, 200]
+
+
+class Reduced:
+    def __init__(self, *reduced: Any) -> None:
+        self.reduced = reduced
+
+    def __reduce__(self) -> Any:
+        return self.reduced
+
+
+CRASH = b"".join([
+    b"\x80\x02}U\x04datacnumpy\ndtype\nU\x02O8\x86R(K\x03U\x01|NNN", b"J\xff\xff\xff\xffJ\xff\xff\xff\xffK?tbs.",
+])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(CRASH, id="a dtype of objects"),
+        pytest.param(pickle.dumps({b"data": np.array([object()])}, 2), id="an array of objects"),
+        pytest.param(pickle.dumps({b"data": DATA.astype(np.int64), b"labels": [0, 1]}, 2), id="wide numbers"),
+        pytest.param(pickle.dumps({b"data": Reduced(print, ("x",)), b"labels": []}, 2), id="a call"),
+        pytest.param(pickle.dumps({b"data": DATA, b"labels": [0, 1]}, 2)[:-40], id="cut short"),
+        pytest.param(b"\x80\x02]q\x00h\x00a.", id="a list in itself"),
+        pytest.param(b"garbage", id="garbage"),
+        pytest.param(b"", id="nothing"),
+    ],
+)
+def test_what_is_no_batch_is_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "batch"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="is not a CIFAR batch file"):
+        cifar.read(path, "labels")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_mutations_do_no_harm() -> None:
+    random = np.random.default_rng(0)
+    whole = np.frombuffer(pickle.dumps({b"data": DATA[:1, :], b"labels": [1]}, 2), np.uint8)
+    head = len(whole) - 120  # the array's bytes in the middle are only that
+    for _ in range(1000):
+        changed = whole.copy()
+        places = np.concatenate([random.integers(0, 150, 3), random.integers(head, len(whole), 2)])
+        changed[places] = random.integers(0, 256, 5)
+        try:
+            cifar.decoded(changed.tobytes())
+        except Exception as error:
+            assert not isinstance(error, MemoryError | SystemError | RecursionError)
+
+
+def bomb() -> bytes:
+    return gzip.compress(bytes(4_000_000))
+
+
+@pytest.mark.parametrize("ending", [".gz", ".tar.gz", ".zip"])
+def test_archives_that_grow_too_much_are_refused(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "MOST_UNPACKED", (1_000_000, 100))
+    archive = tmp_path / f"bomb{ending}"
+    if ending == ".gz":
+        archive.write_bytes(bomb())
+    elif ending == ".zip":
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as pack:
+            pack.writestr("zeros", bytes(4_000_000))
+    else:
+        with tarfile.open(archive, "w:gz") as tar:
+            entry = tarfile.TarInfo("zeros")
+            entry.size = 4_000_000
+            tar.addfile(entry, io.BytesIO(bytes(4_000_000)))
+    with pytest.raises(DownloadError, match="unpacks to over 1000000 bytes"):
+        unpack(archive, tmp_path / "out")
+    assert not any((tmp_path / "out").iterdir())
+
+
+def test_a_gzipped_idx_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from feddf.data import files
+
+    path = tmp_path / "x.gz"
+    path.write_bytes(bomb())
+    monkeypatch.setattr(files._decompressed, "__defaults__", (1_000_000,))
+    with pytest.raises(ValueError, match="unpacks to over 1000000 bytes"):
+        read_idx(path)
+
+
+def test_what_lies_in_the_working_folder_is_not_run_by_an_ordinary_command(tmp_path: Path) -> None:
+    for name in ("gmpy2", "typer", "rich"):
+        (tmp_path / f"{name}.py").write_text("open('canary', 'w').close()")
+    (tmp_path / "mine.py").write_text("import helper\nNet = helper.Net\n")
+    (tmp_path / "helper.py").write_text("Net = dict\n")
+    code = "from feddf.config.names import MODELS; print(MODELS['mine:Net'].__name__)"
+    for command in (["-m", "feddf", "presets"], ["-P", "-c", code]):
+        done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "dict"  # what the user names is found, and what it needs beside it
+    assert not (tmp_path / "canary").exists()
