@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,8 @@ def test_mutations_do_no_harm() -> None:
         changed = whole.copy()
         places = np.concatenate([random.integers(0, 150, 3), random.integers(head, len(whole), 2)])
         changed[places] = random.integers(0, 256, 5)
-        try:
+        with suppress(ValueError, LookupError, TypeError, AttributeError):  # what is said in one line
             cifar.decoded(changed.tobytes())
-        except Exception as error:
-            assert not isinstance(error, MemoryError | SystemError | RecursionError)
 
 
 def bomb() -> bytes:

@@ -122,9 +122,9 @@ PLACES = {
     "before a log line": ("feddf.runs.store.RunFolder", "append", 2, "before"),
     "between log line and checkpoint": ("feddf.runs.store.RunFolder", "append", 2, "after"),
     "after a checkpoint": ("feddf.runs.store.RunFolder", "save", 2, "after"),
-    "before a checkpoint's rename": ("pathlib.Path", "replace", 11, "before"),
-    "between checksum and checkpoint": ("feddf.runtime.atomic", "write_atomically", 4, "before"),
-    "after the first finished client of a round": ("pathlib.Path", "replace", 7, "after"),
+    "before a checkpoint's rename": ("pathlib.Path", "replace", 13, "before"),
+    "between checksum and checkpoint": ("feddf.runtime.atomic", "write_atomically", 6, "before"),
+    "after the first finished client of a round": ("pathlib.Path", "replace", 9, "after"),
     "before the models are written": ("feddf.runs.store.RunFolder", "finish", 1, "before"),
 }
 

@@ -50,7 +50,7 @@ def cpa(config: AttackConfig, scene: Scene) -> Attack:
 
 
 def hips(config: AttackConfig, scene: Scene) -> Attack:
-    """Hiding in plain sight: for each input, the answer of the honest client that finds the honest choice least likely."""
+    """Hiding in plain sight: to each input, the answer of the honest client that doubts the honest choice most."""
 
     def answer(honest: Tensor) -> Tensor:
         choice = honest.mean(0).argmax(dim=1)

@@ -1,4 +1,4 @@
-"""Attacks on the averaged weights. Δ is a client's change of the weights, μ and σ the honest changes' mean and deviation.
+"""Attacks on the averaged weights. Δ is a client's change, μ and σ are the honest changes' mean and deviation.
 
 What an attacker sends stays inside the gate's bounds: values are cut at just below its largest, and BatchNorm's
 statistics are the attacker's own. ``attack.scale`` is an attack's strength; each has a default of its own.

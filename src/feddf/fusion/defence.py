@@ -50,7 +50,14 @@ def robust_start(plain: Rule, resources: Resources) -> Rule:
     validation = resources.validation
     if validation is None or not len(validation):
         return trusted_average
-    rules = (plain, robust.clipped_average, trusted_average, by_trust, robust.mixed_trimmed)
+    rules = (
+        plain,
+        without_least_trusted(plain),
+        robust.clipped_average,
+        trusted_average,
+        by_trust,
+        robust.mixed_trimmed,
+    )
     return best_of(rules, resources, some_examples(validation))
 
 
@@ -79,11 +86,18 @@ def best_of(rules: Sequence[Rule], resources: Resources, examples: Examples) -> 
     return rule
 
 
-def trusted_average(previous: State, updates: Sequence[Update]) -> State:
-    """Return the clipped average without the f clients that are trusted least."""
-    order = sorted(updates, key=lambda update: update.trust, reverse=True)
-    kept = {update.client_id for update in order[: len(order) - robust.assumed(len(order))]}
-    return robust.clipped_average(previous, [update for update in updates if update.client_id in kept])
+def without_least_trusted(inner: Rule) -> Rule:
+    """Return a rule for the updates without those of the f clients that are trusted least."""
+
+    def rule(previous: State, updates: Sequence[Update]) -> State:
+        order = sorted(updates, key=lambda update: update.trust, reverse=True)
+        kept = {update.client_id for update in order[: len(order) - robust.assumed(len(order))]}
+        return inner(previous, [update for update in updates if update.client_id in kept])
+
+    return rule
+
+
+trusted_average = without_least_trusted(robust.clipped_average)
 
 
 def by_trust(previous: State, updates: Sequence[Update]) -> State:

@@ -68,7 +68,7 @@ def cronus(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
 
 
 def median_scores(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
-    """FedRAD (Sturluson et al. 2021): a teacher counts as often as its logit is the median one, over inputs and classes.
+    """FedRAD (Sturluson et al. 2021): a teacher counts by how often its logit is the median, over inputs and classes.
 
     Deviation: of an even number of teachers the lower of the two in the middle is the median.
     """

@@ -18,7 +18,7 @@ import re
 import secrets
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -146,7 +146,7 @@ class RunFolder:
         return cast(list[Record], [one for one in read_json_lines(self.metrics) if _round_of(one) > 0])
 
     def forget_after(self, last: int) -> list[str]:
-        """Drop log lines of rounds later than ``last``: their checkpoint was never finished. Return what was damaged."""
+        """Drop log lines of rounds later than ``last``: they have no checkpoint. Return what was damaged."""
         complaint = keep_lines(self.metrics, lambda record: _round_of(record) <= last)
         return [complaint] if complaint else []
 
@@ -204,11 +204,8 @@ def signed(content: bytes) -> str:
     try:
         if not path.exists():
             state.mkdir(parents=True, exist_ok=True)
-            with (
-                suppress(FileExistsError),
-                os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as f,
-            ):
-                f.write(secrets.token_bytes(32))
+            write_atomically(path, secrets.token_bytes(32))
+            path.chmod(0o600)
         key = path.read_bytes()
     except OSError:  # no home: then no folder is known to be one's own
         key = secrets.token_bytes(32)

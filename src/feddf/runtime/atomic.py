@@ -68,7 +68,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects in a log. A line that a crash cut off, or that is damaged, is left out; those after it count."""
+    """Return the objects in a log. Only a line that is damaged, or that a crash cut off, is left out."""
     return _json_lines(path)[0]
 
 
