@@ -56,6 +56,10 @@ REAL = {
 }
 
 
+LONGEST = 9.0
+"""Seconds that a run may go on before it is killed: about as long as it takes from its start to its third round."""
+
+
 class Lost(Exception):
     """Something that must never happen."""
 
@@ -81,9 +85,9 @@ def kills(count: int, folder: Path, seed: int = 0) -> str:
     done = runs = 0
     while done < count:
         path = folder / f"killed-{runs}"
-        longest = _longest(config, path, None)
+        RunFolder.create(path, load(str(config)))
         while done < count and not _has_ended(path):
-            done += _killed(path, moments.uniform(0, longest))
+            done += _killed(path, moments.uniform(0, LONGEST))
         _command(["resume", str(path)])
         if _hash(path) != expected:
             raise Lost(f"{path} ended with other models after kills")
@@ -96,13 +100,6 @@ def _straight(config: Path, path: Path) -> str:
     experiment = load(str(config), ["engine=in-process"])
     list(run_experiment(build(experiment), RunFolder.create(path, experiment)))
     return _hash(path)
-
-
-def _longest(config: Path, path: Path, limit: float | None) -> float:
-    """Begin a run, and return about how long it takes: so long a kill is waited for."""
-    experiment = load(str(config))
-    RunFolder.create(path, experiment)
-    return 12.0 if limit is None else limit
 
 
 def _killed(path: Path, after: float) -> bool:

@@ -107,12 +107,13 @@ def backwards(state: State) -> State:
 def trained() -> Tiny:
     """Clients that have learned something, with labelled data at the server."""
     tiny = make_tiny()
-    local = tiny.local
+    members = [replace(one, indices=torch.arange(20 * k, 20 * k + 20)) for k, one in enumerate(tiny.federation.clients)]
     states = dict(tiny.server.models)
-    for number in range(20):
-        for client in tiny.federation.clients[:2]:
-            states[client.prototype] = local(Job(client, number, states[client.prototype], number)).state
-    return replace(tiny, server=ServerState(0, states))
+    for number in range(10):
+        for client in members:
+            states[client.prototype] = tiny.local(Job(client, number, states[client.prototype], number)).state
+    federation = replace(tiny.federation, clients=members)
+    return replace(tiny, server=ServerState(0, states), federation=federation)
 
 
 @pytest.mark.parametrize("rule", [mixture, expguard])
