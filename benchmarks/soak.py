@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,9 @@ REAL = {
     "run": {"workers": 2},
 }
 
+
+MARK = "FEDDF_SOAK_MARK"
+"""A variable that tells the processes of this trial from others."""
 
 LONGEST = 9.0
 """Seconds that a run may go on before it is killed: about as long as it takes from its start to its third round."""
@@ -109,6 +113,7 @@ def _killed(path: Path, after: float) -> bool:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        env={**os.environ, MARK: str(os.getpid())},
     )
     try:
         process.wait(timeout=after)
@@ -149,10 +154,13 @@ def orphans(wait: float = 20.0) -> int:
 
 
 def _orphans() -> list[int]:
-    mine = str(os.getuid())
-    listed = subprocess.run(["ps", "-U", mine, "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
-    rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
-    return [int(row[0]) for row in rows if row[1] == "1" and len(row) > 2 and "feddf resume" in row[2]]
+    """Return the processes that were started here, by the mark in their environment."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"{MARK}={os.getpid()}".encode() in environment.read_bytes().split(b"\0"):
+                found.append(int(environment.parent.name))
+    return found
 
 
 def failpoints(folder: Path) -> str:

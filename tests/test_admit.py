@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import make_tiny
-from feddf.admit import LARGEST, admit
+from feddf.admit import LARGEST, admit, different_keys
 from feddf.models.cnn import CNN
 from feddf.states import initial
 from feddf.types import Client, Failure, Job, Prototype, Update
@@ -139,3 +140,20 @@ def test_only_sane_numbers_get_through(key: str, value: float, data: st.DataObje
     tensor.view(-1)[data.draw(st.integers(0, tensor.numel() - 1))] = stored
     sane = abs(float(stored)) <= LARGEST and not (key.endswith("running_var") and stored < 0)
     assert (admit(changed(key, tensor), JOBS) is None) == sane
+
+
+def test_very_many_keys_are_refused_by_their_number() -> None:
+    """Not by looking through them: the names are never asked for."""
+
+    class Many(Collection[str]):
+        def __len__(self) -> int:
+            return 200_000
+
+        def __contains__(self, name: object) -> bool:
+            raise AssertionError("looked through")
+
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("looked through")
+
+    complaint = different_keys(Many(), {"w": torch.ones(1)})
+    assert complaint == "keys differ from the prototype's: it has 1, and the update 200000"

@@ -18,7 +18,7 @@ from feddf.experiments.variants import variant
 ROOT = Path(__file__).parents[1]
 MAP = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
-WORDS = {"methods", "seeds", "seed", "target", "parallel", "extensions"}
+WORDS = {"attacks", "shares", "alphas", "methods", "seeds", "seed", "target", "parallel", "extensions"}
 """What a command takes besides the keys of a configuration (and the seed)."""
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -166,3 +166,20 @@ def test_rounds_go_on_from_any_server_state() -> None:
     again = next(run_rounds(straight[1], tiny.federation, **arguments)).server
     assert [server.round for server in straight] == [1, 2, 3]
     assert digest(again.models) == digest(straight[2].models)
+
+
+def test_spare_clients_are_sampled_and_not_needed(tiny: Tiny) -> None:
+    config = ClientsConfig(number=6, fraction=0.5, quorum=1.0, spare=2, attempts=1)
+    federation = replace(tiny.federation, config=config)
+    sampled = [client.id for client in sample(federation, 1)]
+    assert len(sampled) == 5
+
+    def train(job: Job) -> Update:
+        if job.id in sampled[:2]:
+            raise RuntimeError("gone")
+        return tiny.local(job)
+
+    fuse = fedavg(tiny.resources, tiny.settings, in_process)
+    closed = run_round(tiny.server, federation, engine=in_process, train=train, fuse=fuse)
+    assert [update.client_id for update in closed.updates] == sampled[2:]
+    assert len(sample(replace(federation, config=config.model_copy(update={"spare": 100})), 1)) == 6

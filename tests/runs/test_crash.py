@@ -1,6 +1,6 @@
 """A run that is killed, at any moment, ends after ``feddf resume`` with the bytes of one that never was.
 
-By default every place is tried once with a small run. ``make soak`` (FEDDF_SOAK=1) takes a longer run, goes on with
+By default every place is tried once with a small run. ``make long-test`` (FEDDF_SOAK=1) takes a longer run, goes on with
 worker processes everywhere, and kills again and again at random moments.
 """
 
@@ -230,7 +230,7 @@ def test_killed_or_asked_to_stop_with_its_workers_running(
     check(run, straight(config, rounds, tmp_path / "straight"))
 
 
-@pytest.mark.skipif(not SOAK, reason="minutes; make soak")
+@pytest.mark.skipif(not SOAK, reason="minutes; make long-test")
 @pytest.mark.parametrize("seed", range(5))
 def test_killed_again_and_again_at_random_moments(
     config: Path, reference: tuple[str, list[dict]], tmp_path: Path, seed: int
