@@ -1,4 +1,4 @@
-"""Long forms of tests, which ``make long-test`` runs: the same promises at the sizes and with the starts of real use."""
+"""Long forms of tests, which ``make long-test`` runs: the same promises at real sizes, with the starts of real use."""
 
 from __future__ import annotations
 

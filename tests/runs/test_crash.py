@@ -1,7 +1,7 @@
 """A run that is killed, at any moment, ends after ``feddf resume`` with the bytes of one that never was.
 
-By default every place is tried once with a small run. ``make long-test`` (FEDDF_SOAK=1) takes a longer run, goes on with
-worker processes everywhere, and kills again and again at random moments.
+By default every place is tried once with a small run. ``make long-test`` (FEDDF_SOAK=1) takes a longer run, goes on
+with worker processes everywhere, and kills again and again at random moments.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import sqrt
 
 from feddf import evaluate
 from feddf.config.experiment import Settings, with_values
@@ -62,7 +63,10 @@ def robust_start(plain: Rule, resources: Resources) -> Rule:
 
 
 def best_of(rules: Sequence[Rule], resources: Resources, examples: Examples) -> Rule:
-    """Return the rule whose weights are those of the best of several rules on labelled examples; the first of equals.
+    """Return the rule whose weights are those of the best of several rules on labelled examples.
+
+    The first is taken that is within a standard error of the best: to choose the best of many by few examples is to
+    choose by chance, and the first are those that lose least where nobody attacks.
 
     Weights that are farther from the previous ones than the median update is are no candidate: a last layer times 1,000
     gives the same accuracy, and the next round's training diverges.
@@ -81,18 +85,20 @@ def best_of(rules: Sequence[Rule], resources: Resources, examples: Examples) -> 
         ]
         with threads(1):  # this runs in the server's own process, and bytes must not depend on its cores
             scores = [evaluate.accuracy(prototype.load(state), examples) for state in candidates]
-        return candidates[max(range(len(scores)), key=lambda i: (scores[i], -i))]
+        best = max(scores)
+        close = best - sqrt(best * (1 - best) / len(examples))
+        return next(state for state, score in zip(candidates, scores, strict=True) if score >= close)
 
     return rule
 
 
 def without_least_trusted(inner: Rule) -> Rule:
-    """Return a rule for the updates without those of the f clients that are trusted least."""
+    """Return a rule for the updates without those of at most f clients that are trusted least, and less than half."""
 
     def rule(previous: State, updates: Sequence[Update]) -> State:
-        order = sorted(updates, key=lambda update: update.trust, reverse=True)
-        kept = {update.client_id for update in order[: len(order) - robust.assumed(len(order))]}
-        return inner(previous, [update for update in updates if update.client_id in kept])
+        order = sorted(updates, key=lambda update: update.trust)
+        left_out = {update.client_id for update in order[: robust.assumed(len(order))] if update.trust < 0.5}
+        return inner(previous, [update for update in updates if update.client_id not in left_out])
 
     return rule
 

@@ -26,6 +26,9 @@ TRUST = "trust"
 ENOUGH = 1024
 """Examples on which clients are tried: more cost time and say little more."""
 
+PRIOR = 0.1
+"""The weight of the prior in :func:`mixture`, as a share of all examples."""
+
 LEARNING_RATE = 2.0
 """ExpGuard's η, for distances between 0 and 1."""
 
@@ -33,14 +36,17 @@ LEARNING_RATE = 2.0
 def mixture(resources: Resources, engine: Engine) -> TrustRule:
     """Trust by the weights of the mixture that explains the server's validation examples best.
 
-    See :func:`feddf.fusion.robust_ensemble.mixture_weights`. The trust before does not count: labelled examples say
-    enough. Scaled such that the most trusted client has 1.
+    See :func:`feddf.fusion.robust_ensemble.mixture_weights`. A client whose weight is what the prior alone gives it,
+    as of one that explains nothing, has none; from a third of an equal share on it has all: which of the honest
+    explain best is mostly chance. The trust before does not count: labelled examples say enough.
     """
     examples = some_examples(resources.labelled)
     evaluation = Evaluation(engine, resources.prototypes, examples.inputs)
 
     def trust(updates: Sequence[Update], before: Mapping[str, float]) -> Mapping[str, float]:
-        return _by_client(updates, mixture_weights(_answers(evaluation, updates), examples.labels))
+        weights = mixture_weights(_answers(evaluation, updates), examples.labels, PRIOR) * len(updates)
+        nothing = PRIOR / (1 + PRIOR)
+        return _by_client(updates, ((weights - nothing) / (1 / 3 - nothing)).clamp(0, 1))
 
     return trust
 
