@@ -74,6 +74,8 @@ def variants() -> Iterator[tuple[str, dict[str, Any]]]:
     for method in METHODS:
         yield method, {"fusion.method": method}
         for key, value in [*FUSING, *([] if method in WITHOUT_TEACHERS else TEACHING)]:
+            if str(value).startswith("mixed-") and method != "fedavg":
+                continue  # they are slow, and the average is the same thing under every method
             changes = {"fusion.method": method, key: value, **FURTHER.get(key, {})}
             if allowed(changes):
                 yield f"{method}, {key} = {value}", changes
@@ -190,6 +192,8 @@ def test_it_starts_from_the_average_of_each_prototype(fuse: Fusion, tiny: Tiny, 
     weighted = [replace(update, n_examples=10 * (i + 1)) for i, update in enumerate(updates)]
     fused = fuse(tiny.server, weighted, 1)
     average = tiny.settings.fusion.average
+    if tiny.settings.fusion.defence == "robust":
+        pytest.skip("it starts from the best of several averages: tests/fusion/test_defence.py")
     for name in tiny.prototypes:
         mine = [update for update in used(fused, weighted) if update.prototype == name]
         if not mine:
@@ -291,17 +295,10 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(fuse: Fusion, tiny: Tiny) ->
 
 
 def test_unfit_updates_are_refused_and_never_fused(tiny: Tiny, updates: list[Update]) -> None:
-    engine = Recording()
-    fuse = fusion(tiny, engine)
-    fuse(tiny.server, updates, 1)
-    if not engine.students:
-        assert not tiny.settings.distils
-        pytest.skip("averages are protected by the gate alone")
+    """The gate would have refused these weights; here it is what the model says that is refused."""
+    fuse = fusion(tiny, in_process)
     broken = replace(updates[1], state={**updates[1].state, "layers.5.bias": torch.full((3,), torch.inf)})
     given = [updates[0], broken, *updates[2:]]
-    if tiny.settings.fusion.drop_worst in DROP_RULES:  # such a client guesses, so it is dropped before it is asked
-        assert "c1" not in [update.client_id for update in used(fuse(tiny.server, given, 1), given)]
-        return
     with pytest.raises(Refusal) as refusal:
         fuse(tiny.server, given, 1)
     assert [failure.client_id for failure in refusal.value.failures] == ["c1"]

@@ -49,7 +49,8 @@ class View:
         averaged, fused = (mean([model["averaged"] for model in models]), mean([model["fused"] for model in models]))
         ensemble = percent(record["ensemble"]) if record["ensemble"] is not None else "–"
         dropped = f" ({len(record['dropped'])} dropped)" if record["dropped"] else ""
-        clients = f"{len(record['clients'])}{dropped}"
+        guarded = " (guard)" if record.get("guard") else ""
+        clients = f"{len(record['clients'])}{dropped}{guarded}"
         self._round = record["round"] + 1
         self._rows.append((str(record["round"]), clients, percent(averaged), ensemble, percent(fused)))
         self.watch("save", 1, 1)  # with the time left as it is now

@@ -64,11 +64,11 @@ def decoded(content: bytes) -> Any:
         if name in _VALUES:
             stack.append(_VALUES[name](argument))
         elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
-            memo[int(argument)] = stack[-1]
+            memo[int(argument or 0)] = stack[-1]
         elif name == "MEMOIZE":
             memo[len(memo)] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET", "GET"):
-            stack.append(memo[int(argument)])
+            stack.append(memo[int(argument or 0)])
         elif name == "MARK":
             stack.append(_MARK)
         elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):

@@ -279,4 +279,6 @@ def _log_round(record: Record, rounds: int) -> None:
     score = mean_accuracy(record)
     shown = "not evaluated" if score is None else f"accuracy {100 * score:.1f} %"
     dropped = "".join(f"; {one['client']}: {one['reason']}" for one in record["dropped"])
+    if guard := record.get("guard"):
+        _log.warning("feddf: round %d: fused models were worse and not kept as they were: %s", record["round"], guard)
     _log.info("feddf: round %d/%d, %d clients, %s%s", record["round"], rounds, len(record["clients"]), shown, dropped)
