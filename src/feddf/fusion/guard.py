@@ -14,7 +14,7 @@ from feddf.evaluate import Evaluation, Model, model_of
 from feddf.fusion.ensemble import usable
 from feddf.fusion.robust import MOST_EXAMPLES_OF_MEDIAN
 from feddf.fusion.robust_ensemble import geometric_median
-from feddf.fusion.trust import some_examples, some_inputs
+from feddf.fusion.trust import TRUST, some_examples, some_inputs
 from feddf.types import Engine, Failure, Fused, Fusion, Inputs, Resources, ServerState, State, Update, Vote
 
 PROBES = 64
@@ -112,6 +112,8 @@ def guarded(
         note["kept_previous"] = worse
         models = {**fused.server.models, **{name: server.models[name] for name in worse}}
         kept = replace(fused.server, models=models)
+        if len(worse) == len(before):  # nothing of the round is kept but the trust
+            kept = replace(kept, memory={**server.memory, TRUST: kept.memory.get(TRUST, {})})
         return replace(fused, server=kept, notes={**fused.notes, "guard": note})
 
     return fuse
