@@ -38,8 +38,6 @@ def robust_settings(settings: Settings, *, labelled: bool, pooled: bool) -> Sett
         changes["fusion.guard"] = MARGIN
     if settings.teachers.average == "logits":
         changes["teachers.average"] = "probabilities"
-    if settings.distill.start == "average" and settings.distill.stop == "validation":
-        changes["distill.start"] = "best"
     return with_values(settings, changes)
 
 
@@ -58,6 +56,7 @@ def robust_start(plain: Rule, resources: Resources) -> Rule:
         trusted_average,
         by_trust,
         robust.mixed_trimmed,
+        as_before,
     )
     return best_of(rules, resources, some_examples(validation))
 
@@ -104,6 +103,11 @@ def without_least_trusted(inner: Rule) -> Rule:
 
 
 trusted_average = without_least_trusted(robust.clipped_average)
+
+
+def as_before(previous: State, updates: Sequence[Update]) -> State:
+    """Return the previous weights: better than any average of a round in which nothing good was sent."""
+    return previous
 
 
 def by_trust(previous: State, updates: Sequence[Update]) -> State:
