@@ -191,6 +191,7 @@ def test_killed_at_a_chosen_place(
     assert code == -signal.SIGKILL
     if SOAK:
         subprocess.run(["sed", "-i", "s/in-process/processes/", str(run / "config.toml")], check=True)
+        (run / "config.sha256").unlink()
         resume(run)
     else:
         resume_here(run)
@@ -226,6 +227,7 @@ def test_killed_or_asked_to_stop_with_its_workers_running(
     rounds = len(RunFolder.open(run).records()) + 1  # one more, and then compared
     config_file = run / "config.toml"
     config_file.write_text(config_file.read_text().replace("rounds = 1000", f"rounds = {rounds}"))
+    config_file.with_suffix(".sha256").unlink()
     (resume if SOAK else resume_here)(run)
     check(run, straight(config, rounds, tmp_path / "straight"))
 
