@@ -35,7 +35,7 @@ def method_of(resources: Resources, settings: Settings, engine: Engine) -> Metho
         fuse = drop_worst(DROP_RULES[fusion.drop_worst], fuse, resources, engine)
     if fusion.trust != "none":
         fuse = trusted(TRUSTS[fusion.trust](resources, engine), fuse)
-    fuse = tried(fuse, resources, engine)
+    fuse = tried(fuse, resources, engine, updates_too=not settings.distils)
     if fusion.guard is not None:
 
         def again() -> Fusion:

@@ -134,7 +134,8 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> Ask:
 
     def ask(received: Sequence[Update], seed: int, past: Past) -> tuple[Answers, Past]:
         updates = [update for update in received if update.teaches]
-        sampled = swag(updates, seed, samples=config.swag_samples, scale=config.swag_scale)
+        believed = [update for update in updates if update.trust >= 0.5]  # nobody draws from whom it does not believe
+        sampled = swag(believed or updates, seed, samples=config.swag_samples, scale=config.swag_scale)
         weights = weigh([*updates, *sampled], resources, accuracies)
         trust = {update.client_id: update.trust for update in updates}
         teachers = [*map(model_of, updates), *(replace(model_of(update), sampled=True) for update in sampled)]

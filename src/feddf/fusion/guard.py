@@ -21,11 +21,12 @@ PROBES = 64
 """Inputs on which a model is tried before it is averaged."""
 
 
-def tried(inner: Fusion, resources: Resources, engine: Engine) -> Fusion:
+def tried(inner: Fusion, resources: Resources, engine: Engine, *, updates_too: bool = True) -> Fusion:
     """Return ``inner`` for updates whose models work: finite weights can still give logits that are not finite.
 
-    Such a client is refused under every method. The fused models are tried as well: if one of them overflows although
-    no update does, the round keeps the previous weights of that prototype, and says so.
+    Such a client is refused under every method; one that asks all updates anyway needs no trial of them
+    (``updates_too``). The fused models are tried as well: if one of them overflows although no update does, the round
+    keeps the previous weights of that prototype, and says so.
     """
     inputs = probes(resources)
     if inputs is None:
@@ -33,7 +34,7 @@ def tried(inner: Fusion, resources: Resources, engine: Engine) -> Fusion:
     evaluation = Evaluation(engine, resources.prototypes, inputs)
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
-        for _ in usable(evaluation([model_of(update) for update in updates])):
+        for _ in usable(evaluation([model_of(update) for update in updates if updates_too])):
             pass
         fused = inner(server, updates, seed)
         found = evaluation([Model(name, name, state) for name, state in fused.server.models.items()])
