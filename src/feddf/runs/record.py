@@ -14,6 +14,7 @@ from feddf.config.records import ModelRecord
 from feddf.evaluate import Evaluation, Model, accuracy_of, model_of
 from feddf.fusion.ensemble import avg_logits
 from feddf.models.binary import wire
+from feddf.runtime.execution import of_answers
 from feddf.states import n_bytes
 from feddf.types import Client, Engine, Examples, Failure, Prototype, Round, ServerState, State, Update, Vote
 
@@ -30,8 +31,9 @@ class Recorder:
         run: RunConfig,
     ) -> None:
         self._test, self._validation, self._run = test, validation, run
-        self._on_test = Evaluation(engine, prototypes, test.inputs)
-        self._on_validation = Evaluation(engine, prototypes, validation.inputs)
+        execution = of_answers(run)
+        self._on_test = Evaluation(engine, prototypes, test.inputs, execution)
+        self._on_validation = Evaluation(engine, prototypes, validation.inputs, execution)
 
     def record(self, sent: ServerState, closed: Round, clients: Sequence[Client]) -> Record:
         """Return the record of a round that began with ``sent``.
@@ -53,8 +55,8 @@ class Recorder:
             "clients": names,
             "ensemble": ensemble if self._run.log_ensemble else None,
             "models": models,
-            "metrics_of_clients": mean_metrics([(update.n_examples, update.metrics) for update in closed.updates]),
-            **({"accuracy_of_clients": {n: teachers.get(n) for n in names}} if self._run.log_clients else {}),
+            "metrics_of_answers": mean_metrics([(update.n_examples, update.metrics) for update in closed.updates]),
+            **({"accuracy_of_answers": {n: teachers.get(n) for n in names}} if self._run.log_clients else {}),
             "bytes_down": {name: n_bytes(sent.sent_to(members[name])) for name in names},
             "bytes_up": {update.client_id: n_bytes(wire(update.state)) for update in closed.updates},
             "dropped": [{"client": failure.client_id, "reason": failure.reason} for failure in closed.failures],
