@@ -154,13 +154,24 @@ def fits(n_bytes: int, device: torch.device) -> bool:
     return found is not None and n_bytes <= DATA_SHARE * found[0]
 
 
-def release(device: torch.device, *, always: bool = False) -> None:
-    """Give back what torch keeps in reserve on an accelerator, if it is scarce: other workers may need it."""
-    found = None if always else memory(device)
-    if found is None or found[0] < SCARCE * found[1]:
-        give_back = getattr(torch.get_device_module(device), "empty_cache", None)
-        if give_back is not None:
-            give_back()
+def release_if_scarce(device: torch.device) -> None:
+    """Give back what torch keeps in reserve on an accelerator if little is left: other workers may need it."""
+    found = memory(device)
+    if found is not None and found[0] < SCARCE * found[1]:
+        _release(device.type)
+
+
+def release_all() -> None:
+    """Give back what torch keeps in reserve on any accelerator."""
+    for kind in ACCELERATORS:
+        if count(kind):
+            _release(kind)
+
+
+def _release(kind: str) -> None:
+    empty = getattr(torch.get_device_module(kind), "empty_cache", None)
+    if empty is not None:
+        empty()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

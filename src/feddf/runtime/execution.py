@@ -13,7 +13,7 @@ import torch.utils.deterministic
 
 from feddf.config.sections import Precision, RunConfig
 from feddf.runtime.compile import can_compile
-from feddf.runtime.device import check_precision, choose, placed, release
+from feddf.runtime.device import check_precision, choose, placed, release_if_scarce
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Execution:
             try:
                 yield device
             finally:
-                release(device)
+                release_if_scarce(device)
 
 
 @contextmanager
