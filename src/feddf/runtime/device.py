@@ -137,7 +137,7 @@ def wide(device: torch.device) -> torch.dtype:
 
 def memory(device: torch.device) -> tuple[int, int] | None:
     """Return the free and the whole memory of an accelerator in bytes, where torch can tell."""
-    module: Any = torch.get_device_module(device)
+    module: Any = getattr(torch, device.type, None)
     if device.type == "mps":
         whole = int(module.recommended_max_memory())
         return whole - int(module.driver_allocated_memory()), whole
