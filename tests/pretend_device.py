@@ -1,8 +1,8 @@
 """A device that exists in tests only. To torch it is another device than the CPU; inside, it computes on the CPU.
 
-So a program that runs on it as on the CPU will run on any device, as far as one can tell without having one: its tensors
-refuse to be mixed with the CPU's (but for single numbers, as a GPU does), and every transfer is counted. Unlike on a GPU,
-a CPU tensor of indices is refused too: it would be sent without anybody having asked for it.
+So a program that runs on it as on the CPU will run on any device, as far as one can tell without having one: its
+tensors refuse to be mixed with the CPU's (but for single numbers, as a GPU does), and every transfer is counted. Unlike
+on a GPU, a CPU tensor of indices is refused too: it would be sent without anybody having asked for it.
 """
 
 from __future__ import annotations

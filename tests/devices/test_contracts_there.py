@@ -40,8 +40,9 @@ from runs import test_knobs as knobs
 
 def federation(changes: dict[str, Any], device: str) -> Tiny:
     for norm in ("batch", "none"):  # some methods cannot handle BatchNorm, and say so
-        tiny = make_tiny(norm=norm)
-        settings = with_values(tiny.settings, {**changes, "run.device": device, "run.threads": 1})
+        tiny = make_tiny(clients=4, fraction=1.0, norm=norm)
+        short = {"distill.steps": 4, "distill.check": 2, "run.device": device, "run.threads": 1}
+        settings = with_values(tiny.settings, {**changes, **short})
         try:
             method = method_of(tiny.resources, settings, in_process)
         except ValueError:
@@ -144,6 +145,7 @@ def test_every_model_passes_a_dry_run_of_a_step_on_meta(prototype: Prototype, mo
     assert (loss.device, loss.shape) == (meta, ())
     assert model(torch.zeros(2, *models.SHAPE, device=meta)).shape == (2, models.CLASSES)
     monkeypatch.setattr(Snapshots, "enough", lambda *_: False)  # it reads, and there is nothing to read
+    monkeypatch.setattr("feddf.fusion.early_stopping.on_cpu", dict)
     config = DistillConfig(steps=1, batch=4, stop="steps")
     targets = torch.full((4, models.CLASSES), 1 / models.CLASSES)
     student = distill(model, Remembered(targets), IMAGES.inputs, config, score=None, seed=0)
@@ -205,12 +207,25 @@ def run(folder: Path, device: str, changes: dict[str, Any]) -> tuple[str, list[A
     return digest(server.models), kept
 
 
-@pytest.mark.parametrize(
-    "knob", ["recalibrated", "drop the worst", "swag", "validation", "augmented pool", "error feedback", "SWA"]
-)
-def test_a_whole_run_there_ends_with_the_bytes_and_the_records_of_the_cpu(knob: str, tmp_path: Path) -> None:
+WHOLE: dict[str, dict[str, Any]] = {
+    "asked once": {
+        "fusion.batchnorm": "recalibrate",
+        "fusion.drop_worst": "paper",
+        "fusion.momentum": 0.2,
+        "teachers.swag_samples": 1,
+        "distill.stop": "validation",
+    },
+    "asked again": {"teachers.ask": "each-batch", "pool.augment": True, "local.binary": "error-feedback"},
+}
+
+
+@pytest.mark.parametrize("changes", WHOLE.values(), ids=WHOLE)
+def test_a_whole_run_there_ends_with_the_bytes_and_the_records_of_the_cpu(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
     registered()
+    short = {**changes, "distill.steps": 4, "run.log_clients": True}
     with pretend_device():
-        there = run(tmp_path, NAME, knobs.KNOBS[knob])
-    assert there == run(tmp_path, "cpu", knobs.KNOBS[knob])
+        there = run(tmp_path, NAME, short)
+    assert there == run(tmp_path, "cpu", short)
     assert RunFolder.open(tmp_path / NAME).versions()["device"] == "pretend (in tests)"
