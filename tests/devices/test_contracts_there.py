@@ -32,7 +32,7 @@ from feddf.runs.store import RunFolder
 from feddf.runtime.execution import Execution
 from feddf.states import digest, initial
 from feddf.types import Examples, Inputs, Job, Prototype, Update
-from pretend_device import NAME, pretend_device, registered
+from pretend_device import NAME, pretend_device
 from runs import test_knobs as knobs
 
 # Every fusion, with every choice that its settings allow
@@ -67,8 +67,6 @@ def federation(changes: dict[str, Any], device: str) -> Tiny:
 
 @pytest.mark.parametrize("variant", fusions.VARIANTS)
 def test_a_round_there_ends_with_the_bytes_of_the_cpu(variant: str) -> None:
-    registered()
-
     def end(device: str) -> str:
         tiny = federation(fusions.VARIANTS[variant], device)
         fuse = method_of(tiny.resources, tiny.settings, in_process).fuse
@@ -89,7 +87,6 @@ TEACHING = [name for name, changes in fusions.VARIANTS.items() if changes["fusio
 
 @pytest.mark.parametrize("variant", [*TEACHING[:1], *(name for name in TEACHING if "each-batch" in name)])
 def test_unfit_updates_are_refused_there_too(variant: str) -> None:
-    registered()
     with pretend_device():
         tiny = federation(fusions.VARIANTS[variant], NAME)
         clients = tiny.federation.clients
@@ -131,7 +128,6 @@ def test_every_model_learns_there_as_on_the_cpu(prototype: Prototype) -> None:
         one_step(model, torch.device(device, 0) if device == NAME else torch.device(device))
         return digest({"m": {key: tensor.to("cpu") for key, tensor in model.state_dict().items()}})
 
-    registered()
     with pretend_device():
         there = after(NAME)
     assert there == after("cpu")
@@ -171,14 +167,12 @@ def test_the_inputs_of_every_source_can_be_augmented_and_encoded_there(source: s
         images = flip_crop(raw, torch.Generator().manual_seed(1)) if raw.ndim == 4 else raw
         return pool.encode(images).to("cpu")
 
-    registered()
     with pretend_device():
         there = encoded(NAME)
     assert torch.equal(there, encoded("cpu"))
 
 
 def test_a_generator_is_trained_and_sampled_there(tmp_path: Path) -> None:
-    registered()
     images = torch.randint(0, 256, (16, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
     def made(device: str) -> tuple[str, Tensor]:
@@ -223,7 +217,6 @@ WHOLE: dict[str, dict[str, Any]] = {
 def test_a_whole_run_there_ends_with_the_bytes_and_the_records_of_the_cpu(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    registered()
     short = {**changes, "distill.steps": 4, "run.log_clients": True}
     with pretend_device():
         there = run(tmp_path, NAME, short)

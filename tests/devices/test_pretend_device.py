@@ -24,7 +24,7 @@ from feddf.runtime.device import choose, described, device_of
 from feddf.runtime.execution import Execution
 from feddf.states import digest, initial
 from feddf.types import Client, Job, Prototype, Refusal
-from pretend_device import NAME, PretendTensor, counted, pretend_device, registered
+from pretend_device import NAME, PretendTensor, counted, pretend_device
 
 THERE = Execution(device=NAME)
 BUILD = partial(CNN, SHAPE, CLASSES, width=4)
@@ -47,7 +47,6 @@ def trained(execution: Execution, epochs: int = 2, **changes: Any) -> Any:
 
 
 def test_it_refuses_tensors_of_the_cpu_and_counts_what_crosses() -> None:
-    registered()
     with pretend_device() as transfers:
         there, here = torch.arange(4.0).to(NAME), torch.arange(4.0)
         assert isinstance(there, PretendTensor)
@@ -65,7 +64,6 @@ def test_it_refuses_tensors_of_the_cpu_and_counts_what_crosses() -> None:
 
 
 def test_feddf_finds_it_by_its_name() -> None:
-    registered()
     assert choose(NAME) == torch.device(NAME)
     assert described(torch.device(NAME)) == "pretend (in tests)"
 

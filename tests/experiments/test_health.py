@@ -11,14 +11,13 @@ from typer.testing import CliRunner
 from feddf.cli import app
 from feddf.experiments import health
 from feddf.experiments.health import Trial, advice, checked, compared, tried
-from pretend_device import NAME, pretend_device, registered
+from pretend_device import NAME, pretend_device
 
 
 def test_a_small_round_learns_something_and_is_the_same_on_another_device() -> None:
     here = tried("cpu")
     assert here.accuracy > 0.6
     assert here.seconds.keys() >= {"train", "fuse", "all"}
-    registered()
     with pretend_device():
         there = tried(NAME)
     assert compared(there, here)["works"]

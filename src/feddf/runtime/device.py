@@ -169,7 +169,7 @@ def release_all() -> None:
 
 
 def _release(kind: str) -> None:
-    empty = getattr(torch.get_device_module(kind), "empty_cache", None)
+    empty = getattr(getattr(torch, kind, None), "empty_cache", None)
     if empty is not None:
         empty()
 
