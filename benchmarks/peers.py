@@ -2,9 +2,10 @@
 
 Each peer has a virtual environment of its own, which is made on the first call (``--folder`` keeps them), and does its
 work in processes of its own (``peer_programs/``). The peers take turns, ``--repeats`` times. Of each command three
-things are measured: the seconds of a round (all but the first, in which caches fill and pfl evaluates), those of the whole
-command that are in no round (start-up and end), and the peak of its memory (the sum of proportional set sizes of all of
-its processes, looked at five times a second). Median, lowest and highest are given. Nothing else should run meanwhile.
+things are measured: the seconds of a round (all but the first, in which workers start, caches fill and pfl evaluates);
+start-up and end, which is the whole command without as many such rounds; and the peak of its memory (the sum of
+proportional set sizes of all of its processes, looked at five times a second). Median, lowest and highest are given.
+Nothing else should run meanwhile.
 
     python benchmarks/peers.py                      # about an hour on two cores
     python benchmarks/peers.py --tiny --repeats 1   # does it work?
@@ -102,7 +103,7 @@ def measure(peer: str, python: Path, work: dict[str, Any], into: Measured) -> No
             return
     rounds = json.loads(lines[-1])["rounds"]
     into.rounds += rounds[1:]
-    into.outside.append(whole - sum(rounds))
+    into.outside.append(whole - len(rounds) * statistics.median(rounds[1:] or rounds))
     into.memory.append(peak.bytes / 2**20)
 
 

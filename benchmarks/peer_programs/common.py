@@ -1,4 +1,4 @@
-"""What all peers share: the work to be done, its data, the network, and how a program reports its times. Plain torch."""
+"""What all peers share: the work to be done, its data, the network, and how times are reported. Plain torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Work:
 
     @classmethod
     def given(cls) -> Work:
-        """Return the work that the command line or the environment describes (Flower's clients have no command line)."""
+        """Return the work that the command line describes, or the environment: Flower's clients have nothing else."""
         text = os.environ.get("PEERS_WORK") or sys.argv[1]
         os.environ["PEERS_WORK"] = text
         return cls(**json.loads(text))

@@ -217,7 +217,7 @@ WHOLE: dict[str, dict[str, Any]] = {
 def test_a_whole_run_there_ends_with_the_bytes_and_the_records_of_the_cpu(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    short = {**changes, "distill.steps": 4, "run.log_clients": True}
+    short = {**changes, "rounds": 1, "distill.steps": 4, "run.log_clients": True}
     with pretend_device():
         there = run(tmp_path, NAME, short)
     assert there == run(tmp_path, "cpu", short)

@@ -29,10 +29,10 @@ from pretend_device import NAME, PretendTensor, counted, pretend_device
 THERE = Execution(device=NAME)
 BUILD = partial(CNN, SHAPE, CLASSES, width=4)
 PROTOTYPE = Prototype("cnn", BUILD)
-TRAIN = stripes(96, 1)
+TRAIN = stripes(48, 1)
 
 
-def job(n: int = 96) -> Job:
+def job(n: int = 48) -> Job:
     return Job(Client("c", "cnn", torch.arange(n)), 1, initial(PROTOTYPE, 0), 5)
 
 
@@ -95,13 +95,13 @@ def test_a_client_trains_there_as_on_the_cpu(case: str, free: int) -> None:
 def test_the_steps_of_a_client_wait_for_nothing() -> None:
     """What is read is the trained model and its mean loss; a step sends the indices of its batch, and nothing else."""
     tensors = len(initial(PROTOTYPE, 0))
-    one, five = (counted(partial(trained, THERE, epochs)) for epochs in (1, 5))
-    steps = 4 * 96 // 16
-    assert one.to_host == five.to_host == tensors + 1
-    assert five.to_device - one.to_device == steps
-    sent = counted(partial(trained, THERE, 5), free=1).to_device - counted(partial(trained, THERE, 1), free=1).to_device
+    one, three = (counted(partial(trained, THERE, epochs)) for epochs in (1, 3))
+    steps = 2 * 48 // 16
+    assert one.to_host == three.to_host == tensors + 1
+    assert three.to_device - one.to_device == steps
+    sent = counted(partial(trained, THERE, 3), free=1).to_device - counted(partial(trained, THERE, 1), free=1).to_device
     assert sent == 2 * steps  # and the images, where those do not stay there
-    drawn = [counted(partial(trained, THERE, epochs, augment=flip_crop)) for epochs in (1, 5)]
+    drawn = [counted(partial(trained, THERE, epochs, augment=flip_crop)) for epochs in (1, 3)]
     assert drawn[1].to_host == drawn[0].to_host
     assert drawn[1].to_device - drawn[0].to_device == 4 * steps  # where each image is cut, and whether it is mirrored
 
@@ -115,8 +115,8 @@ def test_a_planted_read_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
             return loss
 
     monkeypatch.setattr(local, "F", Planted)
-    one, five = (counted(partial(trained, THERE, epochs)) for epochs in (1, 5))
-    assert five.to_host - one.to_host == 4 * 96 // 16
+    one, three = (counted(partial(trained, THERE, epochs)) for epochs in (1, 3))
+    assert three.to_host - one.to_host == 2 * 48 // 16
 
 
 def test_data_move_once_and_leave_with_their_tensor() -> None:
@@ -159,16 +159,16 @@ def test_a_student_is_read_once_every_check() -> None:
         config = SMALL.model_copy(update={"steps": steps, "check": check})
         return counted(partial(distilled, NAME, config, **changes)).to_host
 
-    assert reads(40, 4) - reads(20, 4) == 5
-    assert reads(40, 10) - reads(20, 10) == 2
-    assert reads(40, 4, score=None) - reads(20, 4, score=None) == 5  # whether its weights are finite
-    fixed = reads(40, 40, score=None) - 1
+    assert reads(12, 2) - reads(6, 2) == 3
+    assert reads(12, 6) - reads(6, 6) == 1
+    assert reads(6, 2, score=None) - reads(6, 3, score=None) == 1  # whether its weights are finite
+    fixed = reads(6, 6, score=None) - 1
     assert fixed == len(initial(PROTOTYPE, 0))  # the weights that are returned
 
 
 def test_each_step_of_a_student_sends_the_indices_of_its_batch() -> None:
-    sent = [counted(partial(distilled, NAME, SMALL.model_copy(update={"steps": n}))).to_device for n in (20, 40)]
-    assert sent[1] - sent[0] == 20 + 5  # and of the validation data, once a check
+    sent = [counted(partial(distilled, NAME, SMALL.model_copy(update={"steps": n}))).to_device for n in (4, 12)]
+    assert sent[1] - sent[0] == 8 + 2  # and of the validation data, once a check
 
 
 def teachers(broken: bool = False) -> AskedAgain:
@@ -185,14 +185,14 @@ def test_teachers_asked_on_each_batch_answer_there_without_being_waited_for() ->
         config = SMALL.model_copy(update={"steps": steps})
         return distill(student, answers, POOL, config, score=None, seed=3, augment=flip_crop)
 
-    here = ask("cpu", 12, teachers())
+    here = ask("cpu", 4, teachers())
     with pretend_device():
-        assert digest({"m": ask(NAME, 12, teachers()).state}) == digest({"m": here.state})
-    reads = [counted(partial(ask, NAME, steps, teachers())).to_host for steps in (20, 40)]
-    assert reads[1] - reads[0] == 5
+        assert digest({"m": ask(NAME, 4, teachers()).state}) == digest({"m": here.state})
+    reads = [counted(partial(ask, NAME, steps, teachers())).to_host for steps in (4, 12)]
+    assert reads[1] - reads[0] == 2
     for device in ("cpu", NAME):
         with pretend_device(), pytest.raises(Refusal, match="t2: its model's logits are not finite"):
-            ask(device, 12, teachers(broken=True))
+            ask(device, 4, teachers(broken=True))
 
 
 def test_a_model_is_tried_on_the_device_that_it_is_on() -> None:
