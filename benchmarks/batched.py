@@ -1,8 +1,9 @@
 """Many small clients in one step, or one after the other: ``python benchmarks/batched.py``.
 
-K clients of one architecture take a step of SGD each: in turn, and stacked (``torch.func``: the gradient of a functional
-call, mapped over clients with ``vmap``). Two things are compared: the operations that torch dispatches, views left out,
-which on a GPU are about the kernels that it launches; and the milliseconds on this machine's CPU, on one thread.
+K clients of one architecture take a step of SGD each: in turn, and stacked (``torch.func``: the gradient of a
+functional call, mapped over clients with ``vmap``). Two things are compared: the operations that torch dispatches, views
+left out, which on a GPU are about the kernels that it launches; and the milliseconds on this machine's CPU, on one
+thread.
 
     python benchmarks/batched.py --count     # the operations only: they are the same on any machine, busy or not
 """
@@ -82,7 +83,7 @@ def agree(models: list[nn.Module], images: Tensor, labels: Tensor) -> float:
     after = stacked(models)(images, labels)
     in_turn(models, images, labels)
     pairs = ((after[name][k], weight) for k, model in enumerate(models) for name, weight in model.named_parameters())
-    return max(float((one - other).abs().max()) for one, other in pairs)
+    return max(float((one - other.detach()).abs().max()) for one, other in pairs)
 
 
 def milliseconds(work: Callable[[], object], repeats: int) -> float:
@@ -121,10 +122,8 @@ def main() -> None:
                         work()
                     counts.append(counted.count)
                 times = ["", ""] if given.count else [f"{milliseconds(work, given.repeats):.1f}" for work in works]
-            print(
-                f"| {name} | {clients} | {counts[0]} | {counts[1]} | {times[0]} | {times[1]} | {apart:.1g} |",
-                flush=True,
-            )
+            cells = [name, clients, *counts, *times, f"{apart:.1g}"]
+            print("|", " | ".join(map(str, cells)), "|", flush=True)
 
 
 if __name__ == "__main__":

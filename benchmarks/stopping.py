@@ -8,7 +8,7 @@ score, and how good is the snapshot that it would have returned?
 * ``every N, patience P``: what feddf does. The score is read every N steps; the student stops after P steps without a
   better one.
 * ``paired, patience P``: the same, but "better" means better than the best by a one-sided sign test on the validation
-  examples on which the two disagree (McNemar), p < 0.05. The snapshot that is returned is still the one with the best score.
+  examples on which the two disagree (McNemar), p < 0.05. What is returned is still the snapshot with the best score.
 
 A rule is worth having if it saves steps at a test accuracy that differs by less than the seeds do.
 """
