@@ -1,9 +1,9 @@
 """Many small clients in one step, or one after the other: ``python benchmarks/batched.py``.
 
 K clients of one architecture take a step of SGD each: in turn, and stacked (``torch.func``: the gradient of a
-functional call, mapped over clients with ``vmap``). Two things are compared: the operations that torch dispatches, views
-left out, which on a GPU are about the kernels that it launches; and the milliseconds on this machine's CPU, on one
-thread.
+functional call, mapped over clients with ``vmap``). Two things are compared: the operations that torch dispatches,
+views left out, which on a GPU are about the kernels that it launches; and the milliseconds on this machine's CPU, on
+one thread.
 
     python benchmarks/batched.py --count     # the operations only: they are the same on any machine, busy or not
 """

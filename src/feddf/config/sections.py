@@ -358,7 +358,9 @@ class RunConfig(Section):
     """
 
     engine: Literal["processes", "in-process", "ray"] = key("processes", "where jobs run", kind="execution")
-    workers: int | None = key(None, "worker processes (default: one for each core)", kind="execution", ge=1)
+    workers: int | None = key(
+        None, "worker processes (default: one for each core, or two for each GPU)", kind="execution", ge=1
+    )
     ray_address: str | None = key(None, "a Ray cluster's host:port (default: one on this machine)", kind="execution")
     device: str = key(
         "auto",

@@ -12,6 +12,7 @@ from feddf.engines.in_process import in_process
 from feddf.engines.processes import Processes
 from feddf.engines.ray import RayWorkers
 from feddf.engines.wrappers import alone_if_full, retrying
+from feddf.runtime.device import WORKERS_A_DEVICE, count
 from feddf.runtime.execution import device_for
 from feddf.types import Engine
 
@@ -35,10 +36,16 @@ def open_engines(run: RunConfig, deadline: float | None = None) -> Iterator[Engi
     workers: Processes | RayWorkers = (
         RayWorkers(run.workers, run.ray_address, gpus=device.partition(":")[0] in ("cuda", "xpu"))
         if run.engine == "ray"
-        else Processes(run.workers or os.cpu_count() or 1)
+        else Processes(run.workers or default_workers(device))
     )
     with workers as pool:
         yield Engines(careful(pool.within(deadline) if deadline else pool), retrying(careful(pool)))
+
+
+def default_workers(device: str) -> int:
+    """Return one worker for each core; on accelerators, two for each device, where each has a context of its own."""
+    cores, (kind, _, number) = os.cpu_count() or 1, device.partition(":")
+    return cores if kind == "cpu" else min(cores, WORKERS_A_DEVICE * (1 if number else count(kind)))
 
 
 def _as_it_is(engine: Engine) -> Engine:

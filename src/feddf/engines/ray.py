@@ -31,6 +31,7 @@ from feddf.config.errors import FeddfError, first_line
 from feddf.engines.in_process import attempt
 from feddf.engines.transport import SharedStates, packed, together
 from feddf.runtime.allocator import keep_freed_memory
+from feddf.runtime.device import WORKERS_A_DEVICE
 from feddf.types import Engine, Failure, J, R
 
 Packed = NDArray[np.uint8]
@@ -45,7 +46,7 @@ class RayWorkers:
     """An engine of actors on a Ray cluster: the one at ``address``, or one started on this machine for the occasion.
 
     ``workers`` is the number of actors, one CPU each (default: as many as the cluster has); with ``gpus`` they also
-    share the cluster's GPUs, so that Ray shows each of them its own. ``tries`` is how often a job is begun whose worker
+    share the cluster's GPUs (default: two actors each), and Ray shows each of them its own. ``tries`` is how often a job is begun whose worker
     dies under it. Use it as a context manager::
 
         with RayWorkers(address="auto") as engine:
@@ -73,7 +74,8 @@ class RayWorkers:
         self._resources: dict[str, float] = {"num_cpus": 1}
         if self._gpus:
             whole = self._ray.cluster_resources()
-            self._resources["num_gpus"] = gpu_share(whole.get("GPU", 0), self._wanted or whole.get("CPU", 1))
+            self._wanted = self._wanted or int(min(whole.get("CPU", 1), WORKERS_A_DEVICE * whole.get("GPU", 0)))
+            self._resources["num_gpus"] = gpu_share(whole.get("GPU", 0), max(1, self._wanted))
         return self
 
     def _connect(self) -> None:
