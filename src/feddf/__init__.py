@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.runs.build import build as build
     from feddf.runs.run import run_experiment as run_experiment
     from feddf.runs.store import RunFolder as RunFolder
+    from feddf.runtime.execution import Execution as Execution
     from feddf.states import initial as initial
     from feddf.types import Client as Client
     from feddf.types import Engine as Engine
@@ -106,6 +107,7 @@ _HOMES = {
     "runs.build": "build",
     "runs.run": "run_experiment",
     "runs.store": "RunFolder",
+    "runtime.execution": "Execution",
 }
 _HOME = {name: f"feddf.{module}" for module, names in _HOMES.items() for name in names.split()}
 

@@ -13,6 +13,7 @@ import torch
 from engines.jobs import Number
 from feddf.config import ConfigError, RunConfig, parse
 from feddf.engines import Processes, RayError, in_process
+from feddf.engines import open as opening
 from feddf.engines.open import open_engines
 from feddf.engines.ray import gpu_share
 from feddf.engines.wrappers import alone_if_full
@@ -142,6 +143,17 @@ def test_ray_workers_share_gpus() -> None:
     assert (gpu_share(2, 4), gpu_share(1, 3), gpu_share(8, 4)) == (0.5, 0.3333, 1.0)
     with pytest.raises(RayError, match="the Ray cluster has none"):
         gpu_share(0, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "expected"), [("cpu", 0, 64), ("cuda", 2, 4), ("cuda:1", 2, 2), ("mps", 0, 2)]
+)
+def test_two_workers_share_an_accelerator_by_default(
+    monkeypatch: pytest.MonkeyPatch, name: str, gpus: int, expected: int
+) -> None:
+    monkeypatch.setattr(opening, "count", lambda kind: gpus or 1)
+    monkeypatch.setattr(opening.os, "cpu_count", lambda: 64)
+    assert opening.default_workers(name) == expected
 
 
 # Precision and determinism
