@@ -27,7 +27,7 @@ DATA_SHARE = 0.25
 """The share of a device's free memory that one data set may take to stay there."""
 
 WORKERS_A_DEVICE = 2
-"""How many workers share an accelerator unless a run says otherwise: while one prepares a step, the other's computes."""
+"""How many workers share an accelerator unless a run says otherwise: while one prepares a step, the other computes."""
 
 SCARCE = 0.2
 """The share of a device's memory below which a worker gives back what torch keeps in reserve for it."""
