@@ -63,6 +63,10 @@ class Answers(Protocol):
         ...
 
 
+Ask = Callable[[Sequence[Update], int], Answers]
+"""(updates, seed) -> the answers of those of them that teach."""
+
+
 class Remembered:
     """Answers for the whole pool, computed once."""
 
@@ -104,7 +108,7 @@ class AskedAgain:
             raise Refusal([Failure(teacher.id, f"its model could not be asked: {reason(error)}")]) from error
 
 
-def ensemble(resources: Resources, settings: Settings, engine: Engine) -> Callable[[Sequence[Update], int], Answers]:
+def ensemble(resources: Resources, settings: Settings, engine: Engine) -> Ask:
     """Return what turns the clients' updates (and a seed) into the answers that students learn from.
 
     ``teachers.average`` and ``teachers.weights`` say how the teachers' logits become one answer; ``swag_samples`` more

@@ -59,9 +59,14 @@ def validation_accuracies(resources: Resources, engine: Engine) -> Accuracies:
     return accuracies
 
 
-def drop_worst(rule: DropRule, inner: Fusion, resources: Resources, engine: Engine) -> Fusion:
-    """Return ``inner`` for the clients that the rule leaves; if it would leave none, the best one is kept."""
-    validation, measure = resources.labelled, validation_accuracies(resources, engine)
+def drop_worst(
+    rule: DropRule, inner: Fusion, resources: Resources, engine: Engine, measure: Accuracies | None = None
+) -> Fusion:
+    """Return ``inner`` for the clients that the rule leaves; if it would leave none, the best one is kept.
+
+    ``measure`` replaces the evaluation of the clients' models, where teachers are of another kind.
+    """
+    validation, measure = resources.labelled, measure or validation_accuracies(resources, engine)
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         accuracies = measure(updates)
