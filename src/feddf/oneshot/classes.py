@@ -77,6 +77,9 @@ def agreed(
                 f"the student cannot express all classes: teacher {teacher.id} knows '{missing[0]}', "
                 f"and the student's classes are {', '.join(classes[:12])}"
             )
+    taught = {same(name) for teacher in listed for name in teacher.classes}
+    if lonely := [name for name in classes if same(name) not in taught]:
+        raise TeacherError(f"no teacher knows the class '{lonely[0]}' of the student")
     return listed, classes
 
 

@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,7 @@ def _portable(spec: ModelSpec) -> ModelSpec:
     """Return a transformer's description with itself as the place of its configuration and tokenizer."""
     options = {**spec.options, "path": HERE, "pretrained": False}
     encode = Tokens(HERE, spec.preprocess.length) if isinstance(spec.preprocess, Tokens) else spec.preprocess
-    return ModelSpec(spec.model, spec.shape, spec.classes, encode, options)
+    return replace(spec, preprocess=encode, options=options)
 
 
 def at_home(spec: ModelSpec, state: State, path: Path) -> tuple[ModelSpec, State]:
@@ -168,4 +169,4 @@ def at_home(spec: ModelSpec, state: State, path: Path) -> tuple[ModelSpec, State
     encode = Tokens(str(path), spec.preprocess.length) if isinstance(spec.preprocess, Tokens) else spec.preprocess
     options = {**spec.options, "path": str(path)}
     named = {f"network.{key}": tensor for key, tensor in state.items()}
-    return ModelSpec(spec.model, spec.shape, spec.classes, encode, options), named
+    return replace(spec, preprocess=encode, options=options), named

@@ -13,6 +13,7 @@ from feddf.config.errors import FeddfError, first_line
 from feddf.config.names import MODELS
 from feddf.evaluate import BATCH, evaluating
 from feddf.saved.preprocess import Preprocess, described, from_description
+from feddf.states import fit_widths
 from feddf.types import Prototype, State
 
 FORMAT = 1
@@ -25,19 +26,23 @@ class ModelError(FeddfError):
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """All that is needed to use weights: the architecture with its options, the classes and the preprocessing."""
+    """All that is needed to use weights: the architecture with its options, the classes and the preprocessing.
+
+    With ``fits``, layers take the widths that the weights have: those that FedMA matched may have grown.
+    """
 
     model: str
     shape: tuple[int, ...]
     classes: tuple[str, ...]
     preprocess: Preprocess | None
     options: Mapping[str, Any] = field(default_factory=dict)
+    fits: bool = False
 
     @property
     def prototype(self) -> Prototype:
         """How the architecture is built."""
         build = partial(MODELS[self.model], self.shape, len(self.classes), **self.options)
-        return Prototype(self.model.rpartition(":")[2], build)
+        return Prototype(self.model.rpartition(":")[2], build, fit_widths if self.fits else None)
 
     def describe(self) -> dict[str, Any]:
         """Return the description as JSON."""
@@ -45,6 +50,7 @@ class ModelSpec:
             "format": FORMAT,
             "model": self.model,
             "options": dict(self.options),
+            "fits": self.fits,
             "shape": list(self.shape),
             "classes": list(self.classes),
             "preprocessing": described(self.preprocess) if self.preprocess else None,
@@ -63,6 +69,7 @@ class ModelSpec:
                 tuple(str(name) for name in values["classes"]),
                 from_description(encode) if encode else None,
                 dict(values["options"]),
+                bool(values.get("fits", False)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(f"{where} does not describe a model: {first_line(error)}") from error

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
-import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from conftest import SHAPE, stripes
 from feddf.config import DataConfig
 from feddf.data.datasets import Dataset
@@ -29,10 +27,10 @@ def bands(data: DataConfig) -> Dataset:
     return Dataset("bands", stripes(120, 11), stripes(90, 12), classes=CLASSES)
 
 
-def trained(known: Sequence[int] = (0, 1, 2), *, seed: int = 0, width: int = 4, steps: int = 60) -> nn.Module:
+def trained(known: Sequence[int] = (0, 1, 2), *, seed: int = 0, width: int = 4, steps: int = 40) -> nn.Module:
     """Return a network that learned some classes, in their order."""
     torch.manual_seed(seed)
-    examples = stripes(240, 5)
+    examples = stripes(120, 5)
     lookup = {label: number for number, label in enumerate(known)}
     chosen = [row for row, label in enumerate(examples.labels.tolist()) if label in lookup]
     inputs = examples.inputs.batch(torch.tensor(chosen))
@@ -58,7 +56,7 @@ def as_folder(model: nn.Module, spec: ModelSpec, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@cache
 def models() -> dict[str, nn.Module]:
     return {
         "all": trained(seed=1),
