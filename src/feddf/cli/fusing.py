@@ -171,18 +171,17 @@ def _source(text: str) -> Any:
 def _shown() -> Iterator[Callable[[str, int, int], None]]:
     """Give a function that shows how far the teachers are asked: a bar on a terminal, a line for each elsewhere."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    begun: dict[str, bool] = {}
+    begun: set[tuple[str, int]] = set()
     with Progress(*columns, console=out_console, disable=not out_console.is_terminal) as bar:
         task = bar.add_task("reading", total=None)
 
         def update(teacher: str, done: int, total: int) -> None:
             bar.update(task, description=f"asking {teacher}", completed=done, total=total)
-            remembered = teacher not in begun and done == total
-            begun.setdefault(teacher, remembered)
-            if not out_console.is_terminal and done == total and begun[teacher] is not None:
-                said = "remembered" if remembered else "asked"
-                out_console.print(f"{teacher}: {said} ({total} inputs)", soft_wrap=True, highlight=False)
-                begun[teacher] = True
+            if done < total:
+                begun.add((teacher, total))
+            elif not out_console.is_terminal:
+                said = "asked about" if (teacher, total) in begun else "remembered its answers to"
+                out_console.print(f"{teacher}: {said} {total} inputs", soft_wrap=True, highlight=False)
 
         yield update
 

@@ -51,6 +51,7 @@ class Memory:
     def __init__(self, folder: Path, fleeting: Path, progress: Progress = quiet) -> None:
         self._folder, self._fleeting, self._progress = folder, fleeting, progress
         self.asked: list[str] = []
+        self._shown: set[Path] = set()
 
     def logits(self, teacher: Teacher, raw: Raw, preprocess: Preprocess | None) -> Tensor:
         """Return a teacher's logits over its own classes for every input.
@@ -64,8 +65,9 @@ class Memory:
             self.asked.append(teacher.id)
             found = _mapped(path, len(raw))
             assert found is not None, "it has just been written"
-        else:
+        elif path not in self._shown:
             self._progress(teacher.id, len(raw), len(raw))
+        self._shown.add(path)
         return found
 
     def n_outputs(self, teacher: Teacher, raw: Raw, preprocess: Preprocess | None) -> int:
@@ -91,6 +93,7 @@ class Memory:
     def _written(self, teacher: Teacher, raw: Raw, preprocess: Preprocess | None, path: Path) -> None:
         whole: np.memmap | None = None
         done = 0
+        self._progress(teacher.id, done, len(raw))
         with asked(teacher, raw, preprocess) as batches:
             for outputs in batches:
                 if whole is None:
