@@ -10,12 +10,15 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import models as token_models
 from torch import nn
 
 from conftest import SHAPE, stripes
 from feddf.config import DataConfig
 from feddf.data.datasets import Dataset
 from feddf.models.cnn import CNN
+from feddf.runtime.packages import transformers
 from feddf.saved.model import ModelSpec
 from feddf.saved.preprocess import Images
 
@@ -64,3 +67,21 @@ def models() -> dict[str, nn.Module]:
         "first": trained((0, 1), seed=3),
         "last": trained((1, 2), seed=4),
     }
+
+
+def text_classifier(folder: Path, seed: int = 0) -> Path:
+    """A tiny text classifier with a tokenizer, as transformers write it."""
+    library = transformers()
+    words = {"[PAD]": 0, "[UNK]": 1, **{word: number for number, word in enumerate(["good", "bad", "film", "very"], 2)}}
+    backend = Tokenizer(token_models.WordLevel(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    library.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(
+        folder
+    )
+    torch.manual_seed(seed)
+    config = library.DistilBertConfig(
+        vocab_size=len(words), dim=16, hidden_dim=16, n_layers=1, n_heads=2, max_position_embeddings=32, pad_token_id=0,
+        id2label={0: "negative", 1: "positive"}, label2id={"negative": 0, "positive": 1},
+    )  # fmt: skip
+    library.DistilBertForSequenceClassification(config).save_pretrained(folder)
+    return folder

@@ -10,12 +10,13 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 from safetensors.torch import save_file
-from small_teachers import CLASSES, ENCODE, as_folder, models, spec_of
+from small_teachers import CLASSES, ENCODE, as_folder, models, spec_of, text_classifier
 from torch import Tensor, nn
 
 from conftest import stripes
 from feddf.config.errors import FeddfError
 from feddf.config.fuse import TeacherConfig
+from feddf.config.names import MODELS
 from feddf.evaluate import logits
 from feddf.oneshot.answers import asked
 from feddf.oneshot.onnx_export import write_onnx
@@ -92,6 +93,17 @@ def test_a_run_folder_gives_all_its_prototypes(tmp_path: Path) -> None:
     assert torch.allclose(answers(found[1]), logits(models()["wide"], IMAGES), atol=1e-4)
 
 
+@pytest.mark.parametrize("model", ["mlp", "resnet8", "vgg9"])
+def test_weights_say_how_many_classes_there_are(model: str, tmp_path: Path) -> None:
+    """Whatever the order in the file: a hidden layer of an MLP is larger than the last one, and comes after it."""
+    state = MODELS[model]((1, 16, 16), 5).state_dict()
+    save_file(state, tmp_path / "m.safetensors")
+    config = TeacherConfig(path=str(tmp_path / "m.safetensors"), model=model, **{**FED, "size": 16})
+    (teacher,) = read_teacher(config)
+    assert teacher.classes == ()  # they have no names
+    assert answers(teacher).shape == (70, 5)
+
+
 def test_two_teachers_of_one_name_get_numbers(tmp_path: Path) -> None:
     config = as_safetensors(models()["all"], tmp_path)
     assert [teacher.id for teacher in read_teachers([config, config])] == ["m-1", "m-2"]
@@ -131,30 +143,8 @@ def test_a_teacher_sees_images_in_its_own_way(tmp_path: Path) -> None:
     assert shown[-1][0, :, 0, 0].tolist() == pytest.approx([-1.0, -2.0, 1.0])
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny text classifier with a tokenizer, as transformers write it."""
-    from tokenizers import Tokenizer, pre_tokenizers
-    from tokenizers import models as token_models
-
-    library = transformers()
-    folder = tmp_path_factory.mktemp("texts")
-    words = {"[PAD]": 0, "[UNK]": 1, **{word: number for number, word in enumerate(["good", "bad", "film", "very"], 2)}}
-    backend = Tokenizer(token_models.WordLevel(words, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    library.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(
-        folder
-    )
-    torch.manual_seed(0)
-    config = library.DistilBertConfig(
-        vocab_size=len(words), dim=16, hidden_dim=16, n_layers=1, n_heads=2, max_position_embeddings=32, pad_token_id=0,
-        id2label={0: "negative", 1: "positive"}, label2id={"negative": 0, "positive": 1},
-    )  # fmt: skip
-    library.DistilBertForSequenceClassification(config).save_pretrained(folder)
-    return folder
-
-
-def test_a_text_classifier_of_hugging_face(texts: Path) -> None:
+def test_a_text_classifier_of_hugging_face(tmp_path: Path) -> None:
+    texts = text_classifier(tmp_path)
     (teacher,) = read_teacher(TeacherConfig(path=str(texts), max_tokens=8))
     assert teacher.classes == ("negative", "positive")
     library = transformers()

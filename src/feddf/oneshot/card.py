@@ -14,7 +14,7 @@ MOST = 40
 
 
 def card(name: str, report: Report, configuration: str, description: dict[str, Any], extra: Sequence[str] = ()) -> str:
-    """Return the card's text; ``configuration`` is the complete TOML, ``description`` the model's."""
+    """Return the card's text; ``configuration`` is its TOML, ``description`` the model's."""
     parts = [
         _front(name, report, description),
         f"# {name}",
@@ -26,7 +26,8 @@ def card(name: str, report: Report, configuration: str, description: dict[str, A
         _agreement(report),
         _outliers(report),
         *extra,
-        f"## Configuration\n\n```toml\n{configuration.strip()}\n```",
+        "## Configuration\n\nWhat differs from the defaults; all of it is in `fuse.toml`.\n\n"
+        f"```toml\n{configuration.strip()}\n```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 

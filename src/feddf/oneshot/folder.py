@@ -97,13 +97,14 @@ def write_result(result: FusionResult, config: FuseConfig, raw: Raw, out: Path) 
     assert isinstance(model, LoadedModel), "a configuration names its student"
     assert spec is not None, "a configuration names its student"
     configuration = tomli_w.dumps(config.model_dump(exclude_none=True, mode="json"))
+    chosen = tomli_w.dumps(config.model_dump(exclude_none=True, exclude_defaults=True, mode="json"))
     facts = {"configuration_sha256": fingerprint(config), "feddf": version("feddf")}
     with new_folder(out) as folder:
         extra = [_exported(model, spec.preprocess, raw, folder)] if config.onnx else []
         write_model(folder, model.network, spec, facts)
         for which in result.report.sets:
             write_atomically(folder / plot_name(which), reliability(result.report, which))
-        text = card(config.name, result.report, configuration, spec.describe(), extra)
+        text = card(config.name, result.report, chosen, spec.describe(), extra)
         write_atomically(folder / CARD, text.encode())
         write_atomically(folder / "fuse.toml", configuration.encode())
         write_atomically(folder / "report.json", json.dumps(result.report.describe(), indent=1).encode())

@@ -189,8 +189,8 @@ def _of_weights(path: Path, config: TeacherConfig) -> Teacher:
     state = read_weights(_there(path))
     preprocess = preprocess_of(config)
     assert preprocess is not None, "it has a size or a tokenizer"
-    spec = ModelSpec(config.model, preprocess.shape, config.classes or _numbered(state), preprocess, config.options)
-    teacher = of_weights(path, spec, config.name or path.stem, None)
+    spec = ModelSpec(config.model, preprocess.shape, config.classes, preprocess, config.options)
+    teacher = of_weights(path, spec if config.classes else _numbered(spec, state), config.name or path.stem, None)
     return teacher if config.classes else replace(teacher, classes=())
 
 
@@ -220,10 +220,19 @@ def of_weights(path: Path, spec: ModelSpec, id: str, home: Path | None) -> Teach
     return Teacher(id, opened, spec.classes, here.preprocess, "logits", 1, content, str(path), (), here, state)
 
 
-def _numbered(state: State) -> tuple[str, ...]:
-    """Return numbers as classes: as many as the last bias or matrix of a state has rows."""
-    matrices = [tensor for tensor in state.values() if tensor.ndim == 2]
-    return tuple(str(number) for number in range(len(matrices[-1]))) if matrices else ()
+def _numbered(spec: ModelSpec, state: State) -> ModelSpec:
+    """Return a description with numbers as classes: as many as the architecture needs for its weights to fit."""
+    shapes = {key: tensor.shape for key, tensor in state.items()}
+    for count in sorted({len(tensor) for tensor in state.values() if tensor.ndim in (1, 2)}):
+        tried = replace(spec, classes=tuple(str(number) for number in range(count)))
+        try:
+            with torch.random.fork_rng(devices=[]):
+                found = tried.prototype.build().state_dict()
+        except Exception:  # what is wrong with it will be said when it is asked
+            return tried
+        if {key: tensor.shape for key, tensor in found.items()} == shapes:
+            return tried
+    return replace(spec, classes=("0", "1"))  # nothing fits, which will be said when it is asked
 
 
 def _fed(spec: ModelSpec, config: TeacherConfig) -> ModelSpec:
