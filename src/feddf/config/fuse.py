@@ -9,6 +9,7 @@ from pydantic import field_validator, model_validator
 
 from feddf.config.errors import ConfigError
 from feddf.config.experiment import parse
+from feddf.config.keys import Key, keys_of
 from feddf.config.names import DATASETS, DROP_RULES, MODELS, TARGETS, TEACHER_WEIGHTS
 from feddf.config.presets import read
 from feddf.config.sections import DistillConfig, PoolConfig, RunConfig, Section, key
@@ -150,3 +151,24 @@ class FuseConfig(Section):
 def load_fuse(file: str | None, values: dict[str, Any], overrides: Sequence[str] = ()) -> FuseConfig:
     """Return the configuration in a TOML file (or none), with ``values`` on top and ``key=value`` overrides."""
     return parse({**(read(file) if file else {}), **values}, FuseConfig, overrides=overrides)
+
+
+def all_fuse_keys() -> dict[str, Key]:
+    """Return every key of a fusion by its full name, with those of a teacher."""
+    return keys_of(FuseConfig) | {f"teachers.{name}": known for name, known in keys_of(TeacherConfig).items()}
+
+
+def fuse_markdown() -> str:
+    """Return the keys that only a fusion has, as Markdown, a table for each section."""
+    known, parts = all_fuse_keys(), []
+    titles = {"": "On top", "teachers": "`[[teachers]]`", "validation": "`[validation]` and `[test]`"}
+    for section in ("", "teachers", "student", "ensemble", "validation"):
+        rows = {name: one for name, one in known.items() if name.rpartition(".")[0] == section}
+        lines = [
+            f"### {titles.get(section, f'`[{section}]`')}\n",
+            "| key | default | allowed | meaning |",
+            "|---|---|---|---|",
+        ]
+        lines += [f"| `{one.last}` | `{one.shown_default}` | {one.allowed} | {one.meaning} |" for one in rows.values()]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
