@@ -90,6 +90,11 @@ class Settings(Section):
             "the best is found by a score; set distill.stop = 'validation' or 'held-out-loss'",
         )
         yield (
+            teachers.memory > 0 and teachers.ask == "each-batch",
+            "teachers.memory",
+            "what earlier rounds answered is known for the whole pool only; it needs teachers.ask = 'once'",
+        )
+        yield (
             teachers.swag_samples > 0 and teachers.ask == "each-batch",
             "teachers.swag_samples",
             "only with teachers.ask = 'once'",

@@ -292,6 +292,14 @@ class TeachersConfig(Section):
     weights: str = key(
         "uniform", "how much each teacher counts", kind="method", names=TEACHER_WEIGHTS, synonyms="teacher_weights"
     )
+    memory: float = key(
+        0.0,
+        "γ: the ensemble of earlier rounds counts as one more teacher, with γ times its weight in the last round",
+        kind="method",
+        ge=0,
+        lt=1,
+        synonyms="remember absent",
+    )
     swag_samples: int = key(
         0, "further teachers, sampled from a Gaussian over the clients' models", kind="method", ge=0
     )

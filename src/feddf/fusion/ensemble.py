@@ -19,7 +19,7 @@ from feddf.config.names import TARGETS, TEACHER_WEIGHTS
 from feddf.evaluate import Answer, Evaluation, Model, folded, model_of
 from feddf.fusion.select import validation_accuracies
 from feddf.fusion.swag import swag
-from feddf.types import Engine, Failure, Prototype, Refusal, Resources, Target, Update, Vote, Weight
+from feddf.types import Engine, Failure, Prototype, Refusal, Resources, State, Target, Update, Vote, Weight
 
 
 def avg_logits(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
@@ -63,10 +63,6 @@ class Answers(Protocol):
         ...
 
 
-Ask = Callable[[Sequence[Update], int], Answers]
-"""(updates, seed) -> the answers of those of them that teach."""
-
-
 class Remembered:
     """Answers for the whole pool, computed once."""
 
@@ -108,11 +104,20 @@ class AskedAgain:
             raise Refusal([Failure(teacher.id, f"its model could not be asked: {reason(error)}")]) from error
 
 
+EARLIER = "earlier answers"
+"""What the ensemble of earlier rounds is called in the server's memory."""
+
+Past = Mapping[str, State]
+Ask = Callable[[Sequence[Update], int, Past], tuple[Answers, Past]]
+"""Turns updates, a seed and what was remembered into the students' answers and what is to be remembered."""
+
+
 def ensemble(resources: Resources, settings: Settings, engine: Engine) -> Ask:
-    """Return what turns the clients' updates (and a seed) into the answers that students learn from.
+    """Return what turns the clients' updates into the answers that students learn from.
 
     ``teachers.average`` and ``teachers.weights`` say how the teachers' logits become one answer; ``swag_samples`` more
-    teachers are drawn from a Gaussian over the clients' models. Unfit teachers are refused.
+    teachers are drawn from a Gaussian over the clients' models. Unfit teachers are refused. With ``teachers.memory``
+    the ensemble of earlier rounds is one more teacher (see :class:`Earlier`).
     """
     config, temperature = settings.teachers, settings.distill.temperature
     if resources.pool is None:
@@ -126,17 +131,51 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> Ask:
     accuracies = validation_accuracies(resources, engine) if resources.validation else no_accuracies
     evaluation = Evaluation(engine, resources.prototypes, resources.pool)
 
-    def ask(received: Sequence[Update], seed: int) -> Answers:
+    def ask(received: Sequence[Update], seed: int, past: Past) -> tuple[Answers, Past]:
         updates = [update for update in received if update.teaches]
         sampled = swag(updates, seed, samples=config.swag_samples, scale=config.swag_scale)
         weights = weigh([*updates, *sampled], resources, accuracies)
         teachers = [*map(model_of, updates), *(replace(model_of(update), sampled=True) for update in sampled)]
         if config.ask == "each-batch":
-            return AskedAgain(teachers, weights, target, temperature, resources.prototypes)
+            return AskedAgain(teachers, weights, target, temperature, resources.prototypes), {}
         drawn = {teacher.id for teacher in teachers if teacher.sampled}
-        return Remembered(target(_votes(usable(evaluation(teachers), drawn), weights), temperature))
+        votes = _votes(usable(evaluation(teachers), drawn), weights)
+        if not config.memory:
+            return Remembered(target(votes, temperature)), {}
+        earlier = Earlier(config.memory, temperature, past)
+        probabilities = target(earlier.among(votes), temperature)
+        return Remembered(probabilities), earlier.with_answers(probabilities)
 
     return ask
+
+
+class Earlier:
+    """The ensemble of earlier rounds as one more teacher: clients that are absent are heard through it.
+
+    Its logits are T log p of the last round's answers p, and its weight is W_t = γ (W_{t−1} + Σ_k w_k). So the updates
+    of s rounds ago count with γ^s; with weights by class, a class that no teacher of this round knows is left to those
+    that knew it. The memory is as large as the answers for the pool, whatever the number of clients (FedSDD, arXiv
+    2312.17029, keeps models instead).
+    """
+
+    def __init__(self, decay: float, temperature: float, past: Past) -> None:
+        self._decay, self._temperature, self._past = decay, temperature, past.get(EARLIER)
+        self._weights = torch.zeros((), dtype=torch.float64)
+
+    def among(self, votes: Iterable[Vote]) -> Iterator[Vote]:
+        """Yield the votes, and that of earlier rounds if there is one."""
+        for vote in votes:
+            self._weights = self._weights + torch.as_tensor(vote.weight, dtype=torch.float64)
+            yield vote
+        if self._past is not None:
+            earlier = self._past["weights"].to(torch.float64)
+            self._weights = self._weights + earlier
+            yield Vote(self._past["logits"], earlier)
+
+    def with_answers(self, probabilities: Tensor) -> Past:
+        """Return what the next round is to remember."""
+        logits = self._temperature * probabilities.clamp_min(torch.finfo(torch.float32).tiny).log()
+        return {EARLIER: {"logits": logits, "weights": (self._decay * self._weights).float().contiguous()}}
 
 
 def no_accuracies(updates: Sequence[Update]) -> Mapping[str, float]:

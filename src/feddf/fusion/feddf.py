@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 
@@ -24,6 +24,9 @@ from feddf.runtime.threads import threads, threads_for
 from feddf.seeds import derive, torch_generator
 from feddf.types import Engine, Fused, Fusion, Inputs, Refusal, Resources, Score, ServerState, State, Update
 
+ENSEMBLE = "ensemble"
+"""What the teachers' answers are called in the server's memory."""
+
 
 def feddf(resources: Resources, settings: Settings, engine: Engine, ask: Ask | None = None) -> Fusion:
     """Return the fusion of Lin, Kong, Stich, Jaggi, "Ensemble Distillation for Robust Model Fusion" (2020).
@@ -43,7 +46,7 @@ def feddf(resources: Resources, settings: Settings, engine: Engine, ask: Ask | N
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         began = perf_counter()
         averaged = start_from(rule, server, updates)  # lines 9 to 11
-        answers = ask(updates, seed)  # line 13, of all teachers
+        answers, past = ask(updates, seed, server.memory.get(ENSEMBLE, {}))  # line 13, of all teachers
         asked = perf_counter()
         students = [
             Student(name, starts(settings.distill, server.models[name], state), derive(seed, name), answers)
@@ -52,7 +55,8 @@ def feddf(resources: Resources, settings: Settings, engine: Engine, ask: Ask | N
         results = accepted(gather(engine(learn, students), "the distillation of"))  # lines 12 to 14
         seconds = {"ask": asked - began, "distill": perf_counter() - asked}
         models = {name: results[name].state for name in averaged}
-        return Fused(server.next(models), averaged, {"seconds": seconds, "distillation": notes(results)})  # line 15
+        after = replace(server.next(models), memory={ENSEMBLE: past} if past else {})
+        return Fused(after, averaged, {"seconds": seconds, "distillation": notes(results)})  # line 15
 
     return fuse
 

@@ -12,7 +12,7 @@ from feddf.config.errors import ConfigError
 from feddf.config.fuse import EnsembleConfig
 from feddf.config.names import TARGETS, TEACHER_WEIGHTS
 from feddf.evaluate import accuracy_of
-from feddf.fusion.ensemble import Answers, Remembered
+from feddf.fusion.ensemble import Answers, Past, Remembered
 from feddf.oneshot.answers import Memory
 from feddf.oneshot.classes import seat
 from feddf.oneshot.pool import Labelled, Raw
@@ -58,13 +58,13 @@ class Answered:
         self.weights: Mapping[str, Weight] = {}
         self.pool: Tensor = torch.zeros(0)
 
-    def ask(self, updates: Sequence[Update], seed: int) -> Answers:
-        """Return what those teachers say about the pool that were not left out."""
+    def ask(self, updates: Sequence[Update], seed: int, past: Past) -> tuple[Answers, Past]:
+        """Return what those teachers say about the pool that were not left out; there are no earlier rounds."""
         teaching = [update for update in updates if update.teaches]
         self.weights = TEACHER_WEIGHTS[self._ensemble.weights](teaching, self._resources, self.accuracies)
         self._refuse_gaps()
         self.pool = self.about(self._asking.pool, self._temperature)
-        return Remembered(self.pool)
+        return Remembered(self.pool), {}
 
     def about(self, raw: Raw, temperature: float = 1.0) -> Tensor:
         """Return what the teachers that teach say together about inputs; one of them is in memory at a time."""
