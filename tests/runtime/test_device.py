@@ -64,6 +64,14 @@ def test_a_run_refuses_it_before_it_begins() -> None:
     assert device_for(RunConfig(device="cuda", engine="ray", ray_address="elsewhere:6379")) == "cuda"
 
 
+def test_a_device_is_described_by_its_kind_and_name_where_it_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device.described(torch.device("cpu")) == "cpu"
+    assert device.described(torch.device("xpu")) == "xpu"
+    monkeypatch.setattr(device, "count", lambda kind: 1)
+    monkeypatch.setattr(torch, "xpu", SimpleNamespace(get_device_name=lambda where: f"a GPU at {where}"))
+    assert device.described(torch.device("xpu")) == "xpu (a GPU at xpu:0)"
+
+
 def test_workers_are_dealt_round_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 2)
 

@@ -46,8 +46,8 @@ class RayWorkers:
     """An engine of actors on a Ray cluster: the one at ``address``, or one started on this machine for the occasion.
 
     ``workers`` is the number of actors, one CPU each (default: as many as the cluster has); with ``gpus`` they also
-    share the cluster's GPUs (default: two actors each), and Ray shows each of them its own. ``tries`` is how often a job is begun whose worker
-    dies under it. Use it as a context manager::
+    share the cluster's GPUs (default: two actors each), and Ray shows each of them its own. ``tries`` is how often a
+    job is begun whose worker dies under it. Use it as a context manager::
 
         with RayWorkers(address="auto") as engine:
             results = list(engine(function, jobs))

@@ -184,7 +184,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def described(device: torch.device) -> str:
     """Return a device's kind and, for an accelerator, its maker's name: what the last bits of a result depend on."""
-    if device.type == "cpu":
-        return "cpu"
+    if not count(device.type) or device.type == "cpu":  # a Ray cluster's devices need not be here
+        return device.type
     name = getattr(torch.get_device_module(device.type), "get_device_name", None)
     return f"{device.type} ({name(placed(device))})" if name is not None else device.type
