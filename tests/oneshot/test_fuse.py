@@ -99,6 +99,14 @@ def test_a_student_starts_as_a_teacher_or_as_an_average(tmp_path: Path) -> None:
                 assert torch.allclose(weights[f"network.{key}"], tensor, atol=1e-6), key
 
 
+def test_a_student_starts_as_weights_whose_classes_the_user_names(config: str, tmp_path: Path) -> None:
+    """A safetensors file has no class names: those of the others, or the student's, are its own."""
+    values = {"student": {"start": "b"}, "cache": str(tmp_path / "cache"), "distill": {"steps": 1, "stop": "steps"}}
+    result = fuse_to_folder(load_fuse(config, values), tmp_path / "out")
+    assert result.classes == CLASSES
+    assert result.report.sets["test"]["student"].accuracy > 0.9
+
+
 def test_drop_worst_and_weights_are_those_of_feddf(tmp_path: Path) -> None:
     torch.manual_seed(9)
     ignorant = models()["all"].__class__((1, 8, 8), 3, width=4)

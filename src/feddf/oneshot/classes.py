@@ -13,12 +13,12 @@ over S_k takes the place of z_k, and the sum over classes is made one again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from feddf.oneshot.teachers import Teacher, TeacherError
+from feddf.oneshot.teachers import Teacher, TeacherError, named
 from feddf.types import Vote, Weight
 
 SILENT = -1e9
@@ -67,7 +67,8 @@ def agreed(
         most = max(outputs)
         classes = tuple(str(number) for number in range(most))
     listed = [
-        replace(one, classes=one.classes or _whole(one, n, classes)) for one, n in zip(teachers, outputs, strict=True)
+        one if one.classes else named(one, _whole(one, count, classes))
+        for one, count in zip(teachers, outputs, strict=True)
     ]
     for teacher in listed:
         if places(teacher.classes, classes) is None:

@@ -159,7 +159,13 @@ def _as_configured(teacher: Teacher, config: TeacherConfig) -> Teacher:
         raise TeacherError(f"teacher {teacher.id}: its map makes '{twice}' of {both}; a class has one output")
     outputs = config.outputs if "outputs" in config.model_fields_set else teacher.outputs
     examples = config.examples if "examples" in config.model_fields_set else teacher.examples
-    return replace(teacher, classes=renamed, outputs=outputs, examples=examples)
+    return replace(named(teacher, renamed), outputs=outputs, examples=examples)
+
+
+def named(teacher: Teacher, classes: tuple[str, ...]) -> Teacher:
+    """Return a teacher with names for its outputs; a student that starts as it has the same."""
+    spec = replace(teacher.spec, classes=classes) if teacher.spec is not None and classes else teacher.spec
+    return replace(teacher, classes=classes, spec=spec)
 
 
 # Weights of feddf's own architectures

@@ -24,8 +24,8 @@ from feddf.types import Inputs, Rows
 class Images:
     """Bytes, resized to ``shape`` (channels, height, width), in an order of colours: (x / 255 − mean) / std.
 
-    >>> Images((1, 2, 2), (0.5,), (0.5,))(torch.full((1, 1, 2, 2), 255, dtype=torch.uint8)).flatten()
-    tensor([1., 1., 1., 1.])
+    >>> Images((1, 2, 2), (0.5,), (0.5,))(torch.zeros((1, 1, 2, 2), dtype=torch.uint8)).flatten()
+    tensor([-1., -1., -1., -1.])
     """
 
     shape: tuple[int, int, int]
