@@ -12,6 +12,8 @@ import typer
 from feddf.cli.arguments import complain
 from feddf.cli.attacking import attack_matrix
 from feddf.cli.data_sets import data_app
+from feddf.cli.doctor import doctor
+from feddf.cli.fusing import fuse, predict
 from feddf.cli.generators import generator_app
 from feddf.cli.reporting import config, list_presets, report
 from feddf.cli.reproducing import reproduce
@@ -28,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for command in (run, resume, compare, report, config, reproduce, tune, bound, partition):
+for command in (run, resume, compare, report, config, reproduce, tune, bound, partition, doctor, fuse, predict):
     app.command()(command)
 app.command("presets")(list_presets)
 app.command("attack-matrix")(attack_matrix)

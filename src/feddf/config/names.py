@@ -150,7 +150,7 @@ TRUSTS = Names(
     "fusion.trust",
     {"mixture": "feddf.fusion.trust:mixture", "expguard": "feddf.fusion.trust:expguard"},
 )
-"""(resources, engine) -> (updates, trust before) -> trust now, by client."""
+"""(resources, engine, execution) -> (updates, trust before) -> trust now, by client."""
 
 ATTACKS = Names(
     "attack.kind",
@@ -238,6 +238,7 @@ SOURCES = Names(
         "noise": "feddf.runs.pool:from_noise",
         "plane": "feddf.runs.pool:from_plane",
         "generator:": "feddf.runs.pool:from_generator",
+        "images:": "feddf.runs.pool:from_images",
     },
 )
 """(source, task, seed) -> raw inputs. Every data set is a source as well."""

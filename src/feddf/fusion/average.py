@@ -8,6 +8,7 @@ from feddf.config.experiment import Settings
 from feddf.config.names import AVERAGES
 from feddf.fusion.batchnorm import with_statistics
 from feddf.fusion.defence import robust_start
+from feddf.runtime.execution import of_answers
 from feddf.states import weighted_mean
 from feddf.types import Engine, Fused, Fusion, Resources, Rule, ServerState, State, Update
 
@@ -44,9 +45,10 @@ def uniform_average(previous: State, updates: Sequence[Update]) -> State:
 def averaging_rule(resources: Resources, settings: Settings) -> Rule:
     """Return the rule that the settings name, with BatchNorm's statistics treated as they say."""
     rule: Rule = AVERAGES[settings.fusion.average]
+    execution = of_answers(settings.run)
     if settings.fusion.defence == "robust":
-        rule = robust_start(rule, resources)
-    return with_statistics(settings.fusion.batchnorm, rule, resources)
+        rule = robust_start(rule, resources, execution)
+    return with_statistics(settings.fusion.batchnorm, rule, resources, execution)
 
 
 def start_from(rule: Rule, server: ServerState, updates: Sequence[Update]) -> dict[str, State]:

@@ -12,6 +12,7 @@ from feddf.fusion.guard import guarded, tried
 from feddf.fusion.momentum import momentum
 from feddf.fusion.select import drop_worst
 from feddf.fusion.trust import trusted
+from feddf.runtime.execution import of_answers
 from feddf.types import Engine, Fusion, Method, Resources
 
 
@@ -23,7 +24,7 @@ def method_of(resources: Resources, settings: Settings, engine: Engine) -> Metho
     if settings.fusion.defence == "robust":
         labelled = resources.validation is not None and len(resources.validation) > 0
         settings = robust_settings(settings, labelled=labelled, pooled=resources.pool is not None)
-    fusion = settings.fusion
+    fusion, execution = settings.fusion, of_answers(settings.run)
     made = METHODS[fusion.method](resources, settings, engine)
     method = made if isinstance(made, Method) else Method(made)
     fuse = method.fuse
@@ -32,15 +33,16 @@ def method_of(resources: Resources, settings: Settings, engine: Engine) -> Metho
     if fusion.momentum:
         fuse = momentum(fusion.momentum, fuse, resources.prototypes)
     if fusion.drop_worst != "none":
-        fuse = drop_worst(DROP_RULES[fusion.drop_worst], fuse, resources, engine)
+        fuse = drop_worst(DROP_RULES[fusion.drop_worst], fuse, resources, engine, execution)
     if fusion.trust != "none":
-        fuse = trusted(TRUSTS[fusion.trust](resources, engine), fuse)
-    fuse = tried(fuse, resources, engine, updates_too=not settings.distils)
+        fuse = trusted(TRUSTS[fusion.trust](resources, engine, execution), fuse)
+    fuse = tried(fuse, resources, engine, execution, updates_too=not settings.distils)
     if fusion.guard is not None:
 
         def again() -> Fusion:
             robust = with_values(settings, {"fusion.defence": "robust", "fusion.guard": 1.0})
             return method_of(resources, robust, engine).fuse
 
-        fuse = guarded(fusion.guard, fuse, resources, engine, again if fusion.defence == "none" else None)
+        other = again if fusion.defence == "none" else None
+        fuse = guarded(fusion.guard, fuse, resources, engine, other, execution)
     return replace(method, fuse=fuse)

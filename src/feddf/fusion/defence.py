@@ -16,6 +16,7 @@ from feddf import evaluate
 from feddf.config.experiment import Settings, with_values
 from feddf.fusion import robust
 from feddf.fusion.trust import some_examples
+from feddf.runtime.execution import Execution
 from feddf.runtime.threads import threads
 from feddf.types import Examples, Resources, Rule, State, Update
 
@@ -41,7 +42,7 @@ def robust_settings(settings: Settings, *, labelled: bool, pooled: bool) -> Sett
     return with_values(settings, changes)
 
 
-def robust_start(plain: Rule, resources: Resources) -> Rule:
+def robust_start(plain: Rule, resources: Resources, execution: Execution = Execution()) -> Rule:
     """Return the rule that tries several averages and keeps the one that is best on the validation data.
 
     Without labelled data it is the clipped average of the clients that are trusted most.
@@ -58,10 +59,12 @@ def robust_start(plain: Rule, resources: Resources) -> Rule:
         robust.mixed_trimmed,
         as_before,
     )
-    return best_of(rules, resources, some_examples(validation))
+    return best_of(rules, resources, some_examples(validation), execution)
 
 
-def best_of(rules: Sequence[Rule], resources: Resources, examples: Examples) -> Rule:
+def best_of(
+    rules: Sequence[Rule], resources: Resources, examples: Examples, execution: Execution = Execution()
+) -> Rule:
     """Return the rule whose weights are those of the best of several rules on labelled examples.
 
     The first is taken that is within a standard error of the best: to choose the best of many by few examples is to
@@ -82,8 +85,8 @@ def best_of(rules: Sequence[Rule], resources: Resources, examples: Examples) -> 
             for state, norm in zip(found, robust.change_norms(previous, found), strict=True)
             if norm <= usual * ROUNDING
         ]
-        with threads(1):  # this runs in the server's own process, and bytes must not depend on its cores
-            scores = [evaluate.accuracy(prototype.load(state), examples) for state in candidates]
+        with threads(1), execution.begun() as device:  # bytes must not depend on the server's cores
+            scores = [evaluate.accuracy(prototype.load(state, device), examples) for state in candidates]
         best = max(scores)
         close = best - sqrt(best * (1 - best) / len(examples))
         return next(state for state, score in zip(candidates, scores, strict=True) if score >= close)

@@ -15,13 +15,21 @@ from feddf.fusion.ensemble import usable
 from feddf.fusion.robust import MOST_EXAMPLES_OF_MEDIAN
 from feddf.fusion.robust_ensemble import geometric_median
 from feddf.fusion.trust import TRUST, some_examples, some_inputs
+from feddf.runtime.execution import Execution
 from feddf.types import Engine, Failure, Fused, Fusion, Inputs, Resources, ServerState, State, Update, Vote
 
 PROBES = 64
 """Inputs on which a model is tried before it is averaged."""
 
 
-def tried(inner: Fusion, resources: Resources, engine: Engine, *, updates_too: bool = True) -> Fusion:
+def tried(
+    inner: Fusion,
+    resources: Resources,
+    engine: Engine,
+    execution: Execution = Execution(),
+    *,
+    updates_too: bool = True,
+) -> Fusion:
     """Return ``inner`` for updates whose models work: finite weights can still give logits that are not finite.
 
     Such a client is refused under every method; one that asks all updates anyway needs no trial of them
@@ -31,7 +39,7 @@ def tried(inner: Fusion, resources: Resources, engine: Engine, *, updates_too: b
     inputs = probes(resources)
     if inputs is None:
         return inner
-    evaluation = Evaluation(engine, resources.prototypes, inputs)
+    evaluation = Evaluation(engine, resources.prototypes, inputs, execution)
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         for _ in usable(evaluation([model_of(update) for update in updates if updates_too])):
@@ -83,7 +91,12 @@ Scores = Callable[[Mapping[str, State], Sequence[Update]], Mapping[str, float]]
 
 
 def guarded(
-    margin: float, inner: Fusion, resources: Resources, engine: Engine, again: Callable[[], Fusion] | None = None
+    margin: float,
+    inner: Fusion,
+    resources: Resources,
+    engine: Engine,
+    again: Callable[[], Fusion] | None = None,
+    execution: Execution = Execution(),
 ) -> Fusion:
     """Return ``inner`` with its fused models compared with the previous ones.
 
@@ -91,7 +104,7 @@ def guarded(
     there are any, and a prototype that is still worse keeps its previous weights. The score is the accuracy on the
     validation data; without any, the agreement with the geometric median of the updates' answers on the pool.
     """
-    score = _accuracies(resources, engine) or _agreements(resources, engine)
+    score = _accuracies(resources, engine, execution) or _agreements(resources, engine, execution)
     if score is None:
         return inner
     fallback: list[Fusion] = []
@@ -120,11 +133,11 @@ def guarded(
     return fuse
 
 
-def _accuracies(resources: Resources, engine: Engine) -> Scores | None:
+def _accuracies(resources: Resources, engine: Engine, execution: Execution) -> Scores | None:
     if resources.validation is None or not len(resources.validation):
         return None
     examples = some_examples(resources.validation)
-    evaluation = Evaluation(engine, resources.prototypes, examples.inputs)
+    evaluation = Evaluation(engine, resources.prototypes, examples.inputs, execution)
 
     def score(models: Mapping[str, State], updates: Sequence[Update]) -> Mapping[str, float]:
         found = evaluation.accuracies([Model(name, name, state) for name, state in models.items()], examples.labels)
@@ -133,10 +146,10 @@ def _accuracies(resources: Resources, engine: Engine) -> Scores | None:
     return score
 
 
-def _agreements(resources: Resources, engine: Engine) -> Scores | None:
+def _agreements(resources: Resources, engine: Engine, execution: Execution) -> Scores | None:
     if resources.pool is None:
         return None
-    evaluation = Evaluation(engine, resources.prototypes, some_inputs(resources.pool, 512))
+    evaluation = Evaluation(engine, resources.prototypes, some_inputs(resources.pool, 512), execution)
 
     def score(models: Mapping[str, State], updates: Sequence[Update]) -> Mapping[str, float]:
         answers = usable(evaluation([model_of(update) for update in updates]))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from feddf.fusion.ensemble import avg_logits
 from feddf.fusion.robust import assumed
+from feddf.runtime.device import wide
 from feddf.types import Vote
 
 
@@ -57,7 +58,7 @@ def cronus(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
     """
     logits, _ = _stacked(votes)
     probabilities = (logits / temperature).softmax(dim=-1)  # teachers × inputs × classes
-    left = torch.ones(probabilities.shape[:2], dtype=torch.float64)
+    left = torch.ones_like(probabilities[..., 0])
     for _ in range(assumed(len(probabilities))):
         off = probabilities - _mean_of(probabilities, left)
         covariance = torch.einsum("kn,knc,knd->ncd", left, off, off)
@@ -113,14 +114,14 @@ def _stacked(votes: Iterable[Vote]) -> tuple[Tensor, list[Tensor | float]]:
     given = list(votes)
     if not given:
         raise ValueError("an ensemble needs at least one teacher")
-    return torch.stack([vote.logits.to(torch.float64) for vote in given]), [vote.weight for vote in given]
+    return torch.stack([vote.logits.to(wide(vote.logits.device)) for vote in given]), [vote.weight for vote in given]
 
 
 def _of_inputs(weights: list[Tensor | float], like: Tensor) -> Tensor:
     """Return a weight for each teacher and input; those for classes are averaged over the teacher's own answer."""
     rows: list[Tensor] = []
     for weight, probabilities in zip(weights, like, strict=True):
-        given = torch.as_tensor(weight, dtype=torch.float64).expand(probabilities.shape)
+        given = torch.as_tensor(weight, dtype=like.dtype, device=like.device).expand(probabilities.shape)
         rows.append((given * probabilities).sum(dim=-1))
     return torch.stack(rows)
 

@@ -1,6 +1,6 @@
 """Trust: how much the server believes each client as a teacher, kept over rounds in its memory.
 
-A rule by name is a function ``(resources, engine)`` that returns ``(updates, trust before) -> trust now``;
+A rule by name is a function ``(resources, engine, execution)`` that returns ``(updates, trust before) -> trust now``;
 :data:`feddf.config.names.TRUSTS` lists them. Trust is at most 1; a client that is new has 1.
 """
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from feddf.evaluate import Evaluation, model_of
 from feddf.fusion.ensemble import usable
 from feddf.fusion.robust_ensemble import mixture_weights, outlier_scores
+from feddf.runtime.execution import Execution
 from feddf.types import Engine, Examples, Fused, Fusion, Inputs, Resources, ServerState, Update
 
 TrustRule = Callable[[Sequence[Update], Mapping[str, float]], Mapping[str, float]]
@@ -33,7 +34,7 @@ LEARNING_RATE = 2.0
 """ExpGuard's η, for distances between 0 and 1."""
 
 
-def mixture(resources: Resources, engine: Engine) -> TrustRule:
+def mixture(resources: Resources, engine: Engine, execution: Execution = Execution()) -> TrustRule:
     """Trust by the weights of the mixture that explains the server's validation examples best.
 
     See :func:`feddf.fusion.robust_ensemble.mixture_weights`. A client whose weight is what the prior alone gives it,
@@ -41,7 +42,7 @@ def mixture(resources: Resources, engine: Engine) -> TrustRule:
     explain best is mostly chance. The trust before does not count: labelled examples say enough.
     """
     examples = some_examples(resources.labelled)
-    evaluation = Evaluation(engine, resources.prototypes, examples.inputs)
+    evaluation = Evaluation(engine, resources.prototypes, examples.inputs, execution)
 
     def trust(updates: Sequence[Update], before: Mapping[str, float]) -> Mapping[str, float]:
         weights = mixture_weights(_answers(evaluation, updates), examples.labels, PRIOR) * len(updates)
@@ -51,7 +52,7 @@ def mixture(resources: Resources, engine: Engine) -> TrustRule:
     return trust
 
 
-def expguard(resources: Resources, engine: Engine) -> TrustRule:
+def expguard(resources: Resources, engine: Engine, execution: Execution = Execution()) -> TrustRule:
     """ExpGuard (Roux, Zimmer, Pokutta, ICLR 2025): w_k ← w_k exp(−η o_k), without labels.
 
     o_k is a teacher's mean distance from the geometric median of all answers on the pool, as a share of the largest
@@ -59,7 +60,7 @@ def expguard(resources: Resources, engine: Engine) -> TrustRule:
     """
     if resources.pool is None:
         raise ValueError("this trust is found on unlabeled inputs, and there are none")
-    evaluation = Evaluation(engine, resources.prototypes, some_inputs(resources.pool, ENOUGH // 2))
+    evaluation = Evaluation(engine, resources.prototypes, some_inputs(resources.pool, ENOUGH // 2), execution)
 
     def trust(updates: Sequence[Update], before: Mapping[str, float]) -> Mapping[str, float]:
         had = torch.tensor([before[update.client_id] for update in updates], dtype=torch.float64)

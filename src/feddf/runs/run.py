@@ -16,6 +16,7 @@ from feddf.engines.wrappers import Profile, Watch, unwatched, watched
 from feddf.evaluate import accuracy
 from feddf.rounds import run_rounds
 from feddf.runs.build import Parts
+from feddf.runs.describe import describe
 from feddf.runs.record import Recorder
 from feddf.runs.spool import DiskSpool
 from feddf.runs.store import RunFolder
@@ -62,6 +63,7 @@ def run_experiment(
             experiment.run.keep_checkpoints,
             partial(_attacked, parts) if parts.hostile else _as_it_is,
         )
+        describe(parts, folder.path, folder.records())
 
 
 def _clients(engine: Engine, parts: Parts) -> Engine:
