@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from feddf.cli.arguments import err_console, out_console
@@ -20,7 +19,7 @@ def doctor(
     """Try what this machine can do: devices, precisions, compilation, Ray, Flower; takes a minute or two."""
     from feddf.experiments.health import examined
 
-    found = examined(lambda what: err_console.print(f"[dim]trying {escape(what)} ...[/]", highlight=False))
+    found = examined(lambda what: err_console.print(f"trying {what} ...", style="dim", highlight=False))
     if as_json:
         print(found.as_json())
     else:
@@ -35,15 +34,15 @@ def _show(found: Health) -> None:
     for name, about in found.devices.items():
         _table(f"Device {name}: {'works' if about['works'] else 'DOES NOT WORK'}", about)
     _table("Checks", found.checks)
-    out_console.print("[bold]What to set[/]")
+    out_console.print("What to set", style="bold")
     for line in found.advice:
-        out_console.print(f"  {escape(line)}", soft_wrap=True, highlight=False)
+        out_console.print(f"  {line}", soft_wrap=True, highlight=False)
 
 
 def _table(title: str, rows: dict[str, Any]) -> None:
     table = Table(title=title, title_justify="left", show_header=False)
     for name, value in rows.items():
-        table.add_row(name.replace("_", " "), escape(_shown(value)))
+        table.add_row(name.replace("_", " "), _shown(value))
     out_console.print(table)
 
 

@@ -15,7 +15,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from feddf.cli.arguments import err_console, out_console
+from feddf.cli.arguments import complain, err_console, out_console
 from feddf.config.errors import ConfigError
 from feddf.runtime.atomic import write_atomically
 
@@ -198,4 +198,4 @@ def _summary(result: FusionResult) -> None:
     asked = f"{len(result.asked)} of {len(report.teachers)} teachers were asked, the answers of the others remembered"
     out_console.print(asked, soft_wrap=True, highlight=False)
     for name, why in report.outliers.items():
-        err_console.print(f"[yellow]warning:[/] teacher {name} {why}", soft_wrap=True, highlight=False)
+        complain(f"teacher {name} {why}")
