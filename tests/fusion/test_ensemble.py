@@ -54,7 +54,7 @@ def test_no_teacher_is_an_error(name: str) -> None:
         TARGETS[name]([])
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", ["logits", "probabilities"])  # the robust ones need all answers at once
 def test_teachers_stream_through_one_at_a_time(name: str) -> None:
     alive: list[weakref.ref[Tensor]] = []
 
