@@ -85,6 +85,21 @@ def read_off(model: nn.Module, like: State) -> dict[str, Tensor]:
     return copy({key: trained[key] for key in like})
 
 
+def fit_widths(model: nn.Module, state: State) -> None:
+    """Give every linear layer and convolution the shape that the state has (matched layers may have grown)."""
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear | nn.Conv2d) or state[f"{name}.weight"].shape == module.weight.shape:
+            continue
+        shape = state[f"{name}.weight"].shape
+        module.weight = nn.Parameter(torch.empty(shape))
+        if module.bias is not None:
+            module.bias = nn.Parameter(torch.empty(shape[0]))
+        if isinstance(module, nn.Linear):
+            module.out_features, module.in_features = shape
+        else:
+            module.out_channels, module.in_channels = shape[:2]
+
+
 def is_finite(state: State) -> bool:
     """Say whether every floating value is a number."""
     return bool(all_finite(state))

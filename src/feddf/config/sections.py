@@ -74,7 +74,7 @@ class Section(BaseModel):
     @classmethod
     def _name_is_known(cls, value: Any, info: ValidationInfo) -> Any:
         extra = extra_of(cls.model_fields[str(info.field_name)])
-        if extra.get("names") is not None and value != extra["also"]:
+        if extra.get("names") is not None and value not in (extra["also"], None):
             extra["names"].check(value, *extra["others"])
         return value
 
@@ -212,7 +212,7 @@ class SourceConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        made = self.name in ("noise", "plane", "validation") or self.name.startswith("generator:")
+        made = self.name in ("noise", "plane", "validation") or self.name.startswith(("generator:", "images:"))
         if isinstance(self.classes, int) and self.classes < 1:
             raise ConfigError.at("pool.sources.classes", self.classes, "at least one class is needed")
         if (made or self.name == "train") and (self.classes is not None or self.avoid):

@@ -18,7 +18,7 @@ from feddf.config.sections import DistillConfig
 from feddf.fusion.average import averaging_rule, start_from
 from feddf.fusion.distill import distill, held_out_score
 from feddf.fusion.early_stopping import Distilled
-from feddf.fusion.ensemble import Answers, AskedAgain, ensemble
+from feddf.fusion.ensemble import Answers, Ask, AskedAgain, ensemble
 from feddf.outcomes import gather
 from feddf.runtime.device import CPU
 from feddf.runtime.execution import Execution, of_students
@@ -30,17 +30,18 @@ ENSEMBLE = "ensemble"
 """What the teachers' answers are called in the server's memory."""
 
 
-def feddf(resources: Resources, settings: Settings, engine: Engine) -> Fusion:
+def feddf(resources: Resources, settings: Settings, engine: Engine, ask: Ask | None = None) -> Fusion:
     """Return the fusion of Lin, Kong, Stich, Jaggi, "Ensemble Distillation for Robust Model Fusion" (2020).
 
     The weights of each prototype's clients are averaged; then each prototype is distilled, on the unlabeled
     pool, from the ensemble of *all* clients, whatever their architecture. A prototype none of whose clients
     took part learns from the others too, starting from its previous weights.
 
-    The settings' sections ``fusion``, ``teachers`` and ``distill`` say how.
+    The settings' sections ``fusion``, ``teachers`` and ``distill`` say how. ``ask`` replaces the ensemble of the
+    clients' models, where teachers are of another kind.
     """
     rule = averaging_rule(resources, settings)
-    ask = ensemble(resources, settings, engine)
+    ask = ask or ensemble(resources, settings, engine)
     execution = of_students(settings.run, len(resources.prototypes), partial(_lone_threads, resources, settings))
     learn = partial(distilled, resources=resources, config=settings.distill, execution=execution)
 

@@ -61,10 +61,18 @@ def validation_accuracies(resources: Resources, engine: Engine, execution: Execu
 
 
 def drop_worst(
-    rule: DropRule, inner: Fusion, resources: Resources, engine: Engine, execution: Execution = Execution()
+    rule: DropRule,
+    inner: Fusion,
+    resources: Resources,
+    engine: Engine,
+    execution: Execution = Execution(),
+    measure: Accuracies | None = None,
 ) -> Fusion:
-    """Return ``inner`` for the clients that the rule leaves; if it would leave none, the best one is kept."""
-    validation, measure = resources.labelled, validation_accuracies(resources, engine, execution)
+    """Return ``inner`` for the clients that the rule leaves; if it would leave none, the best one is kept.
+
+    ``measure`` replaces the evaluation of the clients' models, where teachers are of another kind.
+    """
+    validation, measure = resources.labelled, measure or validation_accuracies(resources, engine, execution)
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         accuracies = measure(updates)

@@ -6,6 +6,7 @@
     metrics.jsonl                  one JSON object a round
     checkpoints/round-0003.safetensors, .sha256
     models/NAME.safetensors        the fused weights of each prototype, once the run has ended
+    config.json, README.md         how these are built and fed (feddf.load_model reads it), and a model card
 """
 
 from __future__ import annotations
