@@ -63,6 +63,7 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.runs.build import build as build
     from feddf.runs.run import run_experiment as run_experiment
     from feddf.runs.store import RunFolder as RunFolder
+    from feddf.runtime.execution import Execution as Execution
     from feddf.saved.folder import load_model as load_model
     from feddf.states import initial as initial
     from feddf.types import Client as Client
@@ -115,6 +116,7 @@ _HOMES = {
     "runs.build": "build",
     "runs.run": "run_experiment",
     "runs.store": "RunFolder",
+    "runtime.execution": "Execution",
     "saved.folder": "load_model",
 }
 _HOME = {name: f"feddf.{module}" for module, names in _HOMES.items() for name in names.split()}

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from feddf.cli.arguments import err_console
 from feddf.cli.data_sets import data_app
+from feddf.cli.doctor import doctor
 from feddf.cli.fusing import fuse, predict
 from feddf.cli.generators import generator_app
 from feddf.cli.reporting import config, list_presets, report
@@ -30,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for command in (run, resume, compare, report, config, reproduce, tune, bound, partition, fuse, predict):
+for command in (run, resume, compare, report, config, reproduce, tune, bound, partition, doctor, fuse, predict):
     app.command()(command)
 app.command("presets")(list_presets)
 app.add_typer(data_app, name="data")

@@ -27,8 +27,9 @@ generator_app = typer.Typer(
 )
 
 TRAIN = {"steps": "20000", "batch": "64", "rate": "0.0002", "width": "64", "seed": "0", "threads": "1"}
-FREE = {"every": "500", "folder": ""}
-"""Words that may change when a training goes on: they change none of its bytes."""
+FREE = {"every": "500", "folder": "", "device": "auto"}
+"""Words that may change when a training goes on. They change none of its bytes, or in case of the device the last bits:
+then there is a warning."""
 
 
 @generator_app.command()
@@ -43,7 +44,8 @@ def train(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[steps=20000] [batch=64] [rate=0.0002] [width=64] [seed=0] [threads=1] [every=500] [folder=DIR]",
+            metavar="[steps=20000] [batch=64] [rate=0.0002] [width=64] [seed=0] [threads=1] [every=500] [folder=DIR] "
+            "[device=auto]",
             help="How to train, and after how many steps to save.",
             show_default=False,
         ),
@@ -67,6 +69,7 @@ def train(
                 rate=rate,
                 seed=seed,
                 **whole,
+                device=own["device"],
                 checkpoint_every=every,
                 progress=progress,
                 complain=_warn,

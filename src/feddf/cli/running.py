@@ -70,7 +70,7 @@ def resume(
     experiment = parse(asked.model_dump(), overrides=overrides or [])
     if changed := differences(asked, experiment):
         raise StoreError(f"{run} was started with another configuration: {'; '.join(changed)}")
-    _check_versions(folder, strict)
+    _check_versions(folder, experiment, strict)
     parts = build(experiment)
     _say_progress(folder, experiment)
     _finish(parts, folder)
@@ -104,7 +104,7 @@ def compare(
     build(next(iter(experiments.values())))  # before any folder is made: a mistake leaves nothing behind
     for each, folder in variants.folders(experiments, target):
         if folder.records():
-            _check_versions(folder, strict=False)
+            _check_versions(folder, each, strict=False)
             _say_progress(folder, each)
         _run_to_the_end(build(each), folder)
     _compared(
@@ -151,8 +151,10 @@ def _say_progress(folder: RunFolder, experiment: Experiment) -> None:
 def _run_to_the_end(parts: Parts, folder: RunFolder, timeline: Profile | None = None) -> None:
     from feddf.cli.live import View, follow
     from feddf.runs.run import run_experiment
+    from feddf.runs.store import versions
 
     experiment = parts.experiment
+    out_console.print(f"device: {versions(experiment)['device']}", soft_wrap=True)
     done = len(folder.records())
     view = View(f"{experiment.name}, {experiment.fusion.method}, seed {experiment.seed}", experiment.rounds, done)
     try:
@@ -185,10 +187,10 @@ def _refuse_other_config(path: Path, experiment: Experiment) -> None:
         raise StoreError(f"{path} holds a run with another configuration: {'; '.join(changed)}")
 
 
-def _check_versions(folder: RunFolder, strict: bool) -> None:
+def _check_versions(folder: RunFolder, experiment: Experiment, strict: bool) -> None:
     from feddf.runs.store import StoreError, versions
 
-    then, now = folder.versions(), versions(folder.experiment())
+    then, now = {"device": "cpu", **folder.versions()}, versions(experiment)  # older runs knew no other device
     changed = [f"{key} {then.get(key, 'unknown')} -> {now[key]}" for key in now if then.get(key) != now[key]]
     if changed and strict:
         raise StoreError(f"{folder.path} was started under other versions ({', '.join(changed)}), refused by --strict")

@@ -31,6 +31,7 @@ from feddf.config.names import (
 )
 
 Kind = Literal["task", "method", "execution"]
+Precision = Literal["float32", "tf32", "bfloat16"]
 
 
 def key(
@@ -350,11 +351,28 @@ class FedMAConfig(Section):
 
 
 class RunConfig(Section):
-    """``[run]``: where the work is done, and what is kept of it. Threads and compilation change the last bits."""
+    """``[run]``: where the work is done, and what is kept of it.
+
+    Threads, compilation, precision and the kind of device change the last bits. The device may nevertheless change when
+    a run is resumed: then there is a warning, or with ``--strict`` a refusal.
+    """
 
     engine: Literal["processes", "in-process", "ray"] = key("processes", "where jobs run", kind="execution")
-    workers: int | None = key(None, "worker processes (default: one for each core)", kind="execution", ge=1)
+    workers: int | None = key(
+        None, "worker processes (default: one for each core, or two for each GPU)", kind="execution", ge=1
+    )
     ray_address: str | None = key(None, "a Ray cluster's host:port (default: one on this machine)", kind="execution")
+    device: str = key(
+        "auto",
+        "cpu, cuda, cuda:1, mps, xpu, ...; 'auto': the first accelerator that passes a self-test, else the CPU",
+        kind="execution",
+        pattern=r"^[a-z]+(:\d+)?$",
+        synonyms="gpu cuda accelerator",
+    )
+    precision: Precision = key(
+        "float32", "of matrix products in training and in answers; weights, means and losses stay in float32 or wider"
+    )
+    deterministic: bool = key(True, "on an accelerator, use only algorithms that give the same bits every time")
     threads: int | None = key(
         None,
         "torch threads of a student (default: 2 for one that learns alone and is not small, else 1)",

@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from feddf import evaluate
+from feddf.batches import batches
 from feddf.config.experiment import Settings
 from feddf.config.records import DistillationRecord
 from feddf.config.sections import DistillConfig
 from feddf.fusion.average import averaging_rule, start_from
 from feddf.fusion.distill import distill, held_out_score
 from feddf.fusion.early_stopping import Distilled
-from feddf.fusion.ensemble import Answers, Ask, ensemble
+from feddf.fusion.ensemble import Answers, Ask, AskedAgain, ensemble
 from feddf.outcomes import gather
+from feddf.runtime.device import CPU
 from feddf.runtime.execution import Execution, of_students
 from feddf.runtime.threads import threads, threads_for
 from feddf.seeds import derive, torch_generator
@@ -91,10 +93,10 @@ def distilled(
     pool = resources.pool
     assert pool is not None, "whoever has answers for a pool has the pool"
     kept, held_out = held_out_inputs(len(pool), config)
-    with threads(execution.threads):
+    with threads(execution.threads), execution.begun() as device:
         try:
-            score = score_of(resources, config, pool, held_out, student.answers)
-            candidates = [resources.prototypes[student.id].load(state) for state in student.starts]
+            score = score_of(resources, config, pool, held_out, student.answers, device)
+            candidates = [resources.prototypes[student.id].load(state, device) for state in student.starts]
             best = max(candidates, key=score) if score is not None and len(candidates) > 1 else candidates[0]
             return student.id, distill(
                 best,
@@ -120,14 +122,22 @@ def held_out_inputs(n: int, config: DistillConfig) -> tuple[Tensor, Tensor]:
 
 
 def score_of(
-    resources: Resources, config: DistillConfig, pool: Inputs, held_out: Tensor, answers: Answers
+    resources: Resources,
+    config: DistillConfig,
+    pool: Inputs,
+    held_out: Tensor,
+    answers: Answers,
+    device: torch.device = CPU,
 ) -> Score | None:
     """Return what a student is stopped by: validation accuracy, the loss on held-out inputs, or nothing."""
     if config.stop == "validation":
-        return partial(evaluate.accuracy, examples=resources.labelled)
+        return partial(evaluate.unread_accuracy, examples=resources.labelled)
     if config.stop == "steps":
         return None
-    expected = torch.cat([answers(chunk, pool.batch(chunk)) for chunk in held_out.split(config.batch)])
+    chunks = batches(pool.raw, held_out.split(config.batch), device)
+    expected = torch.cat([answers(chosen, pool.encode(raw)) for chosen, raw in chunks])
+    if isinstance(answers, AskedAgain):
+        answers.refuse_unfit()
     return held_out_score(pool, held_out, expected, config.temperature)
 
 

@@ -149,7 +149,7 @@ def _fused(
     fusion: Fusion = feddf(resources, settings, in_process, answered.ask)
     if ensemble.drop_worst != "none":
         rule = DROP_RULES[ensemble.drop_worst]
-        fusion = drop_worst(rule, fusion, resources, in_process, answered.accuracies)
+        fusion = drop_worst(rule, fusion, resources, in_process, measure=answered.accuracies)
     first = student.first if student.first is not None else initial(student.prototype, seed)
     averaged = {teacher.id for teacher in student.averaged}
     updates = [

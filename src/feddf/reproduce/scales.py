@@ -2,8 +2,8 @@
 
 ``paper`` is the paper's exact setting. ``cpu`` keeps what an artefact is about (the skew, the methods, the share of
 clients, the order of local epochs) on a smaller task: 8,000 images of CIFAR-10 or CIFAR-100 at 16×16, ten clients and
-fifteen rounds, a quarter of the local epochs, 150 distillation steps on batches of 64. ``smoke`` takes seconds, on data that come with
-packages, and only shows that everything runs.
+fifteen rounds, a quarter of the local epochs, 150 distillation steps on batches of 64. ``smoke`` takes seconds, on data
+that come with packages, and only shows that everything runs.
 """
 
 from __future__ import annotations

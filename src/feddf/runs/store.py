@@ -37,6 +37,8 @@ from feddf.runtime.atomic import (
     write_checked,
 )
 from feddf.runtime.compile import can_compile
+from feddf.runtime.device import described
+from feddf.runtime.execution import device_for
 from feddf.types import ServerState, State
 
 
@@ -48,7 +50,9 @@ def versions(settings: Settings) -> dict[str, str]:
     """Return what a model's bytes may depend on besides the configuration."""
     packages = {name: version(name) for name in ("feddf", "torch", "numpy")}
     found = {"python": platform.python_version(), **packages, "cpu": torch.backends.cpu.get_cpu_capability()}
-    return {**found, "steps": "compiled" if settings.run.compile and can_compile() else "eager"}
+    device = device_for(settings.run)
+    compiled = settings.run.compile and can_compile(device)
+    return {**found, "steps": "compiled" if compiled else "eager", "device": described(torch.device(device))}
 
 
 class RunFolder:
