@@ -33,7 +33,7 @@ def fuse(
         list[str] | None,
         typer.Argument(
             metavar="[OUT] [KEY=VALUE]...",
-            help="The folder to write, and values that replace those of the configuration, for instance distill.steps=1000.",
+            help="The folder to write, and values that replace others, for instance distill.steps=1000.",
             show_default=False,
         ),
     ] = None,
