@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from feddf.cli.arguments import err_console, number, out_console, split_words
+from feddf.cli.arguments import App, err_console, number, out_console, split_words
 from feddf.config.errors import ConfigError, FeddfError, first_line
 from feddf.config.names import DATASETS
 from feddf.runtime.atomic import write_atomically
@@ -22,7 +22,7 @@ from feddf.runtime.atomic import write_atomically
 if TYPE_CHECKING:
     from torch import Tensor
 
-generator_app = typer.Typer(
+generator_app = App(
     help="Train a generator of unlabeled images, and look at what it makes.", no_args_is_help=True
 )
 

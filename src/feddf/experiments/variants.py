@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from feddf.config import ConfigError, Experiment, differences, with_values
 from feddf.config.experiment import value_of
-from feddf.config.keys import default_of
+from feddf.config.keys import default_of, short
 from feddf.config.names import METHODS
 from feddf.runs.store import RunFolder, StoreError
 
@@ -58,21 +60,56 @@ def _parts(method: str) -> tuple[str, list[str]]:
     return name, parts
 
 
-def grid(experiment: Experiment, methods: Sequence[str], seeds: Sequence[int]) -> dict[str, Experiment]:
-    """Return the experiment for each seed and method, by the name of its folder."""
-    variants = {method: variant(experiment, method, methods) for method in methods}
-    return {
-        f"{method.replace(':', '.')}-seed{seed}": with_values(variants[method], {"seed": seed})
-        for seed in seeds
-        for method in variants
-    }
+@dataclass(frozen=True)
+class Variation:
+    """One run of a comparison: what was set (text such as "alpha=0.1", or nothing), the method and the experiment."""
+
+    setting: str
+    method: str
+    experiment: Experiment
+
+    @property
+    def folder(self) -> str:
+        """The name of its run folder."""
+        return "-".join(filter(None, [self.setting, self.method.replace(":", "."), f"seed{self.experiment.seed}"]))
 
 
-def folders(experiments: Mapping[str, Experiment], out: Path) -> Iterator[tuple[Experiment, RunFolder]]:
-    """Yield each experiment with its run folder below ``out``; one that is there is continued, if it is the same."""
-    there = {name: (out / name / "config.toml").exists() for name in experiments}
-    for name, experiment in experiments.items():
-        if there[name] and (changed := differences(RunFolder.open(out / name).experiment(), experiment)):
-            raise StoreError(f"{out / name} holds a run with another configuration: {'; '.join(changed)}")
-    for name, experiment in experiments.items():
-        yield experiment, RunFolder.open(out / name) if there[name] else RunFolder.create(out / name, experiment)
+def grid(
+    experiment: Experiment,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    swept: Mapping[str, Sequence[Any]] | None = None,
+) -> list[Variation]:
+    """Return the experiment for each setting of the swept keys, each seed and each method."""
+    swept = swept or {}
+    found = []
+    for values in product(*swept.values()):
+        setting = dict(zip(swept, values, strict=True))
+        label = ",".join(f"{short(key)}={value}" for key, value in setting.items())
+        variants = {method: variant(with_values(experiment, setting), method, methods) for method in methods}
+        found += [
+            Variation(label, method, with_values(variants[method], {"seed": seed}))
+            for seed in seeds
+            for method in variants
+        ]
+    return found
+
+
+def folders(variations: Sequence[Variation], out: Path) -> Iterator[tuple[Variation, RunFolder, list[str]]]:
+    """Yield each variation with its run folder below ``out`` and what should be said about it.
+
+    A folder that is there is continued, if its run is the same or shorter.
+    """
+    there = {one.folder: (out / one.folder / "config.toml").exists() for one in variations}
+    for one in variations:  # all of them before any is run
+        if there[one.folder]:
+            old = RunFolder.open(out / one.folder).experiment()
+            longer = ["rounds"] if one.experiment.rounds >= old.rounds else []
+            if changed := differences(old, one.experiment, also_free=longer):
+                raise StoreError(f"{out / one.folder} holds a run with another configuration: {'; '.join(changed)}")
+    for one in variations:
+        if there[one.folder]:
+            folder = RunFolder.open(out / one.folder)
+            yield one, folder, folder.continue_as(one.experiment)
+        else:
+            yield one, RunFolder.create(out / one.folder, one.experiment), []

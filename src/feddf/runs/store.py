@@ -23,7 +23,7 @@ import safetensors.torch
 import tomli_w
 import torch
 
-from feddf.config import ConfigError, Experiment, Record, Settings, parse
+from feddf.config import ConfigError, Experiment, Record, Settings, differences, parse
 from feddf.config.errors import FeddfError
 from feddf.config.experiment import S
 from feddf.runtime.atomic import (
@@ -92,6 +92,26 @@ class RunFolder:
         if "flower" in self._config():
             raise StoreError(f"{self.path} is a run over Flower; start its server app again and it goes on")
         return self.settings(Experiment)
+
+    def continue_as(self, experiment: Experiment) -> list[str]:
+        """Take more rounds than the run was started with; refuse any other change that would change its result.
+
+        No choice of a round depends on how many are planned, so the models are those of a run that had been given as
+        many rounds from the start. Only a fusion of the user's own may look at them: return a warning for it.
+        """
+        asked = self.experiment()
+        if changed := differences(asked, experiment, also_free=["rounds"]):
+            raise StoreError(f"{self.path} was started with another configuration: {'; '.join(changed)}")
+        done = max((record["round"] for record in self.records()), default=0)
+        if experiment.rounds < max(done, 1):
+            raise StoreError(f"{self.path}: rounds = {experiment.rounds}: {done} rounds are done already")
+        if experiment.rounds == asked.rounds:
+            return []
+        with self.locked():
+            text = tomli_w.dumps({**self._config(), "rounds": experiment.rounds})
+            write_atomically(self.path / "config.toml", text.encode())
+        own = experiment.fusion.method
+        return [f"bytes may differ from a run of {experiment.rounds} rounds if {own} looks at rounds"] if ":" in own else []
 
     def versions(self) -> dict[str, str]:
         """Return the versions that the run was started with."""
