@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from rich.console import Console
@@ -15,6 +15,9 @@ from typer.core import TyperArgument, TyperCommand
 from feddf.config.errors import ConfigError
 
 out_console, err_console = Console(), Console(stderr=True)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Command(TyperCommand):
@@ -31,7 +34,7 @@ class Command(TyperCommand):
 class App(typer.Typer):
     """A group of such commands."""
 
-    def command(self, name: str | None = None, **rest: Any) -> Any:
+    def command(self, name: str | None = None, **rest: Any) -> Callable[[F], F]:
         """Return a decorator that adds a command."""
         return super().command(name, **{"cls": Command, **rest})
 

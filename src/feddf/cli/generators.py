@@ -22,9 +22,7 @@ from feddf.runtime.atomic import write_atomically
 if TYPE_CHECKING:
     from torch import Tensor
 
-generator_app = App(
-    help="Train a generator of unlabeled images, and look at what it makes.", no_args_is_help=True
-)
+generator_app = App(help="Train a generator of unlabeled images, and look at what it makes.", no_args_is_help=True)
 
 TRAIN = {"steps": "20000", "batch": "64", "rate": "0.0002", "width": "64", "seed": "0", "threads": "1"}
 FREE = {"every": "500", "folder": ""}

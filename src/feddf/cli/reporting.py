@@ -150,10 +150,7 @@ def config(
     found = find(word) if word else list(all_keys().values())
     if as_json:
         print_json(
-            {
-                key.name: {"default": key.shown_default, "allowed": key.allowed, "meaning": key.meaning}
-                for key in found
-            }
+            {key.name: {"default": key.shown_default, "allowed": key.allowed, "meaning": key.meaning} for key in found}
         )
         return
     out_console.print(_explained(found), soft_wrap=False)

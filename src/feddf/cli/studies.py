@@ -12,7 +12,18 @@ import tomli_w
 import typer
 from rich.table import Table
 
-from feddf.cli.arguments import AsJson, NameOrFile, Out, number, numbers, out_console, print_json, share, split_words, unused
+from feddf.cli.arguments import (
+    AsJson,
+    NameOrFile,
+    Out,
+    number,
+    numbers,
+    out_console,
+    print_json,
+    share,
+    split_words,
+    unused,
+)
 from feddf.config.errors import ConfigError
 from feddf.config.presets import presets, read
 from feddf.runtime.atomic import write_atomically

@@ -47,7 +47,8 @@ def from_torch(
 def from_image_folder(path: str | Path, *, image_size: int | None = None) -> Dataset:
     """Return the images of a folder in torchvision's ``ImageFolder`` layout: a folder for each class.
 
-    With ``train`` and ``test`` (or ``val``) on top, those are the parts. ``folder:PATH`` in a configuration is the same.
+    With ``train`` and ``test`` (or ``val``) on top, those are the parts. In a configuration, ``folder:PATH`` is
+    the same.
     """
     try:
         return image_folder(path, DataConfig(name=f"folder:{path}", image_size=image_size))
@@ -76,7 +77,7 @@ def from_hugging_face(
         dataset = dataset["train"]
     label = label or _named(dataset, LABELS, "label")
     column = column or _inputs_of(dataset, label)
-    names = tuple(getattr(dataset.features[label], "names", None) or ())
+    names = tuple(getattr(dataset.features.get(label), "names", None) or ())
     parts = [None if part is None else _columns(part, column, label) for part in (dataset, test)]
     assert parts[0] is not None
     return _dataset(name, parts[0], parts[1], names, flips)
@@ -113,7 +114,7 @@ def _tensor(one: Any) -> Tensor:
     if isinstance(one, str):
         raise ConfigError.at("input", one, "is text; tokenize it first, and name the column of token ids")
     is_image = hasattr(one, "getbands")  # PIL's
-    array = np.asarray(one.convert("RGB") if is_image and one.mode not in ("L", "RGB") else one)
+    array = np.array(one.convert("RGB") if is_image and one.mode not in ("L", "RGB") else one)
     if is_image:
         array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
     elif array.dtype == np.float64:
@@ -144,7 +145,7 @@ def _named(dataset: Any, wanted: Sequence[str], what: str) -> str:
 
 def _inputs_of(dataset: Any, label: str) -> str:
     others = [name for name in dataset.column_names if name != label]
-    images = [name for name in others if type(dataset.features[name]).__name__ == "Image"]
+    images = [name for name in others if type(dataset.features.get(name)).__name__ == "Image"]
     if len(others) == 1 or len(images) == 1:
         return str((images or others)[0])
     raise ConfigError(f"which column holds the inputs? column=... is one of {', '.join(others)}")

@@ -116,7 +116,8 @@ def table(trials: Sequence[Trial], best: Trial) -> Comparison:
             rows.append([*setting, "failed", trial.failure[:60], ""])
             numbers.append({**values, "failure": trial.failure})
             continue
-        for measure, found in (("validation", map(validation, trial.runs)), ("test", (r.curve()[-1] for r in trial.runs))):
+        tests = [run.curve()[-1] for run in trial.runs]
+        for measure, found in (("validation", [validation(run) for run in trial.runs]), ("test", tests)):
             in_percent = statistics([100 * value for value in found])
             numbers.append({**values, "measure": f"{measure} accuracy in %", **in_percent, "best": int(trial is best)})
         scores = [spread([validation(run) for run in trial.runs]), spread([run.curve()[-1] for run in trial.runs])]

@@ -9,6 +9,7 @@ from functools import wraps
 from math import ceil, isnan
 from pathlib import Path
 from statistics import fmean, stdev
+from textwrap import fill
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import matplotlib
@@ -44,7 +45,8 @@ STYLE = {
     "svg.hashsalt": "feddf",  # the same picture has the same bytes
 }
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 Which = Literal["averaged", "fused"]
 
 
@@ -92,11 +94,11 @@ def learning_curves(runs: Sequence[Run], path: Path) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         longest = max(len(run.records) for run in runs)
         axes.set_xlim(0.5, max(longest, 1) + 0.5) if longest < 3 else None
-    _fit(grid[: len(names)], "test accuracy in %")
+    _fit(list(grid[: len(names)]), "test accuracy in %")
     for axes in grid[len(names) :]:
         axes.axis("off")
     _legend(figure, grid[0])
-    figure.suptitle(_title(runs), fontsize=10)
+    figure.suptitle(fill(_title(runs), int(13 * figure.get_figwidth())), fontsize=9)
     _save(figure, path)
 
 
@@ -181,7 +183,8 @@ def sweep(runs: Sequence[Run], name: str, path: Path) -> None:
     last = min(len(run.records) for run in runs)
     figure = Figure(figsize=(5.5, 3.8), layout="constrained")
     axes = figure.subplots()
-    for colour, method in zip(COLOURS * len(runs), dict.fromkeys(_method_besides(run, name) for run in runs), strict=False):
+    methods = dict.fromkeys(_method_besides(run, name) for run in runs)
+    for colour, method in zip(COLOURS * len(methods), methods, strict=False):
         points: dict[float, list[float]] = {}
         for run in runs:
             if _method_besides(run, name) == method:
@@ -198,7 +201,7 @@ def sweep(runs: Sequence[Run], name: str, path: Path) -> None:
     axes.set_xlabel(f"{short(name)} ({all_keys()[name].meaning})")
     _fit([axes], f"test accuracy in % after round {last}")
     _legend(figure, axes)
-    axes.set_title(_title(runs))
+    axes.set_title(fill(_title(runs), 70))
     _save(figure, path)
 
 
@@ -264,35 +267,40 @@ def decision_regions(
 
 
 @styled
-def partition_dots(
-    panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path, classes: Sequence[str] = ()
-) -> None:
+def partition_dots(panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path, classes: Sequence[str] = ()) -> None:
     """Draw who holds what: a dot for every client and class, its area proportional to the number of examples.
 
     One panel for each ``(title, clients × classes counts)``, as in the paper's Figures 2 and 9. The largest dot of all
     panels just fills its cell.
     """
     n_clients, n_classes = panels[0][1].shape
-    cell = min(0.3, 5 / max(n_clients, n_classes))  # inches
-    size = max(2.6, cell * n_clients + 1.3), max(2.4, cell * n_classes + 1.2)
-    figure = Figure(figsize=(size[0] * len(panels), size[1]), layout="constrained")
+    names = list(classes) or [str(one) for one in range(n_classes)]
+    cell = min(max(0.3, 3 / n_clients), 5 / max(n_clients, n_classes))  # inches, as all lengths here
+    wide, high = cell * (n_clients + 0.4), cell * (n_classes + 0.4)
+    left, below, above, between = 0.5 + 0.07 * max(map(len, names)), 0.75, 0.35, 0.25
+    total = left + len(panels) * (wide + between), below + high + above
+    figure = Figure(figsize=total)
     most = max(int(counts.max()) for _, counts in panels)
-    drawn = np.ravel(figure.subplots(1, len(panels), sharey=True, squeeze=False))
+    drawn = [
+        figure.add_axes(
+            ((left + number * (wide + between)) / total[0], below / total[1], wide / total[0], high / total[1])
+        )
+        for number in range(len(panels))
+    ]
     for number, (axes, (title, counts)) in enumerate(zip(drawn, panels, strict=True)):
         held = np.argwhere(counts)
         diameters = 0.95 * np.sqrt(counts[held[:, 0], held[:, 1]] / most)
-        axes.add_collection(
-            EllipseCollection(
-                diameters, diameters, np.zeros(len(held)), units="xy", offsets=held, transOffset=axes.transData,
-                facecolor=COLOURS[number % len(COLOURS)],
-            )
+        dots = EllipseCollection(
+            diameters, diameters, np.zeros(len(held)), units="xy", offsets=held, transOffset=axes.transData,
+            facecolor=COLOURS[number % len(COLOURS)],
         )  # fmt: skip
-        axes.set(xlim=(-0.7, n_clients - 0.3), ylim=(-0.7, n_classes - 0.3), aspect="equal")
+        axes.add_collection(dots)
+        axes.set(xlim=(-0.7, n_clients - 0.3), ylim=(-0.7, n_classes - 0.3))
         axes.set(title=title, xlabel="client", ylabel="class" if number == 0 else "")
         _whole_ticks(axes.xaxis, [str(client) for client in range(n_clients)])
-        _whole_ticks(axes.yaxis, list(classes) or [str(one) for one in range(n_classes)])
+        _whole_ticks(axes.yaxis, names if number == 0 else [""] * n_classes)
         axes.set_axisbelow(True)
-    figure.supxlabel(f"the area of a dot is the number of examples; the largest: {most}", fontsize=8)
+    figure.text(0.5, 0.1 / total[1], f"area of a dot: number of examples; the largest is {most}", ha="center", size=8)
     _save(figure, path)
 
 

@@ -13,7 +13,6 @@ from rich.table import Table
 
 from feddf.report.read import ReportError, Run, differing, setting
 
-
 WHICH: tuple[Literal["averaged"], Literal["fused"]] = ("averaged", "fused")
 
 
@@ -48,10 +47,7 @@ def results(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "round": run.rounds[-1] if run.records else 0,
             "rounds": run.value("rounds"),
             "differs": {name: run.config.get(name) for name in keys},
-            "models": {
-                name: {which: _known(run.curve(name, which)[-1]) for which in WHICH}
-                for name in run.prototypes
-            },
+            "models": {name: {which: _known(run.curve(name, which)[-1]) for which in WHICH} for name in run.prototypes},
             "ensemble": _known(run.ensemble()[-1]) if run.records else None,
             "seconds": run.seconds(),
         }

@@ -111,7 +111,8 @@ class RunFolder:
             text = tomli_w.dumps({**self._config(), "rounds": experiment.rounds})
             write_atomically(self.path / "config.toml", text.encode())
         own = experiment.fusion.method
-        return [f"bytes may differ from a run of {experiment.rounds} rounds if {own} looks at rounds"] if ":" in own else []
+        warning = f"bytes may differ from a run of {experiment.rounds} rounds if {own} looks at rounds"
+        return [warning] if ":" in own else []
 
     def versions(self) -> dict[str, str]:
         """Return the versions that the run was started with."""
