@@ -18,6 +18,7 @@ from feddf.cli.reporting import config, list_presets, report
 from feddf.cli.reproducing import reproduce
 from feddf.cli.running import compare, resume, run
 from feddf.cli.studies import bound, partition, tune
+from feddf.cli.watching import watch
 from feddf.config.errors import FeddfError
 from feddf.runtime.allocator import keep_freed_memory
 
@@ -30,7 +31,7 @@ app = App(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for command in (run, resume, compare, report, config, reproduce, tune, bound, partition):
+for command in (run, resume, compare, watch, report, config, reproduce, tune, bound, partition):
     app.command()(command)
 app.command("presets")(list_presets)
 app.add_typer(data_app, name="data")

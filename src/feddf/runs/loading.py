@@ -41,9 +41,7 @@ def named(key: str, name: str, data: DataConfig) -> object:
     except Exception as error:  # a function of the user's own may fail in any way
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if place.filename == __file__ else f" ({place.filename}, line {place.lineno})"
-        allowed = (
-            f"must be a function of [data] that returns a feddf.Dataset; it raised {reason(error)}{where}"
-        )
+        allowed = f"must be a function of [data] that returns a feddf.Dataset; it raised {reason(error)}{where}"
         raise ConfigError.at(key, name, allowed) from error
 
 

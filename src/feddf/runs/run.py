@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from feddf.config import Record
+from feddf.data.partition import class_counts
 from feddf.engines.open import open_engines
 from feddf.engines.wrappers import Profile, Watch, unwatched, watched
 from feddf.rounds import run_rounds
@@ -29,6 +30,8 @@ def run_experiment(
         saved, _ = folder.latest()
         server = saved or parts.server
         folder.forget_after(server.round)
+        counts = class_counts(task.train.labels, task.shards, task.train.n_classes)
+        folder.describe_partition(counts.tolist(), task.data.classes)
 
         def staged(engine: Engine, stage: str) -> Engine:
             return watched(profile.engine(engine, stage) if profile else engine, watch, stage)

@@ -4,6 +4,7 @@
 
     config.toml                    the complete configuration, and the versions that it ran with
     metrics.jsonl                  one JSON object a round
+    partition.json                 how many examples of each class every simulated client has
     checkpoints/round-0003.safetensors, .sha256
     models/NAME.safetensors        the fused weights of each prototype, once the run has ended
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import platform
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -130,6 +131,11 @@ class RunFolder:
         """Hold the folder for one server: a second one is refused. The lock ends with the process."""
         with held(self.path / "lock", StoreError(f"another process is running in {self.path}")):
             yield
+
+    def describe_partition(self, counts: Sequence[Sequence[int]], classes: Sequence[str]) -> None:
+        """Write down who holds what: one row of counts a client, for pictures."""
+        found = {"classes": list(classes), "counts": counts}
+        write_atomically(self.path / "partition.json", json.dumps(found).encode())
 
     def append(self, record: Record) -> None:
         """Add a round's record to the log, on disk when this returns."""
