@@ -34,7 +34,7 @@
   const percent = (value) => (value === null || value === undefined ? "–" : (100 * value).toFixed(1));
   const colour = (index) => (dark() ? DARK : LIGHT)[index % LIGHT.length];
   const visible = () => data.runs.filter((run) => shown.has(run.path));
-  const colourOf = (run) => colour(data.runs.indexOf(run));
+  const colourOf = (run) => (shown.has(run.path) ? colour(visible().indexOf(run)) : "transparent");
 
   function swatch(run) {
     const dot = make("span", { class: "swatch", "aria-hidden": "true" });
@@ -44,6 +44,7 @@
 
   function duration(seconds) {
     if (seconds === null || seconds === undefined) return "–";
+    if (seconds < 10) return `${seconds.toFixed(1)} s`;
     if (seconds < 90) return `${Math.round(seconds)} s`;
     if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
     return `${(seconds / 3600).toFixed(1)} h`;
@@ -61,7 +62,11 @@
     const rows = data.runs.map((run) => {
       const box = make("input", {
         type: "checkbox", checked: shown.has(run.path), "aria-label": `show ${run.name}`,
-        onchange: (event) => { event.target.checked ? shown.add(run.path) : shown.delete(run.path); drawShown(); },
+        onchange: (event) => {
+          if (event.target.checked) shown.add(run.path);
+          else shown.delete(run.path);
+          redraw();
+        },
       });
       const time = run.state === "finished" ? "–" : duration(run.seconds_left);
       return make("tr", {},
@@ -115,11 +120,13 @@
     const ink = getComputedStyle(root).getPropertyValue("--faint").trim();
     const grid = { stroke: getComputedStyle(root).getPropertyValue("--line").trim(), width: 1 };
     const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif" };
+    const entries = new Map(runs.map((run) => [run, make("li", {}, swatch(run), `${run.name}: `)]));
     const items = found.map((one) => {
       const value = make("b", {});
-      legend.append(make("li", {}, swatch(one.run), `${one.run.name}, ${one.which} `, value));
+      entries.get(one.run).append(`${one.which} `, value);
       return value;
     });
+    legend.append(...entries.values());
     const say = (index) => items.forEach((item, i) => {
       const value = index === null || index === undefined ? last(found[i].values.filter((v) => v !== null)) : found[i].values[index];
       item.textContent = value === null || value === undefined ? "–" : `${value.toFixed(1)} %`;
@@ -254,6 +261,13 @@
     drawDetails();
   }
 
+  function redraw() { // all, and the focus stays on the box that had it
+    const focused = document.activeElement && document.activeElement.getAttribute("aria-label");
+    drawRuns();
+    drawShown();
+    if (focused) [...document.querySelectorAll("input")].find((box) => box.getAttribute("aria-label") === focused)?.focus();
+  }
+
   function update(found) {
     const known = new Set(data.runs.map((run) => run.path));
     const added = found.runs.filter((run) => !known.has(run.path));
@@ -264,11 +278,8 @@
     } else {
       for (const run of added) shown.add(run.path); // a run that begins while one looks
     }
-    const focused = document.activeElement && document.activeElement.getAttribute("aria-label");
     drawProblems();
-    drawRuns();
-    drawShown();
-    if (focused) [...document.querySelectorAll("input")].find((box) => box.getAttribute("aria-label") === focused)?.focus();
+    redraw();
   }
 
   const clock = () => new Date().toLocaleTimeString();
@@ -298,7 +309,7 @@
 
   function setTheme(theme) {
     root.dataset.theme = theme;
-    if (shown !== null) { drawRuns(); drawShown(); }
+    if (shown !== null) redraw();
   }
 
   const prefers = matchMedia("(prefers-color-scheme: dark)");
@@ -309,8 +320,8 @@
   document.addEventListener("keydown", (event) => {
     if (event.key === "t" && !event.ctrlKey && !event.metaKey && !event.altKey && event.target.tagName !== "SELECT") turn();
   });
-  byId("all").addEventListener("click", () => { shown = new Set(data.runs.map((run) => run.path)); drawRuns(); drawShown(); });
-  byId("none").addEventListener("click", () => { shown = new Set(); drawRuns(); drawShown(); });
+  byId("all").addEventListener("click", () => { shown = new Set(data.runs.map((run) => run.path)); redraw(); });
+  byId("none").addEventListener("click", () => { shown = new Set(); redraw(); });
   byId("every-key").addEventListener("change", drawKeys);
   byId("which").addEventListener("change", drawDetails);
   for (const box of document.querySelectorAll('input[name="line"]')) box.addEventListener("change", drawCharts);

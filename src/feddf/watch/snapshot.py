@@ -91,9 +91,7 @@ def _happened(record: Mapping[str, Any]) -> Json:
     accuracies, dropped = record.get("accuracy_of_clients") or {}, record.get("dropped", [])
     return {
         "clients": [_text(name) for name in record.get("clients", [])],
-        "dropped": [
-            {"client": _text(one["client"]), "reason": _text(one["reason"])} for one in record.get("dropped", [])
-        ],
+        "dropped": [{"client": _text(one["client"]), "reason": _text(one["reason"])} for one in dropped],
         "worst": [_text(name) for name in _worst(record)],
         "attempts": int(record.get("attempts", 1)),
         "accuracies": {_text(name): _number(value) for name, value in accuracies.items()},
