@@ -96,10 +96,12 @@
     const prototypes = [...new Set(runs.flatMap((run) => run.prototypes))];
     byId("charts").replaceChildren();
     if (!prototypes.length) byId("charts").append(make("p", {}, "No round is finished yet."));
-    for (const prototype of prototypes) drawChart(prototype, runs.filter((run) => run.prototypes.includes(prototype)));
+    const figures = prototypes.map((name) => make("figure", {}, make("figcaption", {}, name)));
+    byId("charts").append(...figures); // all of them first: the width of each depends on how many there are
+    prototypes.forEach((name, i) => drawChart(figures[i], name, runs.filter((run) => run.prototypes.includes(name))));
   }
 
-  function drawChart(prototype, runs) {
+  function drawChart(figure, prototype, runs) {
     const length = Math.max(...runs.map((run) => run.done));
     const rounds = Array.from({ length }, (_, i) => i + 1);
     const found = [];
@@ -116,14 +118,14 @@
     const ends = found.map((one) => `${one.run.name} ${one.which} ${(last(one.values.filter((v) => v !== null)) ?? 0).toFixed(1)} %`);
     box.setAttribute("role", "img");
     box.setAttribute("aria-label", `${prototype}: ${ends.join("; ")}`);
-    byId("charts").append(make("figure", {}, make("figcaption", {}, prototype), box, legend));
+    figure.append(box, legend);
     const ink = getComputedStyle(root).getPropertyValue("--faint").trim();
     const grid = { stroke: getComputedStyle(root).getPropertyValue("--line").trim(), width: 1 };
     const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif" };
-    const entries = new Map(runs.map((run) => [run, make("li", {}, swatch(run), `${run.name}: `)]));
+    const entries = new Map(runs.map((run) => [run, make("li", {}, swatch(run), ` ${run.name}:`)]));
     const items = found.map((one) => {
       const value = make("b", {});
-      entries.get(one.run).append(`${one.which} `, value);
+      entries.get(one.run).append(` ${one.which} `, value);
       return value;
     });
     legend.append(...entries.values());
@@ -197,7 +199,7 @@
     const everyone = [...new Set(rounds.flatMap((one) => [...one.clients, ...one.dropped.map((lost) => lost.client)]))].sort();
     const clients = everyone.slice(0, MOST_CLIENTS);
     const logged = rounds.some((one) => Object.keys(one.accuracies).length);
-    byId("clients-note").textContent = (logged ? "The number is the client's own test accuracy in %." : "● took part")
+    byId("clients-note").textContent = (logged ? "a number is the client's own test accuracy in %" : "● took part")
       + "; ✕ dropped or refused; ○ left out by drop-worst"
       + (first ? `; the last ${MOST_ROUNDS} rounds` : "")
       + (everyone.length > clients.length ? `; ${MOST_CLIENTS} of ${everyone.length} clients` : "");
@@ -229,7 +231,7 @@
     const counts = partition.counts.slice(0, MOST_CLIENTS), classes = counts[0].length;
     const most = Math.max(1, ...counts.flat()), cell = classes > 40 ? 10 : 20;
     const left = 16 + 7 * Math.max(3, ...partition.classes.map((name) => name.length));
-    const svg = draw("svg", { width: left + counts.length * cell + 10, height: classes * cell + 44, role: "img",
+    const svg = draw("svg", { width: Math.max(left + 300, left + counts.length * cell + 10), height: classes * cell + 44, role: "img",
       "aria-label": `${counts.length} clients, ${classes} classes; the largest dot is ${most} examples` });
     counts.forEach((row, client) => {
       const x = left + (client + 0.5) * cell;
