@@ -1,8 +1,9 @@
 """Every block of code in the pages for users is run, page by page, in an empty folder.
 
-Blocks of Python share one program, commands (``sh``) are given to the command line in this process, with the work done in
-this process too (worker processes would take seconds each to start), and a block with a title is a file. What cannot be run
-here (installations, hours of work) is in blocks called ``console``; of these, the commands must exist.
+Blocks of Python share one program, commands (``sh``) are given to the command line in this process, and a block with a
+title is a file. The work is done in this process too, with five steps of distillation: worker processes would take
+seconds each to start. What cannot be run here (installations, hours of work) is in blocks called ``console``; of these,
+the commands must exist.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def commands(block: str) -> list[list[str]]:
 
 def call(words: list[str]) -> None:
     assert words[0] == "feddf", f"only feddf is run: {words}"
+    given = {word.partition("=")[0] for word in words}
     own = ["engine=in-process"] if words[1] in RUNS else []
+    own += ["distill.steps=5"] if words[1] in ("run", "compare") and not given & {"distill.steps", "steps"} else []
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = cli.guarded(lambda: cli.app([*words[1:], *own], standalone_mode=False))

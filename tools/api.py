@@ -1,6 +1,6 @@
 """Write docs/api.md: the names that ``import feddf`` offers, from their own signatures and docstrings.
 
-    python tools/api.py
+python tools/api.py
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def text_of(name: str) -> str:
             signature = "(...)"
     else:
         signature = ""
-    if len(signature) > 160 or "**data" in signature or "object at 0x" in signature:
+    if len(signature) > 160 or "**data" in signature or " at 0x" in signature:
         signature = "(...)"
     examples = re.split(r"(?m)^(?=>>> )", doc, maxsplit=1)
     body = examples[0].strip()

@@ -222,7 +222,7 @@ def _run_to_the_end(
     view = View(f"{title}, seed {experiment.seed}", experiment.rounds, done)
     console = Console(quiet=True) if quiet else out_console
     try:
-        follow(run_experiment(parts, folder, view.watch, timeline), view, console)
+        follow(run_experiment(parts, folder, view.watch, timeline, lambda text: _warn([text])), view, console)
     except KeyboardInterrupt:
         again = again or f"feddf resume {shlex.quote(str(folder.path))}"
         err_console.print(f"stopped; finished rounds are safe. Continue with: {again}", soft_wrap=True, highlight=False)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from feddf.config import Record
+from feddf.config.keys import flat
 from feddf.data.partition import class_counts
 from feddf.engines.open import open_engines
 from feddf.engines.wrappers import Profile, Watch, unwatched, watched
@@ -14,11 +16,16 @@ from feddf.runs.build import Parts
 from feddf.runs.record import Recorder
 from feddf.runs.spool import DiskSpool
 from feddf.runs.store import RunFolder
+from feddf.runs.trackers import tracking
 from feddf.types import Client, Engine, Round, ServerState
 
 
 def run_experiment(
-    parts: Parts, folder: RunFolder, watch: Watch = unwatched, profile: Profile | None = None
+    parts: Parts,
+    folder: RunFolder,
+    watch: Watch = unwatched,
+    profile: Profile | None = None,
+    complain: Callable[[str], None] = warnings.warn,
 ) -> Iterator[Record]:
     """Run the rounds that the folder does not hold yet; yield each round's record once it is safe on disk.
 
@@ -48,9 +55,13 @@ def run_experiment(
             spool=DiskSpool(folder.spool),
         )
         planned = islice(rounds, experiment.rounds - server.round)
-        yield from recorded(
-            planned, server, folder, recorder, parts.federation.clients, experiment.run.keep_checkpoints
-        )
+        config = flat(experiment.model_dump(mode="json", exclude_none=True))
+        with tracking(experiment.run.track, folder.path, config, server.round, complain) as track:
+            for record in recorded(
+                planned, server, folder, recorder, parts.federation.clients, experiment.run.keep_checkpoints
+            ):
+                track(record)
+                yield record
 
 
 def recorded(
