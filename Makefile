@@ -3,12 +3,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 SEEDS ?= 0
 
-.PHONY: help demo test lint bench soak deploy-test clean
+.PHONY: help demo test lint docs bench soak deploy-test clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo           FedAvg and FedDF on embedded digits, side by side (about a minute; SEEDS=0,1,2 for three)"
 	@echo "make test           ruff, mypy, import-linter and pytest"
+	@echo "make docs           the documentation site, in site/"
 	@echo "make soak           the long forms of the tests: many kills, Ray, Flower's simulation, compiled steps"
 	@echo "make bench          the speed tables (70 minutes on a quiet machine; ONLY=local for one part)"
 	@echo "make deploy-test    a real Flower deployment on this machine: TLS, registered keys, accidents, intruders (5 minutes)"
@@ -26,6 +27,13 @@ help:
 
 demo: .venv/demo
 	$(BIN)/feddf compare demo seeds=$(SEEDS)
+
+.venv/docs: .venv/demo
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: .venv/docs
+	$(BIN)/zensical build --strict --clean
 
 soak: .venv/dev
 	FEDDF_SOAK=1 $(BIN)/pytest
@@ -46,4 +54,4 @@ test: lint
 	$(BIN)/pytest
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
