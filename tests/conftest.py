@@ -18,13 +18,16 @@ from feddf.models.mlp import MLP
 from feddf.rounds import Federation
 from feddf.states import initial
 from feddf.types import Client, Examples, Inputs, LocalTrain, Prototype, Resources, ServerState
+from pretend_device import registered
 
 SHAPE, CLASSES = (1, 8, 8), 3
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["OMP_NUM_THREADS"] = "1"  # for subprocesses: several at once must not fight for the cores
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what the tests compare bit by bit is the CPU's
 torch.set_num_threads(1)
+registered()  # before the first backward pass, in which torch makes a queue for each device that it knows
 hypothesis_settings.register_profile("feddf", deadline=None)  # torch warms up in the first example
 hypothesis_settings.load_profile("feddf")
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import make_tiny
-from feddf.admit import LARGEST, admit
+from feddf.admit import LARGEST, MOST_CLASSES, MOST_EXAMPLES, MOST_METRICS, MOST_STEPS, admit
 from feddf.models.cnn import CNN
 from feddf.states import initial
 from feddf.types import Client, Failure, Job, Prototype, Update
@@ -139,3 +139,66 @@ def test_only_sane_numbers_get_through(key: str, value: float, data: st.DataObje
     tensor.view(-1)[data.draw(st.integers(0, tensor.numel() - 1))] = stored
     sane = abs(float(stored)) <= LARGEST and not (key.endswith("running_var") and stored < 0)
     assert (admit(changed(key, tensor), JOBS) is None) == sane
+
+
+def test_the_limits_themselves_are_allowed() -> None:
+    """What is just within the limits passes; what is just beyond does not."""
+    counter = "features.1.num_batches_tracked"
+    stranger = {**JOBS, "c0": replace(JOBS["c0"], client=replace(JOBS["c0"].client, indices=None))}
+    allowed = [
+        changed(counter, torch.tensor(MOST_STEPS)),
+        changed(counter, torch.tensor(0)),
+        replace(GOOD, class_counts=(20, 0)),
+        replace(GOOD, class_counts=(20, *[0] * (MOST_CLASSES - 1))),
+        replace(GOOD, metrics={f"m{k}": 0.0 for k in range(MOST_METRICS)}),
+        replace(GOOD, n_examples=MOST_EXAMPLES),
+    ]
+    assert [admit(update, stranger) for update in allowed] == [None] * len(allowed)
+    beyond = [
+        changed(counter, torch.tensor(MOST_STEPS + 1)),
+        replace(GOOD, class_counts=(20,)),
+        replace(GOOD, class_counts=(20, *[0] * MOST_CLASSES)),
+        replace(GOOD, metrics={f"m{k}": 0.0 for k in range(MOST_METRICS + 1)}),
+        replace(GOOD, n_examples=MOST_EXAMPLES + 1),
+        replace(GOOD, n_examples=0),
+    ]
+    assert all(isinstance(admit(update, stranger), Failure) for update in beyond)
+
+
+def test_an_empty_tensor_hides_nothing_behind_it() -> None:
+    manifest = {"empty": torch.zeros(0), "w": torch.zeros(1)}
+    job = replace(JOBS["c0"], state=manifest)
+    poisoned = replace(GOOD, state={"empty": torch.zeros(0), "w": torch.tensor([math.nan])})
+    assert admit(poisoned, {"c0": job}) == Failure("c0", "w has values that are not finite")
+
+
+@pytest.mark.parametrize(
+    ("update", "expected"),
+    [
+        ("a string", Failure("unknown", "not an update but a str")),
+        (replace(GOOD, client_id="c9"), Failure("unknown", "client 'c9' was not sampled this round")),
+        (replace(GOOD, client_id="c" * 99), Failure("unknown", f"client '{'c' * 59} was not sampled this round")),
+        (replace(GOOD, state=[]), Failure("c0", "its state is a list, not a mapping")),
+        (spoilt(CONV, -2e4), Failure("c0", f"{CONV} has a value of 2e+04, and 1e+04 is the most that is believed")),
+        (
+            replace(GOOD, metrics={"a b": 1}),
+            Failure("c0", "metric name 'a b' is not made of letters, digits, '_', '.' and '-'"),
+        ),
+        (replace(GOOD, metrics={"a": "x"}), Failure("c0", "metric a is 'x', not a finite number")),
+        (
+            replace(GOOD, class_counts=7),
+            Failure("c0", "its class counts are 7, not one number for each of 2 to 100000 classes"),
+        ),
+    ],
+)
+def test_a_refusal_names_the_client_and_what_was_wrong(update: Any, expected: Failure) -> None:
+    assert admit(update, JOBS) == expected
+
+
+def test_as_many_keys_as_the_prototype_but_others() -> None:
+    renamed = {f"other.{key}": tensor for key, tensor in GOOD.state.items()}
+    failure = admit(replace(GOOD, state=renamed), JOBS)
+    assert failure is not None
+    names = ["classifier.bias", "classifier.weight", "features.0.weight"]
+    others = [f"other.{name}" for name in names]
+    assert failure.reason == f"keys differ from the prototype's: missing {names}, unexpected {others}"

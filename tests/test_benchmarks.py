@@ -85,3 +85,49 @@ def test_the_floor_has_the_convolutions_of_resnet8() -> None:
         source = floor.LAYERS[layer.source or 0]
         assert (layer.channels, layer.size) == (source.out, source.size // source.stride)
     assert 6 * sum(layer.multiply_adds for layer in floor.LAYERS) == pytest.approx(bench.FLOP_PER_IMAGE, rel=0.01)
+
+
+def test_stopping_rules_on_looks_that_are_known() -> None:
+    import stopping
+
+    def look(step: int, right: int) -> stopping.Look:
+        return stopping.Look(step, torch.arange(100) < right, right / 100)
+
+    looks = [look(0, 90), look(100, 40), look(200, 60), look(300, 61), look(400, 62), look(500, 63)]
+    assert stopping.stopped(looks, stopping.Rule(100, 200)) == stopping.Stopped(500, 6, 0.9)
+    assert stopping.stopped(looks[1:], stopping.Rule(100, 200)) == stopping.Stopped(500, 5, 0.63)
+    assert stopping.stopped(looks, stopping.Rule(100, 200, paired=True)) == stopping.Stopped(400, 5, 0.9)
+    assert stopping.stopped(looks, stopping.Rule(200, 200)).reads == 3
+    better, than = torch.tensor([1, 1, 1, 0], dtype=torch.bool), torch.tensor([0, 0, 1, 1], dtype=torch.bool)
+    assert stopping.p_value(better, than) == 0.5  # two gained and one lost: 1/2 of the eight ways
+
+
+def test_stacked_clients_learn_as_those_in_turn() -> None:
+    import batched
+
+    models = [CNN((1, 8, 8), 10, width=4, norm="group") for _ in range(3)]
+    images, labels = torch.randn(3, 5, 1, 8, 8), torch.randint(0, 10, (3, 5))
+    assert batched.agree(models, images, labels) < 1e-5
+    with batched.Operations() as counted:
+        torch.ones(2).view(2, 1).add_(1)
+    assert counted.count == 2  # the view is free
+
+
+@pytest.mark.parametrize("peer", ["feddf", "flower", "pfl"])
+def test_every_peer_has_a_program(peer: str) -> None:
+    import peers
+
+    program = peers.command(peer, Path("python"), {"workers": 2, **peers.COMMON})
+    assert any(Path(word).is_file() for word in program)
+    compile(next(Path(word) for word in program if word.endswith(".py")).read_text(), peer, "exec")
+
+
+def test_the_table_of_peers_says_who_could_not_be_installed() -> None:
+    import peers
+
+    found = peers.Measured([2.0, 4.0], [10.0], [100.0])
+    other = peers.Measured([6.0], [20.0], [200.0])
+    text = peers.table({"large": {"feddf": found, "flower": other, "pfl": peers.Measured(failure="no such package")}})
+    assert "| large | feddf | 3 (2 to 4) | 10 (10 to 10) | 100 (100 to 100) |" in text
+    assert "| large | flower / feddf | 2.00 × | | |" in text
+    assert "| large | pfl | no such package | | |" in text

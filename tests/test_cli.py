@@ -272,6 +272,21 @@ def test_other_versions_are_a_warning_and_refused_when_strict(place: Path, tmp_p
     assert "refused by --strict" in refused.stderr
 
 
+def test_a_run_that_goes_on_on_another_device_is_a_warning_and_refused_when_strict(place: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", str(place / "out"), str(copy)], check=True)
+    config = copy / "config.toml"
+    text = config.read_text()
+    assert text.count('device = "cpu"') == 1  # among the versions; what was asked for is 'auto'
+    config.write_text(text.replace('device = "cpu"', 'device = "cuda (a GPU)"'))
+    warned = feddf("resume", str(copy), "run.device=cpu", cwd=tmp_path)
+    assert warned.returncode == 0, warned.stderr
+    assert "warning: bytes may differ: device cuda (a GPU) -> cpu" in warned.stderr
+    assert "device: cpu" in warned.stdout
+    refused = feddf("resume", str(copy), "--strict", cwd=tmp_path)
+    assert (refused.returncode, "refused by --strict" in refused.stderr) == (1, True)
+
+
 def test_compare_sets_methods_side_by_side_and_goes_on_where_it_stopped(place: Path) -> None:
     words = ("compare", "small.toml", "seeds=0,1", "rounds=1", "--out", "both")
     done = feddf(*words, cwd=place)

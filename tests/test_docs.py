@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from feddf.config import Experiment, load
+from feddf.config.fuse import FuseConfig, all_fuse_keys, fuse_markdown
 from feddf.config.keys import all_keys, flat, markdown, resolve
 from feddf.config.presets import presets
 from feddf.experiments.variants import variant
@@ -118,14 +119,21 @@ def test_every_key_exists(page: Path) -> None:
     """``key=value``, ``section.key``, ``key = value`` and blocks of TOML name keys of a configuration."""
     if page.name in ("CHANGELOG.md", "api.md"):  # which also name what is gone, or stands for a key
         return
-    sections = {name.partition(".")[0] for name in all_keys() if "." in name}
+    fusing = page.name in ("fuse.md", "class-lists.md")
+    known = all_fuse_keys() if fusing else all_keys()
+    sections = {name.partition(".")[0] for name in known if "." in name}
     for span in spans(page):
         for word in re.findall(r"^'?([a-z][a-z_.]*)(?:=| = )", span):
-            assert word in WORDS or resolve(word, Experiment), span
+            of_a_teacher = fusing and f"teachers.{word}" in known
+            assert word in WORDS or of_a_teacher or resolve(word, FuseConfig if fusing else Experiment), span
         if re.fullmatch(r"[a-z]+\.[a-z_]+", span) and span.partition(".")[0] in sections:
-            assert span in all_keys() or page.name == "paper-map.md", span  # where `local.py` has functions, too
+            assert span in known or page.name == "paper-map.md", span  # where `local.py` has functions, too
     for block in re.findall(r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.M | re.S):
-        assert set(flat(tomllib.loads(block))) <= set(all_keys())
+        assert set(flat(tomllib.loads(block))) <= set(known)
+
+
+def test_the_tables_of_a_fusions_keys_are_those_of_its_types() -> None:
+    assert (ROOT / "docs" / "fuse.md").read_text(encoding="utf-8").endswith(fuse_markdown())
 
 
 def test_the_tables_of_keys_are_those_that_the_command_prints() -> None:

@@ -6,7 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddf.states import copy, digest, weighted_mean
+from feddf.models.mlp import MLP
+from feddf.seeds import derive, seeded
+from feddf.states import copy, digest, initial, is_finite, is_statistic, n_bytes, read_off, weighted_mean
+from feddf.types import Prototype
 
 numbers = st.floats(-100, 100, width=32)
 rows = st.lists(st.lists(numbers, min_size=3, max_size=3), min_size=1, max_size=6)
@@ -32,7 +35,7 @@ def test_buffers_are_averaged_and_counters_take_the_largest() -> None:
     b = {"running_mean": torch.tensor([4.0]), "num_batches_tracked": torch.tensor(9)}
     mean = weighted_mean([a, b], [3, 1])
     assert mean["running_mean"].item() == 1.0
-    assert mean["num_batches_tracked"].item() == 9
+    assert mean["num_batches_tracked"].item() == weighted_mean([b, a], [1, 3])["num_batches_tracked"].item() == 9
     assert mean["num_batches_tracked"].dtype == torch.int64
 
 
@@ -51,8 +54,11 @@ def test_digest_sees_every_bit_name_dtype_and_shape() -> None:
     state = {"w": torch.ones(2, 2)}
     flipped = {"w": state["w"].clone()}
     flipped["w"][0, 0] = float(np.nextafter(np.float32(1), np.float32(2)))
-    others = [flipped, {"v": state["w"]}, {"w": state["w"].double()}, {"w": state["w"].reshape(4)}]
-    assert len({digest({"m": other}) for other in [state, *others]}) == 5
+    others = [
+        *(flipped, {"v": state["w"]}, {"w": state["w"].double()}, {"w": state["w"].reshape(4)}),
+        {"w": state["w"].view(torch.int32)},  # the same bytes
+    ]
+    assert len({digest({"m": other}) for other in [state, *others]}) == 6
     assert digest({"m": state}) == digest({"m": {"w": torch.ones(2, 2)}})
 
 
@@ -62,3 +68,55 @@ def test_copy_has_its_own_plain_storage() -> None:
     original["w"].zero_()
     assert copied["w"].is_contiguous()
     assert copied["w"].sum() == 96
+
+
+def test_the_sum_is_rounded_once_and_keeps_the_type() -> None:
+    """In float32, 1e8 + 1 − 1e8 is 0; float16 has no 1e8 at all, yet its mean is a float16."""
+    states = [{"w": torch.tensor([value])} for value in (1e8, 1.0, -1e8)]
+    assert weighted_mean(states, [1, 1, 1])["w"].item() == np.float32(1 / 3)
+    halves = [{"w": torch.tensor([value], dtype=torch.float16)} for value in (1.0, 2.0)]
+    assert weighted_mean(halves, [1, 1])["w"].dtype == torch.float16
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, 1.0, 1.0]])
+def test_every_state_needs_a_weight(weights: list[float]) -> None:
+    with pytest.raises(ValueError, match="zip"):
+        weighted_mean([{"w": torch.ones(1)}] * 2, weights)
+
+
+def test_initial_weights_depend_on_seed_and_name_alone() -> None:
+    def build() -> MLP:
+        return MLP((2,), 3, width=4)
+
+    first = initial(Prototype("a", build), 0)
+    with seeded(derive(0, "init", "a")):
+        expected = build().state_dict()
+    assert digest({"": first}) == digest({"": expected})
+    others = [initial(Prototype("a", build), 1), initial(Prototype("b", build), 0)]
+    assert len({digest({"": state}) for state in [first, *others]}) == 3
+
+
+def test_statistics_are_known_by_their_names() -> None:
+    batchnorm = torch.nn.Sequential(torch.nn.BatchNorm1d(2)).state_dict()
+    assert {name for name in batchnorm if is_statistic(name)} == {
+        "0.running_mean",
+        "0.running_var",
+        "0.num_batches_tracked",
+    }
+
+
+def test_size_and_finiteness() -> None:
+    state = {"w": torch.ones(3, dtype=torch.float64), "count": torch.tensor(7)}
+    assert n_bytes(state) == 32
+    assert is_finite(state)
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        assert not is_finite({**state, "v": torch.tensor([1.0, bad])})
+
+
+def test_reading_off_keeps_an_order_and_shares_nothing() -> None:
+    model = torch.nn.Linear(1, 1)
+    read = read_off(model, {"bias": torch.empty(0), "weight": torch.empty(0)})
+    assert list(read) == ["bias", "weight"]
+    before = read["weight"].item()
+    model.weight.data.add_(1)
+    assert read["weight"].item() == before

@@ -54,6 +54,11 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.fusion.select import drop_worst as drop_worst
     from feddf.fusion.swag import swag as swag
     from feddf.local import local_update as local_update
+    from feddf.oneshot.fuse import FusionResult as FusionResult
+    from feddf.oneshot.fuse import fuse as fuse
+    from feddf.oneshot.student import StudentPlan as StudentPlan
+    from feddf.oneshot.teachers import Teacher as Teacher
+    from feddf.oneshot.teachers import of_module as of_module
     from feddf.rounds import Federation as Federation
     from feddf.rounds import QuorumError as QuorumError
     from feddf.rounds import run_round as run_round
@@ -61,6 +66,8 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.runs.build import build as build
     from feddf.runs.run import run_experiment as run_experiment
     from feddf.runs.store import RunFolder as RunFolder
+    from feddf.runtime.execution import Execution as Execution
+    from feddf.saved.folder import load_model as load_model
     from feddf.states import initial as initial
     from feddf.types import Client as Client
     from feddf.types import Engine as Engine
@@ -106,10 +113,15 @@ _HOMES = {
     "fusion.momentum": "momentum",
     "fusion.select": "drop_worst",
     "fusion.swag": "swag",
+    "oneshot.fuse": "FusionResult fuse",
+    "oneshot.student": "StudentPlan",
+    "oneshot.teachers": "Teacher of_module",
     "rounds": "Federation QuorumError run_round run_rounds",
     "runs.build": "build",
     "runs.run": "run_experiment",
     "runs.store": "RunFolder",
+    "runtime.execution": "Execution",
+    "saved.folder": "load_model",
 }
 _HOME = {name: f"feddf.{module}" for module, names in _HOMES.items() for name in names.split()}
 

@@ -15,32 +15,52 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from feddf.batches import batches, resident
 from feddf.outcomes import in_order
+from feddf.runtime.compile import forward_of
+from feddf.runtime.device import CPU, device_of, wide
+from feddf.runtime.execution import Execution
 from feddf.states import initial
 from feddf.types import Engine, Examples, Failure, Inputs, Prototype, State, Update
 
 BATCH = 64
 """Images in a forward pass: enough for full speed, and few enough to stay in a core's cache."""
 
+BATCH_ON_DEVICE = 512
+"""Images in a forward pass on an accelerator, which has more to do at once and no such cache."""
+
 ENOUGH_FOR_STATISTICS = 2048
 """Inputs from which BatchNorm's statistics are estimated: a mean over them is within a few percent of one over all."""
 
 
 def accuracy(model: nn.Module, examples: Examples) -> float:
-    """Return the top-1 accuracy of the model."""
-    return accuracy_of(logits(model, examples.inputs), examples.labels)
+    """Return the top-1 accuracy of the model, which is tried on the device that it is on."""
+    return float(unread_accuracy(model, examples))
+
+
+def unread_accuracy(model: nn.Module, examples: Examples) -> Tensor:
+    """Return the accuracy as one value on the model's device, for which nobody has waited yet."""
+    predictions = logits(model, examples.inputs)
+    return _share_right(predictions, resident(examples.labels, predictions.device))
 
 
 def accuracy_of(predictions: Tensor, labels: Tensor) -> float:
     """Return the share of rows of ``predictions`` (logits or probabilities) whose largest entry is the label."""
-    return float((predictions.argmax(dim=1) == labels).double().mean())
+    return float(_share_right(predictions, labels))
 
 
-def logits(model: nn.Module, inputs: Inputs, batch: int = BATCH) -> Tensor:
-    """Return f(x) for every input, in order."""
+def _share_right(predictions: Tensor, labels: Tensor) -> Tensor:
+    return (predictions.argmax(dim=1) == labels).to(wide(predictions.device)).mean()
+
+
+def logits(model: nn.Module, inputs: Inputs, batch: int | None = None, precision: str = "float32") -> Tensor:
+    """Return f(x) for every input, in order, on the device that the model is on."""
+    device = device_of(model)
+    size = batch or (BATCH if device.type == "cpu" else BATCH_ON_DEVICE)
     with evaluating(model):
-        fast = folded(model)
-        chunks = [fast(inputs.batch(chunk)) for chunk in torch.arange(len(inputs)).split(batch)]
+        fast = forward_of(folded(model), compile=False, precision=precision)
+        order = torch.arange(len(inputs)).split(size)
+        chunks = [fast(inputs.encode(raw)) for _, raw in batches(inputs.raw, order, device)]
     return torch.cat(chunks).clone()  # a plain tensor, not an inference one
 
 
@@ -70,20 +90,29 @@ def model_of(update: Update) -> Model:
     return Model(update.client_id, update.prototype, update.state)
 
 
-def answer(model: Model, *, prototypes: Mapping[str, Prototype], inputs: Inputs) -> Answer:
+def answer(
+    model: Model, *, prototypes: Mapping[str, Prototype], inputs: Inputs, execution: Execution = Execution()
+) -> Answer:
     """Let one model, in eval mode, answer for all inputs; a sampled one has its statistics estimated on them first."""
-    module = prototypes[model.prototype].load(model.state)
-    if model.sampled:
-        recalibrate(module, inputs)
-    return Answer(model.id, logits(module, inputs))
+    with execution.begun() as device:
+        module = prototypes[model.prototype].load(model.state, device)
+        if model.sampled:
+            recalibrate(module, inputs)
+        return Answer(model.id, logits(module, inputs, precision=execution.precision).to(CPU))
 
 
 class Evaluation:
     """Tries models on the same inputs through an engine. Make it once and keep it: workers keep the inputs."""
 
-    def __init__(self, engine: Engine, prototypes: Mapping[str, Prototype], inputs: Inputs) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        prototypes: Mapping[str, Prototype],
+        inputs: Inputs,
+        execution: Execution = Execution(),
+    ) -> None:
         self._engine = engine
-        self._answer = partial(answer, prototypes=prototypes, inputs=inputs)
+        self._answer = partial(answer, prototypes=prototypes, inputs=inputs, execution=execution)
 
     def __call__(self, models: Sequence[Model]) -> Iterator[Answer | Failure]:
         """Yield each model's answer, or why there is none, in the order of the models."""
@@ -161,7 +190,7 @@ def recalibrate(model: nn.Module, inputs: Inputs, most: int = ENOUGH_FOR_STATIST
     """Replace the running mean and variance of every BatchNorm by those of ``inputs``; labels are not needed.
 
     Each statistic becomes the plain mean over batches of inputs spread evenly over all. Everything but BatchNorm is in
-    eval mode meanwhile, and each module's mode is restored.
+    eval mode meanwhile, and each module's mode is restored. It happens on the device that the model is on.
     """
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
@@ -174,11 +203,11 @@ def recalibrate(model: nn.Module, inputs: Inputs, most: int = ENOUGH_FOR_STATIST
             norm.reset_running_stats()
             norm.momentum = None  # a cumulative mean
             norm.train()
-        batches = ceil(count / BATCH)
-        for first in range(batches):  # every batch from the whole pool, which may be sorted by class or source
-            chunk = spread[first::batches]
-            if len(chunk) > 1 or count == 1:
-                model(inputs.batch(chunk))
+        n = ceil(count / BATCH)
+        chunks = (spread[first::n] for first in range(n))  # each from the whole pool, which may be sorted by class
+        usable = (chunk for chunk in chunks if len(chunk) > 1 or count == 1)
+        for _, raw in batches(inputs.raw, usable, device_of(model)):
+            model(inputs.encode(raw))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
 

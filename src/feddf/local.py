@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from feddf.batches import batches, resident
 from feddf.config.sections import LocalConfig
 from feddf.runtime.compile import forward_of
 from feddf.runtime.execution import Execution
@@ -44,22 +45,25 @@ def local_update(
 
     ``prepare`` changes the model before it is trained, as a method demands it. With ``disclose`` the client tells how
     many examples it has of each class.
+
+    ``execution.device`` is where all this is computed; the update is on the CPU.
     """
     indices = job.client.indices
     assert indices is not None, f"client {job.client.id} has no indices: its data are not here"
-    model = prototypes[job.client.prototype].load(job.state).train()  # line 2
-    finish = prepare(model, job) if prepare else partial(read_off, like=job.state)
-    losses = _train(model, indices, train, job.seed, local, augment, execution)  # lines 3 to 5
     counts = torch.bincount(train.labels[indices], minlength=train.n_classes).tolist() if disclose else None
-    return Update(  # line 6
-        job.client.id,
-        job.client.prototype,
-        job.round,
-        finish(model),
-        len(indices),
-        {"train_loss": float(torch.stack(losses).mean())} if losses else {},
-        tuple(counts) if counts is not None else None,
-    )
+    with execution.begun() as device:
+        model = prototypes[job.client.prototype].load(job.state, device).train()  # line 2
+        finish = prepare(model, job) if prepare else partial(read_off, like=job.state)
+        losses = _train(model, indices, train, job.seed, local, augment, execution, device)  # lines 3 to 5
+        return Update(  # line 6
+            job.client.id,
+            job.client.prototype,
+            job.round,
+            finish(model),
+            len(indices),
+            {"train_loss": float(torch.stack(losses).mean())} if losses else {},
+            tuple(counts) if counts is not None else None,
+        )
 
 
 def _train(
@@ -70,9 +74,10 @@ def _train(
     local: LocalConfig,
     augment: Augment | None,
     execution: Execution,
+    device: torch.device,
 ) -> list[Tensor]:
-    """Take all steps; return the losses of the last epoch."""
-    forward = forward_of(model, execution.compile)
+    """Take all steps; return the losses of the last epoch. No step waits for the device."""
+    forward = forward_of(model, execution.compile, execution.precision)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     received = [weight.detach().clone() for weight in weights] if local.proximal else []
     make = torch.optim.Adam if local.optimizer == "adam" else torch.optim.SGD
@@ -80,18 +85,19 @@ def _train(
     rates = _rates(optimizer, local.decay, local.epochs * n_batches(len(indices), local.batch))
     shuffle = torch_generator(derive(seed, "shuffle"))
     distort = torch_generator(derive(seed, "augment"))
-    adjustment = log_prior(train.labels[indices], train.n_classes) * local.logit_adjustment
+    adjustment = (log_prior(train.labels[indices], train.n_classes) * local.logit_adjustment).to(device)
+    labels = resident(train.labels, device)
     losses: list[Tensor] = []
-    with seeded(derive(seed, "dropout")):
+    with seeded(derive(seed, "dropout"), device):
         for _ in range(local.epochs):  # line 3
             losses = []
-            for chosen in mini_batches(indices, local.batch, shuffle):  # line 4
-                raw = train.inputs.raw[chosen]
+            order = mini_batches(indices, local.batch, shuffle)
+            for chosen, raw in batches(train.inputs.raw, order, device):  # line 4
                 inputs = train.inputs.encode(augment(raw, distort) if augment else raw)
                 logits = forward(inputs)
                 if local.logit_adjustment:
                     logits = logits + adjustment
-                loss = F.cross_entropy(logits, train.labels[chosen])
+                loss = F.cross_entropy(logits, labels[chosen])
                 optimizer.zero_grad()
                 loss.backward()
                 if local.proximal:

@@ -32,9 +32,14 @@ def numpy_generator(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+_FORKED = ("cuda", "xpu")
+"""Devices whose generators torch can put aside. Apple's stays as the last seed left it."""
+
+
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's global generator (initial weights, dropout) inside the block, and restore it after."""
-    with torch.random.fork_rng(devices=[]):
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Seed torch's global generators (initial weights, dropout) inside the block, and restore them after."""
+    kind = device.type if device is not None else "cpu"
+    with torch.random.fork_rng([device] if kind in _FORKED else [], device_type=kind if kind in _FORKED else "cuda"):
         torch.manual_seed(seed)
         yield

@@ -64,8 +64,19 @@ def n_bytes(state: State) -> int:
 
 
 def copy(state: State) -> dict[str, Tensor]:
-    """Return a state with storage of its own."""
-    return {key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
+    """Return a state with storage of its own, on the CPU: there weights travel, are averaged and are kept."""
+    return {key: _own(tensor.detach()) for key, tensor in state.items()}
+
+
+def _own(tensor: Tensor) -> Tensor:
+    if tensor.device.type == "cpu":
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.to("cpu").contiguous()
+
+
+def on_cpu(state: State) -> State:
+    """Return a state on the CPU; one that is there already is returned itself."""
+    return state if all(tensor.device.type == "cpu" for tensor in state.values()) else copy(state)
 
 
 def read_off(model: nn.Module, like: State) -> dict[str, Tensor]:
@@ -74,9 +85,30 @@ def read_off(model: nn.Module, like: State) -> dict[str, Tensor]:
     return copy({key: trained[key] for key in like})
 
 
+def fit_widths(model: nn.Module, state: State) -> None:
+    """Give every linear layer and convolution the shape that the state has (matched layers may have grown)."""
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear | nn.Conv2d) or state[f"{name}.weight"].shape == module.weight.shape:
+            continue
+        shape = state[f"{name}.weight"].shape
+        module.weight = nn.Parameter(torch.empty(shape))
+        if module.bias is not None:
+            module.bias = nn.Parameter(torch.empty(shape[0]))
+        if isinstance(module, nn.Linear):
+            module.out_features, module.in_features = shape
+        else:
+            module.out_channels, module.in_channels = shape[:2]
+
+
 def is_finite(state: State) -> bool:
     """Say whether every floating value is a number."""
-    return all(bool(tensor.isfinite().all()) for tensor in state.values() if tensor.is_floating_point())
+    return bool(all_finite(state))
+
+
+def all_finite(state: State) -> Tensor:
+    """Return whether every floating value is a number, as one value on the state's device."""
+    found = [tensor.isfinite().all() for tensor in state.values() if tensor.is_floating_point()]
+    return torch.stack(found).all() if found else torch.tensor(True)
 
 
 def digest(models: Mapping[str, State]) -> str:

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 State = Mapping[str, Tensor]
 """A ``state_dict``, treated as a value: nobody writes into one that it was given."""
 
-Score = Callable[[nn.Module], float]
-"""Higher is better; usually the accuracy on the server's validation data."""
+Score = Callable[[nn.Module], float | Tensor]
+"""Higher is better; usually the accuracy on the server's validation data. One number: as a tensor, it stays on the
+model's device until it is read."""
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 """(raw batch, generator) -> raw batch."""
@@ -92,8 +93,8 @@ class Prototype:
     build: Callable[[], nn.Module]
     fit: Callable[[nn.Module, State], None] | None = None
 
-    def load(self, state: State) -> nn.Module:
-        """Build the architecture, put ``state`` into it and return it in eval mode."""
+    def load(self, state: State, device: torch.device | str = "cpu") -> nn.Module:
+        """Build the architecture, put ``state`` into it and return it on a device, in eval mode."""
         with torch.random.fork_rng(devices=[]):  # building draws initial weights that are thrown away
             model = self.build()
             if self.fit is not None:
@@ -102,7 +103,7 @@ class Prototype:
         for parameter in model.parameters():
             if parameter.ndim == 4:  # convolutions are a third faster with their channels last
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-        return model.eval()
+        return model.to(device).eval()
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,11 @@ class Failure:
 
     client_id: str
     reason: str
+
+
+@dataclass(frozen=True)
+class OutOfMemory(Failure):
+    """Work for which a device had no room; alone on it, it may have."""
 
 
 class Refusal(Exception):

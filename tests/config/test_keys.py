@@ -74,12 +74,13 @@ def test_a_keys_kind_says_what_a_change_of_it_means() -> None:
     kinds = {kind: {n for n, key in all_keys().items() if key.kind == kind} for kind in ("task", "method", "execution")}
     assert kinds["execution"] == {
         "data.folder", "run.engine", "run.workers", "run.ray_address", "run.keep_checkpoints", "run.log_clients",
-        "run.log_ensemble",
+        "run.log_ensemble", "run.device",
     }  # fmt: skip
     assert kinds["method"] == {
         "fusion.method", "fusion.average", "fusion.batchnorm", "fusion.momentum", "fusion.drop_worst",
         "fusion.options", "local.optimizer", "local.decay", "local.proximal", "local.binary", "pool.augment",
-        "teachers.ask", "teachers.average", "teachers.weights", "teachers.swag_samples", "teachers.swag_scale",
+        "teachers.ask", "teachers.average", "teachers.memory", "teachers.weights", "teachers.swag_samples",
+        "teachers.swag_scale",
         "distill.start", "distill.stop", "distill.held_out", "distill.optimizer", "distill.swa_cycle", "distill.clip",
         "distill.keep_start", "local.logit_adjustment", "fedma.own_start", "fedma.neuron_weights",
         "distill.temperature", "fedma.growth",

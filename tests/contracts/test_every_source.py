@@ -42,8 +42,9 @@ POOLS: dict[str, list[Any]] = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("sources")
     for number in range(12):
-        (root / "folder" / "class").mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (10, 10), (number * 20, 5, 9)).save(root / "folder" / "class" / f"{number}.png")
+        for name in ("folder", "images"):
+            (root / name / "class").mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (10, 10), (number * 20, 5, 9)).save(root / name / "class" / f"{number}.png")
     images = torch.randint(0, 256, (16, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     train_generator(images, root / "generator", steps=1, batch=8, width=4, checkpoint_every=1)
     return root

@@ -20,7 +20,7 @@ from feddf.config.names import TARGETS
 from feddf.engines import in_process
 from feddf.evaluate import Evaluation, Model, answer, logits, model_of
 from feddf.fusion.distill import kl_divergence
-from feddf.fusion.ensemble import avg_logits, avg_probabilities, ensemble, usable
+from feddf.fusion.ensemble import Earlier, Past, avg_logits, avg_probabilities, ensemble, usable
 from feddf.fusion.feddf import feddf
 from feddf.rounds import fuse_usable
 from feddf.states import digest
@@ -90,7 +90,7 @@ def test_a_target_is_used_by_its_name_as_it_is_directly(tiny: Tiny, name: str, t
     votes = [Vote(logits(tiny.prototypes[one.prototype].load(one.state), tiny.pool)) for one in updates]
     everything = torch.arange(len(tiny.pool))
     settings = with_values(tiny.settings, {"teachers.average": name, "teachers.ask": ask, "distill.temperature": 3.0})
-    answers = ensemble(tiny.resources, settings, in_process)(updates, 0)
+    answers = ensemble(tiny.resources, settings, in_process)(updates, 0, {})[0]
     assert TARGETS[name] is target
     torch.testing.assert_close(answers(everything, tiny.pool.batch(everything)), target(votes, 3.0))
     if name in TARGETS:
@@ -124,7 +124,7 @@ def test_asked_again_on_each_batch_the_teachers_are_not_asked_before(
     updates = updates_of(tiny)
     resources = replace(tiny.resources, pool=replace(tiny.pool, encode=encode))
     settings = with_values(tiny.settings, {"teachers.ask": ask})
-    ensemble(resources, settings, recording(calls))(updates, 1)
+    ensemble(resources, settings, recording(calls))(updates, 1, {})
     assert calls == expected[:-1]
     assert sum(read) == (len(tiny.pool) * len(updates) if ask == "once" else 0)
     calls.clear()
@@ -210,7 +210,7 @@ def test_weights_by_accuracy_need_validation_data(tiny: Tiny) -> None:
     settings = with_values(tiny.settings, {"teachers.weights": "validation"})
     ask = ensemble(replace(tiny.resources, validation=None), settings, in_process)
     with pytest.raises(ValueError, match="these weights need validation data"):
-        ask(updates_of(tiny), 0)
+        ask(updates_of(tiny), 0, {})
 
 
 opinions = arrays(np.float64, (3, 4, 5), elements=st.floats(-30, 30))
@@ -246,3 +246,41 @@ def test_in_averaged_probabilities_one_loud_teacher_is_one_voice() -> None:
     votes = [Vote(logits) for logits in (*quiet, loud)]
     assert avg_logits(votes).argmax() == 1
     assert avg_probabilities(votes).argmax() == 0
+
+
+@given(arrays(np.float64, (3, 2, 4, 5), elements=st.floats(-5, 5)), st.floats(0.1, 0.9), st.sampled_from([1.0, 3.0]))
+def test_earlier_rounds_count_less_and_less(z: np.ndarray, decay: float, temperature: float) -> None:
+    """Three rounds of two teachers with uniform weights: σ(Σ γ^age z / T Σ γ^age)."""
+    past: Past = {}
+    for teachers in z:
+        earlier = Earlier(decay, temperature, past)
+        answers = avg_logits(earlier.among([Vote(torch.from_numpy(logits)) for logits in teachers]), temperature)
+        past = earlier.with_answers(answers)
+    ages = np.repeat([decay**2, decay, 1.0], 2)
+    expected = softmax(np.average(z.reshape(6, 4, 5), axis=0, weights=ages) / temperature, axis=1)
+    np.testing.assert_allclose(answers, expected, atol=1e-5)
+
+
+def test_a_class_that_no_teacher_knows_is_left_to_those_who_knew_it() -> None:
+    def ask(probabilities: list[float], counts: list[float], past: Past) -> tuple[Tensor, Past]:
+        earlier = Earlier(0.5, 1.0, past)
+        vote = Vote(torch.tensor([probabilities]).log(), torch.tensor(counts, dtype=torch.float64))
+        answers = avg_probabilities(earlier.among([vote]))
+        return answers, earlier.with_answers(answers)
+
+    first, past = ask([0.1, 0.1, 0.8], [0.0, 0.0, 9.0], {})
+    torch.testing.assert_close(first, torch.tensor([[0.0, 0.0, 1.0]]))
+    second, _ = ask([0.5, 0.5, 0.0], [7.0, 7.0, 0.0], past)
+    torch.testing.assert_close(second, torch.tensor([[0.25, 0.25, 0.5]]))
+
+
+def test_a_fusion_remembers_its_ensemble_for_the_next_round(tiny: Tiny) -> None:
+    updates = updates_of(tiny)
+    fuse = feddf(
+        tiny.resources, with_values(tiny.settings, {"teachers.memory": 0.5, "distill.stop": "steps"}), in_process
+    )
+    first = fuse(tiny.server, updates[:2], 0).server
+    forgetful = fuse(replace(first, memory={}), updates[2:], 1).server
+    assert digest(fuse(first, updates[2:], 1).server.models) != digest(forgetful.models)
+    assert first.memory.keys() == {"ensemble"}
+    assert not feddf(tiny.resources, tiny.settings, in_process)(tiny.server, updates, 0).server.memory

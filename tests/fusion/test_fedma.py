@@ -17,7 +17,6 @@ from feddf.evaluate import accuracy
 from feddf.fusion.fedma import (
     Layers,
     fedma,
-    fit_widths,
     keep_matched,
     layers_of,
     match_and_average,
@@ -27,7 +26,7 @@ from feddf.fusion.fedma import (
 from feddf.fusion.matching import match
 from feddf.local import local_update
 from feddf.rounds import Federation, run_round, sample
-from feddf.states import digest, initial
+from feddf.states import digest, fit_widths, initial
 from feddf.types import Client, Job, Method, Prototype, Resources, ServerState, State, Update
 
 IMAGE = (3, 16, 16)

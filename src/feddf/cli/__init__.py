@@ -13,6 +13,8 @@ from rich.markup import escape
 
 from feddf.cli.arguments import App, err_console, out_console
 from feddf.cli.data_sets import data_app
+from feddf.cli.doctor import doctor
+from feddf.cli.fusing import fuse, predict
 from feddf.cli.generators import generator_app
 from feddf.cli.reporting import config, list_presets, report
 from feddf.cli.reproducing import reproduce
@@ -31,7 +33,9 @@ app = App(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for command in (run, resume, compare, watch, report, config, reproduce, tune, bound, partition):
+for command in (
+    run, resume, compare, watch, report, config, reproduce, tune, bound, partition, doctor, fuse, predict,
+):  # fmt: skip
     app.command()(command)
 app.command("presets")(list_presets)
 app.add_typer(data_app, name="data")

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 generator_app = App(help="Train a generator of unlabeled images, and look at what it makes.", no_args_is_help=True)
 
 TRAIN = {"steps": "20000", "batch": "64", "rate": "0.0002", "width": "64", "seed": "0", "threads": "1"}
-FREE = {"every": "500", "folder": ""}
-"""Words that may change when a training goes on: they change none of its bytes."""
+FREE = {"every": "500", "folder": "", "device": "auto"}
+"""Words that may change when a training goes on. They change none of its bytes, or in case of the device the last bits:
+then there is a warning."""
 
 
 @generator_app.command()
@@ -41,7 +42,8 @@ def train(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[steps=20000] [batch=64] [rate=0.0002] [width=64] [seed=0] [threads=1] [every=500] [folder=DIR]",
+            metavar="[steps=20000] [batch=64] [rate=0.0002] [width=64] [seed=0] [threads=1] [every=500] [folder=DIR] "
+            "[device=auto]",
             help="How to train, and after how many steps to save.",
             show_default=False,
         ),
@@ -65,6 +67,7 @@ def train(
                 rate=rate,
                 seed=seed,
                 **whole,
+                device=own["device"],
                 checkpoint_every=every,
                 progress=progress,
                 complain=_warn,

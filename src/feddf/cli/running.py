@@ -81,7 +81,7 @@ def resume(
 
     folder = RunFolder.open(run)
     experiment = parse(folder.experiment().model_dump(), overrides=overrides or [])
-    _check_versions(folder, strict)
+    _check_versions(folder, experiment, strict)
     parts = build(experiment)
     _warn(folder.continue_as(experiment))
     _say_progress(folder, experiment, as_json)
@@ -121,7 +121,7 @@ def compare(
     for number, (one, folder, warnings) in enumerate(variants.folders(variations, target), 1):
         _warn(warnings)
         if folder.records():
-            _check_versions(folder, strict=False)
+            _check_versions(folder, one.experiment, strict=False)
             _say_progress(folder, one.experiment, as_json)
         _run_to_the_end(
             build(one.experiment),
@@ -215,12 +215,14 @@ def _run_to_the_end(
     from feddf.config.keys import flat
     from feddf.report.read import method_name
     from feddf.runs.run import run_experiment
+    from feddf.runs.store import versions
 
     experiment = parts.experiment
+    console = Console(quiet=True) if quiet else out_console
+    console.print(f"device: {versions(experiment)['device']}", soft_wrap=True)
     done = len(folder.records())
     title = title or f"{experiment.name}, {method_name(flat(experiment.model_dump()))}"
     view = View(f"{title}, seed {experiment.seed}", experiment.rounds, done)
-    console = Console(quiet=True) if quiet else out_console
     try:
         follow(run_experiment(parts, folder, view.watch, timeline, lambda text: _warn([text])), view, console)
     except KeyboardInterrupt:
@@ -250,10 +252,10 @@ def _refuse_other_config(path: Path, experiment: Experiment) -> None:
         raise StoreError(f"{path} holds a run with another configuration: {'; '.join(changed)}")
 
 
-def _check_versions(folder: RunFolder, strict: bool) -> None:
+def _check_versions(folder: RunFolder, experiment: Experiment, strict: bool) -> None:
     from feddf.runs.store import StoreError, versions
 
-    then, now = folder.versions(), versions(folder.experiment())
+    then, now = {"device": "cpu", **folder.versions()}, versions(experiment)  # older runs knew no other device
     changed = [f"{key} {then.get(key, 'unknown')} -> {now[key]}" for key in now if then.get(key) != now[key]]
     if changed and strict:
         raise StoreError(f"{folder.path} was started under other versions ({', '.join(changed)}), refused by --strict")

@@ -90,6 +90,11 @@ class Settings(Section):
             "the best is found by a score; set distill.stop = 'validation' or 'held-out-loss'",
         )
         yield (
+            teachers.memory > 0 and teachers.ask == "each-batch",
+            "teachers.memory",
+            "what earlier rounds answered is known for the whole pool only; it needs teachers.ask = 'once'",
+        )
+        yield (
             teachers.swag_samples > 0 and teachers.ask == "each-batch",
             "teachers.swag_samples",
             "only with teachers.ask = 'once'",
@@ -197,7 +202,7 @@ class Experiment(Settings):
         )
 
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=Section)
 
 
 def load(name_or_file: str, overrides: Sequence[str] = ()) -> Experiment:
@@ -217,7 +222,7 @@ def parse(values: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Experi
 def parse(values: Mapping[str, Any], kind: type[S], *, overrides: Sequence[str] = ()) -> S: ...
 
 
-def parse(values: Mapping[str, Any], kind: type[Settings] = Experiment, *, overrides: Sequence[str] = ()) -> Settings:
+def parse(values: Mapping[str, Any], kind: type[Section] = Experiment, *, overrides: Sequence[str] = ()) -> Section:
     """Return checked settings, or raise :class:`ConfigError` with one line about the first mistake.
 
     A run folder's ``config.toml`` is a configuration too: the versions in it are left out.
@@ -247,7 +252,7 @@ def value_of(settings: Settings, name: str) -> Any:
     return found
 
 
-def override(text: str, kind: type[Settings] = Experiment) -> tuple[str, Any]:
+def override(text: str, kind: type[Section] = Experiment) -> tuple[str, Any]:
     """Return the full name and the value in ``key=value``; the value is read as TOML, or else taken as a string."""
     word, equals, value = text.partition("=")
     if not equals or not word.strip():
@@ -279,7 +284,7 @@ def _given(settings: Settings, name: str) -> Any:
         return default_of(name)
 
 
-def _one_line(error: ValidationError, kind: type[Settings]) -> str:
+def _one_line(error: ValidationError, kind: type[Section]) -> str:
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden" and isinstance(first["input"], Mapping) and "." not in name:
@@ -312,4 +317,6 @@ _NEEDED = {
     "data": "name a data set, for instance data.name = 'cifar10'",
     "data.name": "name a data set, for instance 'cifar10'",
     "prototypes": "name at least one architecture, for instance prototypes = ['resnet8']",
+    "student": "name an architecture, for instance student.model = 'resnet8'",
+    "teachers": "name at least one model that was trained already",
 }

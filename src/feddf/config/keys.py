@@ -56,12 +56,20 @@ def keys_of(kind: type[Section]) -> dict[str, Key]:
     """Return every key of a kind of settings by its full name, section by section."""
     found: dict[str, Key] = {}
     for name, field in kind.model_fields.items():
-        section = field.annotation
-        if isinstance(section, type) and issubclass(section, Section):
+        section = _section(field.annotation)
+        if section is not None:
             found |= {f"{name}.{key.name}": _prefixed(name, key) for key in keys_of(section).values()}
         else:
             found[name] = _key(name, field)
     return found
+
+
+def _section(annotation: Any) -> type[Section] | None:
+    """Return the section that a field holds, if it holds one, or may hold one."""
+    for one in (annotation, *(get_args(annotation) if get_origin(annotation) in (Union, UnionType) else ())):
+        if isinstance(one, type) and issubclass(one, Section):
+            return one
+    return None
 
 
 @cache

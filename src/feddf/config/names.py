@@ -165,6 +165,7 @@ SOURCES = Names(
         "noise": "feddf.runs.pool:from_noise",
         "plane": "feddf.runs.pool:from_plane",
         "generator:": "feddf.runs.pool:from_generator",
+        "images:": "feddf.runs.pool:from_images",
     },
 )
 """(source, task, seed) -> raw inputs. Every data set is a source as well."""

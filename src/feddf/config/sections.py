@@ -32,6 +32,7 @@ from feddf.config.names import (
 )
 
 Kind = Literal["task", "method", "execution"]
+Precision = Literal["float32", "tf32", "bfloat16"]
 
 
 def key(
@@ -74,7 +75,7 @@ class Section(BaseModel):
     @classmethod
     def _name_is_known(cls, value: Any, info: ValidationInfo) -> Any:
         extra = extra_of(cls.model_fields[str(info.field_name)])
-        if extra.get("names") is not None and value != extra["also"]:
+        if extra.get("names") is not None and value not in (extra["also"], None):
             extra["names"].check(value, *extra["others"])
         return value
 
@@ -212,7 +213,7 @@ class SourceConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        made = self.name in ("noise", "plane", "validation") or self.name.startswith("generator:")
+        made = self.name in ("noise", "plane", "validation") or self.name.startswith(("generator:", "images:"))
         if isinstance(self.classes, int) and self.classes < 1:
             raise ConfigError.at("pool.sources.classes", self.classes, "at least one class is needed")
         if (made or self.name == "train") and (self.classes is not None or self.avoid):
@@ -293,6 +294,14 @@ class TeachersConfig(Section):
     weights: str = key(
         "uniform", "how much each teacher counts", kind="method", names=TEACHER_WEIGHTS, synonyms="teacher_weights"
     )
+    memory: float = key(
+        0.0,
+        "γ: the ensemble of earlier rounds counts as one more teacher, with γ times its weight in the last round",
+        kind="method",
+        ge=0,
+        lt=1,
+        synonyms="remember absent",
+    )
     swag_samples: int = key(
         0, "further teachers, sampled from a Gaussian over the clients' models", kind="method", ge=0
     )
@@ -343,11 +352,28 @@ class FedMAConfig(Section):
 
 
 class RunConfig(Section):
-    """``[run]``: where the work is done, and what is kept of it. Threads and compilation change the last bits."""
+    """``[run]``: where the work is done, and what is kept of it.
+
+    Threads, compilation, precision and the kind of device change the last bits. The device may nevertheless change when
+    a run is resumed: then there is a warning, or with ``--strict`` a refusal.
+    """
 
     engine: Literal["processes", "in-process", "ray"] = key("processes", "where jobs run", kind="execution")
-    workers: int | None = key(None, "worker processes (default: one for each core)", kind="execution", ge=1)
+    workers: int | None = key(
+        None, "worker processes (default: one for each core, or two for each GPU)", kind="execution", ge=1
+    )
     ray_address: str | None = key(None, "a Ray cluster's host:port (default: one on this machine)", kind="execution")
+    device: str = key(
+        "auto",
+        "cpu, cuda, cuda:1, mps, xpu, ...; 'auto': the first accelerator that passes a self-test, else the CPU",
+        kind="execution",
+        pattern=r"^[a-z]+(:\d+)?$",
+        synonyms="gpu cuda accelerator",
+    )
+    precision: Precision = key(
+        "float32", "of matrix products in training and in answers; weights, means and losses stay in float32 or wider"
+    )
+    deterministic: bool = key(True, "on an accelerator, use only algorithms that give the same bits every time")
     threads: int | None = key(
         None,
         "torch threads of a student (default: 2 for one that learns alone and is not small, else 1)",

@@ -6,16 +6,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from feddf.runtime.device import moved
+
 
 def flip_crop(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
     """Mirror each image with probability ½ and cut its size out of the zero-padded image at a random place.
 
-    The standard augmentation for CIFAR (He et al. 2016), on raw N×C×H×W pixels, before normalisation.
+    The standard augmentation for CIFAR (He et al. 2016), on raw N×C×H×W pixels, before normalisation. Places are drawn
+    on the CPU, so that they are the same on every device; the images stay where they are.
     """
     n, _, height, width = images.shape
     padded = F.pad(images, (padding,) * 4)
     top, left = (torch.randint(0, 2 * padding + 1, (n,), generator=generator) for _ in range(2))
     flip = torch.randint(0, 2, (n, 1, 1, 1), generator=generator, dtype=torch.bool)
+    top, left, flip = (moved(drawn, images.device) for drawn in (top, left, flip))
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: N, C, top, left, height, width
-    cropped = windows[torch.arange(n), :, top, left]
+    cropped = windows[torch.arange(n, device=images.device), :, top, left]
     return torch.where(flip, cropped.flip(3), cropped)

@@ -120,6 +120,22 @@ def read_folder(folder: Path, size: int | None = None) -> tuple[Tensor, Tensor, 
     return pixels, torch.tensor(labels), names or [folder.name]
 
 
+def read_all_images(folder: Path, size: int | None = None) -> Tensor:
+    """Return every image in a folder and the folders below it, in the order of their paths (N×3×H×W bytes).
+
+    With a size, each is cut to a square and resized to it; without one, all must have one size.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not found:
+        raise ValueError(f"{folder} holds no image; known are files that end in {', '.join(SUFFIXES)}")
+    images = [read_image(path, size) for path in found]
+    if odd := next((path for path, image in zip(found, images, strict=True) if image.shape != images[0].shape), None):
+        raise ValueError(f"{odd} has another size than {found[0]}")
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
+
+
 def read_image(path: Path, size: int | None) -> NDArray[np.uint8]:
     """Return one image as H×W×3 bytes; with a size, cut to a square and resized to it."""
     try:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from feddf.config.errors import reason
+from feddf import batches
+from feddf.config.errors import first_line, reason
+from feddf.runtime.device import is_out_of_memory, release_all
 from feddf.runtime.threads import threads
-from feddf.types import Failure, J, R
+from feddf.types import Failure, J, OutOfMemory, R
 
 
 def in_process(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
@@ -22,4 +24,15 @@ def attempt(function: Callable[[J], R], job: J) -> R | Failure:
     try:
         return function(job)
     except (Exception, SystemExit) as error:  # a client that calls exit() does not end the server
-        return Failure(job.id, reason(error))
+        if not is_out_of_memory(error):
+            return Failure(job.id, reason(error))
+        complaint = _too_much(error)
+    batches.forget()  # after the error, which holds the tensors of the job
+    release_all()
+    return OutOfMemory(job.id, complaint)
+
+
+def _too_much(error: BaseException) -> str:
+    data = batches.resident_bytes() / 2**20
+    lower = f"lower run.workers, local.batch or distill.batch; data that stay on the device take {data:.0f} MiB"
+    return f"the device's memory is full: {lower} ({first_line(error)})"

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
@@ -30,6 +31,7 @@ from feddf.config.errors import reason
 from feddf.engines.in_process import attempt
 from feddf.engines.transport import SharedStates, packed, together
 from feddf.runtime.allocator import keep_freed_memory
+from feddf.runtime.device import this_is_worker
 from feddf.types import Engine, Failure, J, R
 
 
@@ -61,7 +63,7 @@ class Processes:
         states = SharedStates(jobs)
         busy: dict[_Worker, J] = {}
         while len(self._team) < min(self.workers, len(jobs)):
-            self._team.append(_Worker())
+            self._team.append(_Worker(self._free_number()))
         try:
             while waiting or busy:
                 for worker in self._team:
@@ -74,11 +76,16 @@ class Processes:
                         continue
                     del busy[worker]
                     if not worker.alive:
-                        self._team[self._team.index(worker)] = _Worker()
+                        self._team[self._team.index(worker)] = _Worker(worker.number)
                     yield outcome
         finally:
             states.forget()
             self._drop(busy)  # the caller went away in mid-round: nothing may answer for an old job later
+
+    def _free_number(self) -> int:
+        """Return the lowest number that no worker has: devices are dealt by it, so that each has as many workers."""
+        taken = {worker.number for worker in self._team}
+        return next(number for number in count() if number not in taken)
 
     def _number(self, function: Callable[..., Any]) -> int:
         for number, known in enumerate(self._functions):
@@ -137,10 +144,11 @@ class _Said:
 class _Worker:
     """One process, and this side's end of the pipe to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         context = multiprocessing.get_context("spawn")  # a fork of a process with running threads can hang
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True, name="feddf-worker")
+        self._process = context.Process(target=_serve, args=(theirs, number), daemon=True, name="feddf-worker")
         self._process.start()
         theirs.close()
         self._knows: set[int] = set()
@@ -215,17 +223,18 @@ def _shared(function: Callable[..., Any]) -> bytes:
     return buffer.getvalue()
 
 
-def _serve(pipe: connection.Connection) -> None:
+def _serve(pipe: connection.Connection, number: int) -> None:
     """The worker's loop: answer jobs until the server closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the server decides
     torch.set_num_threads(1)
+    this_is_worker(number)
     keep_freed_memory()
     threading.Thread(target=_follow_parent, daemon=True).start()
     functions: dict[int, Any] = {}
     states: dict[int, bytes] = {}
     while True:
         try:
-            number, body, fresh, name, state, rest = pickle.loads(pipe.recv_bytes())
+            place, body, fresh, name, state, rest = pickle.loads(pipe.recv_bytes())
         except EOFError:
             _end()
         if fresh:
@@ -234,9 +243,9 @@ def _serve(pipe: connection.Connection) -> None:
             states[name] = state
         job = together(pickle.loads(rest), None if name is None else states[name])
         if body:
-            functions[number] = _unpacked(body)
+            functions[place] = _unpacked(body)
             pipe.send_bytes(pickle.dumps("ready"))
-        pipe.send_bytes(_packed(attempt(functions[number], job), job.id))
+        pipe.send_bytes(_packed(attempt(functions[place], job), job.id))
 
 
 def _end() -> NoReturn:

@@ -31,6 +31,7 @@ from feddf.config.errors import FeddfError, first_line
 from feddf.engines.in_process import attempt
 from feddf.engines.transport import SharedStates, packed, together
 from feddf.runtime.allocator import keep_freed_memory
+from feddf.runtime.device import WORKERS_A_DEVICE
 from feddf.types import Engine, Failure, J, R
 
 Packed = NDArray[np.uint8]
@@ -44,15 +45,18 @@ class RayError(FeddfError):
 class RayWorkers:
     """An engine of actors on a Ray cluster: the one at ``address``, or one started on this machine for the occasion.
 
-    ``workers`` is the number of actors, one CPU each (default: as many as the cluster has). ``tries`` is how often a
+    ``workers`` is the number of actors, one CPU each (default: as many as the cluster has); with ``gpus`` they also
+    share the cluster's GPUs (default: two actors each), and Ray shows each of them its own. ``tries`` is how often a
     job is begun whose worker dies under it. Use it as a context manager::
 
         with RayWorkers(address="auto") as engine:
             results = list(engine(function, jobs))
     """
 
-    def __init__(self, workers: int | None = None, address: str | None = None, tries: int = 3) -> None:
-        self._wanted, self._address, self._tries = workers, address, tries
+    def __init__(
+        self, workers: int | None = None, address: str | None = None, tries: int = 3, *, gpus: bool = False
+    ) -> None:
+        self._wanted, self._address, self._tries, self._gpus = workers, address, tries, gpus
         self._team: list[_Actor] = []
         self._functions: list[tuple[Callable[..., Any], Any]] = []  # kept alive: their place is their name
 
@@ -67,6 +71,11 @@ class RayWorkers:
             self._connect()
         elif self._address is not None:
             raise RayError("this process is connected to a Ray cluster already; leave run.ray_address out to use it")
+        self._resources: dict[str, float] = {"num_cpus": 1}
+        if self._gpus:
+            whole = self._ray.cluster_resources()
+            self._wanted = self._wanted or int(min(whole.get("CPU", 1), WORKERS_A_DEVICE * whole.get("GPU", 0)))
+            self._resources["num_gpus"] = gpu_share(whole.get("GPU", 0), max(1, self._wanted))
         return self
 
     def _connect(self) -> None:
@@ -132,7 +141,7 @@ class RayWorkers:
         room = int(self._ray.available_resources().get("CPU", 0))
         most = min(self._wanted or sys.maxsize, jobs)
         for _ in range(max(min(most - len(self._team), room), 0 if self._team else min(1, jobs))):
-            self._team.append(_Actor(self._ray.remote(num_cpus=1, max_restarts=0)(_Worker).remote()))
+            self._team.append(_Actor(self._ray.remote(**self._resources, max_restarts=0)(_Worker).remote()))
 
     def _begin(
         self, actor: _Actor, number: int, body: Any, task: _Task, shared: SharedStates, states: dict[int, Any]
@@ -228,6 +237,17 @@ class _Worker:
             return _array(packed(outcome))
         except Exception as error:
             return _array(packed(Failure(task.id, f"{type(error).__name__}: its result cannot travel")))
+
+
+def gpu_share(gpus: float, workers: float) -> float:
+    """Return how much of a GPU each worker asks for: its share, and never more than one.
+
+    >>> gpu_share(2, 4), gpu_share(1, 3), gpu_share(8, 4)
+    (0.5, 0.3333, 1.0)
+    """
+    if gpus < 1:
+        raise RayError("run.device is a GPU, and the Ray cluster has none")
+    return min(1.0, int(gpus / workers * 10_000) / 10_000)  # Ray counts in ten-thousandths
 
 
 def _array(content: bytes) -> Packed:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from feddf.types import Engine, Failure, J, R
+from feddf.types import Engine, Failure, J, OutOfMemory, R
 
 Watch = Callable[[str, int, int], None]
 """(stage, done, total): called as the work within a round goes on."""
@@ -19,6 +19,26 @@ Watch = Callable[[str, int, int], None]
 
 def unwatched(stage: str, done: int, total: int) -> None:
     """Watch nothing."""
+
+
+def alone_if_full(engine: Engine) -> Engine:
+    """Return the engine for work on accelerators: a job for which a device had no room is tried once more, alone.
+
+    That is after all others have ended: by then their workers have given back the memory that they kept in reserve.
+    """
+
+    def run(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+        by_id = {job.id: job for job in jobs}
+        again: list[J] = []
+        for outcome in engine(function, jobs):
+            if isinstance(outcome, OutOfMemory):
+                again.append(by_id[outcome.client_id])
+            else:
+                yield outcome
+        for job in again:
+            yield from engine(function, [job])
+
+    return run
 
 
 def retrying(engine: Engine) -> Engine:

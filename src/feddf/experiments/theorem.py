@@ -20,6 +20,7 @@ from feddf.evaluate import accuracy
 from feddf.local import local_update
 from feddf.outcomes import gather
 from feddf.runs.build import Parts, prototype_for
+from feddf.runtime.execution import Execution, of_answers
 from feddf.seeds import derive, numpy_generator
 from feddf.states import initial
 from feddf.types import Client, Examples, Job, Prototype
@@ -93,6 +94,7 @@ def estimate(parts: Parts, *, most: int = 2_000, delta: float = 0.05, ensemble: 
         prototype=prototype_for(spec, parts.task.data.shape, 2),
         train=train,
         local=_plain(experiment.local),
+        execution=of_answers(experiment.run),
     )
     domains = [_domain(name, order, len(train), most, derive(seed, "domain", name)) for name, order in orders.items()]
     with open_engines(experiment.run) as engines:
@@ -111,7 +113,9 @@ def _plain(local: LocalConfig) -> LocalConfig:
     return LocalConfig(epochs=local.epochs, batch=local.batch, rate=local.rate)
 
 
-def tell_apart(domain: Domain, *, prototype: Prototype, train: Examples, local: LocalConfig) -> tuple[str, float]:
+def tell_apart(
+    domain: Domain, *, prototype: Prototype, train: Examples, local: LocalConfig, execution: Execution = Execution()
+) -> tuple[str, float]:
     """Return the held-out error of a classifier between a client's examples and others, trained on half of both."""
     if len(domain.own) < 4:
         return domain.id, 0.5  # too few to tell anything
@@ -121,8 +125,9 @@ def tell_apart(domain: Domain, *, prototype: Prototype, train: Examples, local: 
     order = _order(len(chosen), domain.seed)
     learned, held_out = order[: len(order) // 2], order[len(order) // 2 :]
     job = Job(Client(domain.id, prototype.name, learned), 1, initial(prototype, domain.seed), domain.seed)
-    update = local_update(job, prototypes={prototype.name: prototype}, train=examples, local=local)
-    return domain.id, 1 - accuracy(prototype.load(update.state), examples.take(held_out))
+    update = local_update(job, prototypes={prototype.name: prototype}, train=examples, local=local, execution=execution)
+    with execution.begun() as device:
+        return domain.id, 1 - accuracy(prototype.load(update.state, device), examples.take(held_out))
 
 
 def _domain(name: str, shard: Tensor, n: int, most: int, seed: int) -> Domain:

@@ -29,6 +29,7 @@ PARTS: dict[str, tuple[str, Any]] = {
     "probabilities": ("teachers.average", "probabilities"),
     "class-counts": ("teachers.weights", "class-counts"),
     "certainty": ("teachers.weights", "certainty"),
+    "memory": ("teachers.memory", 0.5),
     "held-out": ("distill.stop", "held-out-loss"),
     "steps": ("distill.stop", "steps"),
 }

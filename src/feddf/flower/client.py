@@ -17,6 +17,7 @@ from feddf.flower.conversion import Architectures, Labelled, as_examples, as_inp
 from feddf.flower.settings import DISCLOSE, local_from
 from feddf.flower.wire import ARRAYS, CLASS_COUNTS, CONFIG, COUNT, METRICS, from_arrays, to_arrays
 from feddf.local import local_update
+from feddf.runtime.execution import Execution
 from feddf.runtime.threads import threads as on_threads
 from feddf.types import Augment, Client, Examples, Job, Prototype, State
 
@@ -64,12 +65,15 @@ def client_app(
     name: Of = name_by_partition,
     augment: Augment | None = None,
     threads: int | None = 1,
+    device: str = "auto",
 ) -> ClientApp:
     """Return a ClientApp that trains one of the prototypes on data that never leave their place.
 
     ``data`` and ``test`` return this node's examples; ``prototype`` says which architecture it has (it may be left out
     where there is one). Epochs, batch, rate, optimizer and FedProx's μ are the server's orders. With one torch thread
     the same seeds give the same bytes on any machine of a kind; ``threads=None`` leaves torch as it is, for speed.
+    ``device`` is where models are trained and tried: ``auto`` (an accelerator that passes a self-test, else the CPU),
+    or a name as torch has it. What is sent comes from the CPU.
     """
     known = as_prototypes(prototypes)
     if prototype is None and len(known) > 1:
@@ -88,10 +92,12 @@ def client_app(
             augment,
         )
 
-    return app_at(site, which, name, threads)
+    return app_at(site, which, name, threads, Execution(device=device))
 
 
-def app_at(site: Callable[[Context], Site], prototype: Of, name: Of, threads: int | None) -> ClientApp:
+def app_at(
+    site: Callable[[Context], Site], prototype: Of, name: Of, threads: int | None, execution: Execution = Execution()
+) -> ClientApp:
     """Return the app of a site that is looked up when a message comes."""
     app = introduce(ClientApp(), prototype, name)
 
@@ -108,6 +114,7 @@ def app_at(site: Callable[[Context], Site], prototype: Of, name: Of, threads: in
                 local=local_from(orders),
                 augment=here.augment,
                 disclose=bool(orders.get(DISCLOSE, False)),
+                execution=execution,
             )
         metrics: dict[str, Any] = {COUNT: update.n_examples, **update.metrics}
         if update.class_counts is not None:
@@ -120,9 +127,9 @@ def app_at(site: Callable[[Context], Site], prototype: Of, name: Of, threads: in
         here = site(context)
         if here.test is None:
             raise ValueError("this client has no data to evaluate models on")
-        with on_threads(threads) if threads else nullcontext():
+        with on_threads(threads) if threads else nullcontext(), execution.begun() as place:
             examples = here.test()
-            model = here.prototype.load(_state(message, here.prototype))
+            model = here.prototype.load(_state(message, here.prototype), place)
             metrics = MetricRecord({COUNT: len(examples), "accuracy": evaluate.accuracy(model, examples)})
         return Message(RecordDict({METRICS: metrics}), reply_to=message)
 

@@ -14,6 +14,7 @@ from feddf.flower.client import Site, app_at
 from feddf.flower.settings import FlowerSettings
 from feddf.flower.strategy import FedDF
 from feddf.runs.build import Parts, augments, build, client_name
+from feddf.runtime.execution import Execution
 
 
 def settings_of(experiment: Experiment) -> FlowerSettings:
@@ -62,6 +63,11 @@ def client_app_of(experiment: Experiment) -> ClientApp:
         lambda context: labels[_number(context) % len(labels)],
         lambda context: client_name(_number(context), experiment.clients.number),
         threads=1,
+        execution=Execution(
+            device=experiment.run.device,
+            precision=experiment.run.precision,
+            deterministic=experiment.run.deterministic,
+        ),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from feddf.config.experiment import Settings
 from feddf.config.names import AVERAGES
 from feddf.fusion.batchnorm import with_statistics
+from feddf.runtime.execution import of_answers
 from feddf.states import weighted_mean
 from feddf.types import Engine, Fused, Fusion, Resources, Rule, ServerState, State, Update
 
@@ -43,7 +44,7 @@ def uniform_average(previous: State, updates: Sequence[Update]) -> State:
 def averaging_rule(resources: Resources, settings: Settings) -> Rule:
     """Return the rule that the settings name, with BatchNorm's statistics treated as they say."""
     rule: Rule = AVERAGES[settings.fusion.average]
-    return with_statistics(settings.fusion.batchnorm, rule, resources)
+    return with_statistics(settings.fusion.batchnorm, rule, resources, of_answers(settings.run))
 
 
 def start_from(rule: Rule, server: ServerState, updates: Sequence[Update]) -> dict[str, State]:

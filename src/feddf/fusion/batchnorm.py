@@ -11,16 +11,17 @@ from dataclasses import replace
 from torch import Tensor
 
 from feddf.evaluate import recalibrate
+from feddf.runtime.execution import Execution
 from feddf.runtime.threads import threads
 from feddf.states import copy, is_statistic
 from feddf.types import Fused, Fusion, Resources, Rule, ServerState, State, Update
 
 
-def with_statistics(policy: str, rule: Rule, resources: Resources) -> Rule:
+def with_statistics(policy: str, rule: Rule, resources: Resources, execution: Execution = Execution()) -> Rule:
     """Return the rule with the statistics of the policy ``fusion.batchnorm``; 'local' is a fusion's matter."""
     if policy == "last":
         return last_statistics(rule)
-    return recalibrated(rule, resources) if policy == "recalibrate" else rule
+    return recalibrated(rule, resources, execution) if policy == "recalibrate" else rule
 
 
 def last_statistics(rule: Rule) -> Rule:
@@ -34,17 +35,17 @@ def last_statistics(rule: Rule) -> Rule:
     return apply
 
 
-def recalibrated(rule: Rule, resources: Resources) -> Rule:
+def recalibrated(rule: Rule, resources: Resources, execution: Execution = Execution()) -> Rule:
     """Estimate the averaged model's statistics again on the unlabeled pool."""
 
     def apply(previous: State, updates: Sequence[Update]) -> State:
         averaged = rule(previous, updates)
         if averaged is previous or resources.pool is None or not any(map(is_statistic, averaged)):
             return averaged
-        model = resources.prototypes[updates[0].prototype].load(averaged)
-        with threads(1):  # this runs in the server's own process, and bytes must not depend on its cores
+        with threads(1), execution.begun() as device:  # in the server's own process: its cores must not matter
+            model = resources.prototypes[updates[0].prototype].load(averaged, device)
             recalibrate(model, resources.pool)
-        return copy(model.state_dict())
+            return copy(model.state_dict())
 
     return apply
 

@@ -9,6 +9,7 @@ from feddf.config.names import DROP_RULES, METHODS
 from feddf.fusion.batchnorm import local_statistics
 from feddf.fusion.momentum import momentum
 from feddf.fusion.select import drop_worst
+from feddf.runtime.execution import of_answers
 from feddf.types import Engine, Method, Resources
 
 
@@ -23,5 +24,5 @@ def method_of(resources: Resources, settings: Settings, engine: Engine) -> Metho
     if fusion.momentum:
         fuse = momentum(fusion.momentum, fuse, resources.prototypes)
     if fusion.drop_worst != "none":
-        fuse = drop_worst(DROP_RULES[fusion.drop_worst], fuse, resources, engine)
+        fuse = drop_worst(DROP_RULES[fusion.drop_worst], fuse, resources, engine, of_answers(settings.run))
     return replace(method, fuse=fuse)

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
+from feddf.batches import batches
 from feddf.config.sections import DistillConfig
 from feddf.evaluate import logits, recalibrate
 from feddf.fusion.early_stopping import Distilled, Snapshots
-from feddf.fusion.ensemble import Answers
+from feddf.fusion.ensemble import Answers, AskedAgain
 from feddf.runtime.compile import forward_of
+from feddf.runtime.device import device_of
 from feddf.runtime.execution import Execution
 from feddf.seeds import derive, seeded, torch_generator
-from feddf.states import is_finite
 from feddf.types import Augment, Inputs, Score
 
 MOMENTUM = 0.9
@@ -51,17 +52,22 @@ def distill(
     With a temperature T the loss is T² KL(teachers(d), σ(f(x, d) / T)): the gradient keeps its size (Hinton 2015).
     ``optimizer = "swa"`` is SGD with a cyclical rate, the weights at the end of each cycle being averaged (Izmailov et
     al. 2018, as in FedDistill). ``chosen_from`` limits the pool to the inputs at these indices.
+
+    All is computed on the device that the student is on, and read off it once every ``check`` steps; what is returned
+    is on the CPU.
     """
-    forward = forward_of(student, execution.compile)
+    device = device_of(student)
+    forward = forward_of(student, execution.compile, execution.precision)
     optimizer, rates = _optimizer(student, config)
     averaged = AveragedModel(student) if config.optimizer == "swa" else None
     distort = torch_generator(derive(seed, "augment"))
     indices = torch.arange(len(pool)) if chosen_from is None else chosen_from
+    learned_from = pool.take(indices) if averaged is not None else pool
     snapshots = Snapshots(student, score, config, execution)
     student.train()
-    with snapshots.scored(), seeded(derive(seed, "dropout")):
-        for step, chosen in enumerate(islice(_endless_batches(indices, config.batch, seed), config.steps), 1):
-            raw = pool.raw[chosen]
+    order = islice(_endless_batches(indices, config.batch, seed), config.steps)
+    with snapshots.scored(), seeded(derive(seed, "dropout"), device):
+        for step, (chosen, raw) in enumerate(batches(pool.raw, order, device), 1):
             inputs = pool.encode(augment(raw, distort) if augment else raw)  # line 13
             loss = kl_divergence(answers(chosen, inputs), forward(inputs), config.temperature)
             optimizer.zero_grad()
@@ -73,12 +79,11 @@ def distill(
             if averaged is not None and step > config.approach and step % config.swa_cycle == 0:
                 averaged.update_parameters(student)
             if step % config.check == 0 or step == config.steps:
-                if not is_finite(student.state_dict()):
-                    snapshots.diverged(step)
-                    break  # what was best before is returned
-                candidate = student if averaged is None else _averaged_model(averaged, student, pool.take(indices))
-                if snapshots.enough(step, candidate):
-                    break
+                candidate = student if averaged is None else _averaged_model(averaged, student, learned_from)
+                if snapshots.enough(step, student, candidate):
+                    break  # if it has diverged, what was best before is returned
+    if snapshots.has_diverged and isinstance(answers, AskedAgain):
+        answers.refuse_unfit()  # it may be the fault of a teacher that nobody has looked at since
     return snapshots.best
 
 
@@ -92,8 +97,9 @@ def held_out_score(pool: Inputs, held_out: Tensor, probabilities: Tensor, temper
     """Return a score that needs no labels: minus the distillation loss over held-out inputs of the pool."""
     inputs = pool.take(held_out)
 
-    def score(model: nn.Module) -> float:
-        return -float(kl_divergence(probabilities, logits(model, inputs), temperature))
+    def score(model: nn.Module) -> Tensor:
+        predicted = logits(model, inputs)
+        return -kl_divergence(probabilities.to(predicted.device), predicted, temperature).detach()
 
     return score
 

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from feddf.config.sections import DistillConfig
 from feddf.evaluate import as_it_is, folded
 from feddf.runtime.execution import Execution
 from feddf.runtime.threads import threads
-from feddf.states import copy
+from feddf.states import all_finite, on_cpu
 from feddf.types import Score, State
 
 
@@ -38,11 +39,17 @@ class Snapshots:
 
     def __init__(self, student: nn.Module, score: Score | None, config: DistillConfig, execution: Execution) -> None:
         self._score, self._config, self._execution = score, config, execution
-        first = score(student) if score else None
-        self.best = Distilled(copy(student.state_dict()), 0, 0, first, first if config.keep_start else None)
+        first = float(score(student)) if score else None
+        self._best = Distilled(_snapshot(student), 0, 0, first, first if config.keep_start else None)
         self._best_student: tuple[int, float | None] = 0, None
         self._pending: tuple[int, nn.Module, Future[float]] | None = None
         self._background: ThreadPoolExecutor | None = None
+        self.has_diverged = False
+
+    @property
+    def best(self) -> Distilled:
+        """The best snapshot, on the CPU."""
+        return replace(self._best, state=on_cpu(self._best.state))
 
     @contextmanager
     def scored(self) -> Iterator[None]:
@@ -55,10 +62,16 @@ class Snapshots:
             self._read_score()
         self._background = None
 
-    def enough(self, step: int, candidate: nn.Module) -> bool:
-        """Take a snapshot, and say whether the student may stop."""
+    def enough(self, step: int, student: nn.Module, candidate: nn.Module) -> bool:
+        """Take a snapshot, and say whether the student may stop: also when its weights are not finite any more.
+
+        All that is to be known of it is read off the device at once.
+        """
         if self._background is None:
-            return self._compare(step, candidate, self._score(candidate) if self._score else None)
+            finite, now = self._read(student, candidate)
+            return self._compare(step, candidate, now) if finite else self._diverged(step)
+        if not all_finite(student.state_dict()):
+            return self._diverged(step)
         if self._read_score():
             return True
         snapshot = deepcopy(candidate).eval()
@@ -66,15 +79,28 @@ class Snapshots:
         self._pending = step, snapshot, self._background.submit(self._scored_in_background, ready)
         return False
 
-    def diverged(self, step: int) -> None:
+    def _read(self, student: nn.Module, candidate: nn.Module) -> tuple[bool, float | None]:
+        """Return whether the student's weights are finite, and the candidate's score."""
+        finite = all_finite(student.state_dict())
+        if self._score is None or (finite.device.type == "cpu" and not finite):
+            return bool(finite), None
+        score = self._score(candidate)
+        if not isinstance(score, Tensor) or score.device != finite.device:
+            return bool(finite), float(score)
+        both = torch.stack([finite.to(score.dtype), score.detach()]).to("cpu")
+        return bool(both[0]), float(both[1])
+
+    def _diverged(self, step: int) -> bool:
         """Note that the student's weights stopped being finite."""
+        self.has_diverged = True
         if not self._read_score():
-            self.best = replace(self.best, steps=step)
+            self._best = replace(self._best, steps=step)
+        return True
 
     def _scored_in_background(self, ready: nn.Module) -> float:
         assert self._score is not None
         with threads(self._execution.threads), as_it_is():
-            return self._score(ready)
+            return float(self._score(ready))
 
     def _read_score(self) -> bool:
         """Read the score that is due, and say whether the student may stop."""
@@ -89,10 +115,16 @@ class Snapshots:
 
         A student may rise steadily from below a good start: it is not stopped for being below it.
         """
-        best, (_, best_now) = self.best, self._best_student
+        best, (_, best_now) = self._best, self._best_student
         if now is None or best_now is None or now > best_now:
             self._best_student = step, now
         if now is None or best.best_score is None or now > best.best_score:
-            best = Distilled(copy(candidate.state_dict()), step, step, best.first_score, now)
-        self.best = replace(best, steps=step)
+            best = Distilled(_snapshot(candidate), step, step, best.first_score, now)
+        self._best = replace(best, steps=step)
         return step - max(self._best_student[0], self._config.approach) >= self._config.patience
+
+
+def _snapshot(model: nn.Module) -> State:
+    """Return a model's weights with storage of their own, on its device: only the best ones travel, at the end."""
+    found = model.state_dict().items()
+    return {key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in found}

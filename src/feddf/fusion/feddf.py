@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 
@@ -11,38 +11,44 @@ import torch
 from torch import Tensor
 
 from feddf import evaluate
+from feddf.batches import batches
 from feddf.config.experiment import Settings
 from feddf.config.records import DistillationRecord
 from feddf.config.sections import DistillConfig
 from feddf.fusion.average import averaging_rule, start_from
 from feddf.fusion.distill import distill, held_out_score
 from feddf.fusion.early_stopping import Distilled
-from feddf.fusion.ensemble import Answers, ensemble
+from feddf.fusion.ensemble import Answers, Ask, AskedAgain, ensemble
 from feddf.outcomes import gather
+from feddf.runtime.device import CPU
 from feddf.runtime.execution import Execution, of_students
 from feddf.runtime.threads import threads, threads_for
 from feddf.seeds import derive, torch_generator
 from feddf.types import Engine, Fused, Fusion, Inputs, Refusal, Resources, Score, ServerState, State, Update
 
+ENSEMBLE = "ensemble"
+"""What the teachers' answers are called in the server's memory."""
 
-def feddf(resources: Resources, settings: Settings, engine: Engine) -> Fusion:
+
+def feddf(resources: Resources, settings: Settings, engine: Engine, ask: Ask | None = None) -> Fusion:
     """Return the fusion of Lin, Kong, Stich, Jaggi, "Ensemble Distillation for Robust Model Fusion" (2020).
 
     The weights of each prototype's clients are averaged; then each prototype is distilled, on the unlabeled
     pool, from the ensemble of *all* clients, whatever their architecture. A prototype none of whose clients
     took part learns from the others too, starting from its previous weights.
 
-    The settings' sections ``fusion``, ``teachers`` and ``distill`` say how.
+    The settings' sections ``fusion``, ``teachers`` and ``distill`` say how. ``ask`` replaces the ensemble of the
+    clients' models, where teachers are of another kind.
     """
     rule = averaging_rule(resources, settings)
-    ask = ensemble(resources, settings, engine)
+    ask = ask or ensemble(resources, settings, engine)
     execution = of_students(settings.run, len(resources.prototypes), partial(_lone_threads, resources, settings))
     learn = partial(distilled, resources=resources, config=settings.distill, execution=execution)
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         began = perf_counter()
         averaged = start_from(rule, server, updates)  # lines 9 to 11
-        answers = ask(updates, seed)  # line 13, of all teachers
+        answers, past = ask(updates, seed, server.memory.get(ENSEMBLE, {}))  # line 13, of all teachers
         asked = perf_counter()
         students = [
             Student(name, starts(settings.distill, server.models[name], state), derive(seed, name), answers)
@@ -51,7 +57,8 @@ def feddf(resources: Resources, settings: Settings, engine: Engine) -> Fusion:
         results = accepted(gather(engine(learn, students), "the distillation of"))  # lines 12 to 14
         seconds = {"ask": asked - began, "distill": perf_counter() - asked}
         models = {name: results[name].state for name in averaged}
-        return Fused(server.next(models), averaged, {"seconds": seconds, "distillation": notes(results)})  # line 15
+        after = replace(server.next(models), memory={ENSEMBLE: past} if past else {})
+        return Fused(after, averaged, {"seconds": seconds, "distillation": notes(results)})  # line 15
 
     return fuse
 
@@ -86,10 +93,10 @@ def distilled(
     pool = resources.pool
     assert pool is not None, "whoever has answers for a pool has the pool"
     kept, held_out = held_out_inputs(len(pool), config)
-    with threads(execution.threads):
+    with threads(execution.threads), execution.begun() as device:
         try:
-            score = score_of(resources, config, pool, held_out, student.answers)
-            candidates = [resources.prototypes[student.id].load(state) for state in student.starts]
+            score = score_of(resources, config, pool, held_out, student.answers, device)
+            candidates = [resources.prototypes[student.id].load(state, device) for state in student.starts]
             best = max(candidates, key=score) if score is not None and len(candidates) > 1 else candidates[0]
             return student.id, distill(
                 best,
@@ -115,14 +122,22 @@ def held_out_inputs(n: int, config: DistillConfig) -> tuple[Tensor, Tensor]:
 
 
 def score_of(
-    resources: Resources, config: DistillConfig, pool: Inputs, held_out: Tensor, answers: Answers
+    resources: Resources,
+    config: DistillConfig,
+    pool: Inputs,
+    held_out: Tensor,
+    answers: Answers,
+    device: torch.device = CPU,
 ) -> Score | None:
     """Return what a student is stopped by: validation accuracy, the loss on held-out inputs, or nothing."""
     if config.stop == "validation":
-        return partial(evaluate.accuracy, examples=resources.labelled)
+        return partial(evaluate.unread_accuracy, examples=resources.labelled)
     if config.stop == "steps":
         return None
-    expected = torch.cat([answers(chunk, pool.batch(chunk)) for chunk in held_out.split(config.batch)])
+    chunks = batches(pool.raw, held_out.split(config.batch), device)
+    expected = torch.cat([answers(chosen, pool.encode(raw)) for chosen, raw in chunks])
+    if isinstance(answers, AskedAgain):
+        answers.refuse_unfit()
     return held_out_score(pool, held_out, expected, config.temperature)
 
 

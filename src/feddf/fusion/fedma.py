@@ -21,7 +21,7 @@ from feddf.config.sections import FedMAConfig
 from feddf.fusion.average import average
 from feddf.fusion.matching import Neurons, Places, match
 from feddf.seeds import derive, seeded
-from feddf.states import read_off
+from feddf.states import fit_widths, read_off
 from feddf.types import (
     Engine,
     Finish,
@@ -96,21 +96,6 @@ def layers_of(prototype: Prototype) -> Layers:
         raise ValueError(f"FedMA cannot match '{prototype.name}': it needs layers that are each used once")
     widths = tuple(int(modules[name].weight.shape[0]) for name in found)
     return Layers(tuple(found), widths)
-
-
-def fit_widths(model: nn.Module, state: State) -> None:
-    """Give every linear layer and convolution the shape that the state has (matched layers may have grown)."""
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear | nn.Conv2d) or state[f"{name}.weight"].shape == module.weight.shape:
-            continue
-        shape = state[f"{name}.weight"].shape
-        module.weight = nn.Parameter(torch.empty(shape))
-        if module.bias is not None:
-            module.bias = nn.Parameter(torch.empty(shape[0]))
-        if isinstance(module, nn.Linear):
-            module.out_features, module.in_features = shape
-        else:
-            module.out_channels, module.in_channels = shape[:2]
 
 
 def keep_matched(

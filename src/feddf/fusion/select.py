@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from feddf.evaluate import Evaluation, model_of
 from feddf.fusion.weights import Accuracies
+from feddf.runtime.execution import Execution
 from feddf.types import Engine, Failure, Fused, Fusion, Refusal, Resources, ServerState, Update
 
 
@@ -46,9 +47,9 @@ def released_rule(accuracies: Mapping[str, float], n_classes: int, n_examples: i
     return Dropped(below, frozenset(client for client, accuracy in accuracies.items() if accuracy < floor))
 
 
-def validation_accuracies(resources: Resources, engine: Engine) -> Accuracies:
+def validation_accuracies(resources: Resources, engine: Engine, execution: Execution = Execution()) -> Accuracies:
     """Return what measures clients on the validation data; a client whose model cannot be asked is refused."""
-    evaluation = Evaluation(engine, resources.prototypes, resources.labelled.inputs)
+    evaluation = Evaluation(engine, resources.prototypes, resources.labelled.inputs, execution)
 
     def accuracies(updates: Sequence[Update]) -> dict[str, float]:
         found = evaluation.accuracies([model_of(update) for update in updates], resources.labelled.labels)
@@ -59,9 +60,19 @@ def validation_accuracies(resources: Resources, engine: Engine) -> Accuracies:
     return accuracies
 
 
-def drop_worst(rule: DropRule, inner: Fusion, resources: Resources, engine: Engine) -> Fusion:
-    """Return ``inner`` for the clients that the rule leaves; if it would leave none, the best one is kept."""
-    validation, measure = resources.labelled, validation_accuracies(resources, engine)
+def drop_worst(
+    rule: DropRule,
+    inner: Fusion,
+    resources: Resources,
+    engine: Engine,
+    execution: Execution = Execution(),
+    measure: Accuracies | None = None,
+) -> Fusion:
+    """Return ``inner`` for the clients that the rule leaves; if it would leave none, the best one is kept.
+
+    ``measure`` replaces the evaluation of the clients' models, where teachers are of another kind.
+    """
+    validation, measure = resources.labelled, measure or validation_accuracies(resources, engine, execution)
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         accuracies = measure(updates)

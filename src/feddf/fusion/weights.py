@@ -13,6 +13,7 @@ from statistics import mode
 import torch
 from torch import Tensor
 
+from feddf.runtime.device import wide
 from feddf.types import Resources, Update, Weight
 
 Accuracies = Callable[[Sequence[Update]], Mapping[str, float]]
@@ -55,7 +56,7 @@ def by_accuracy(teachers: Sequence[Update], resources: Resources, accuracies: Ac
 
 def certainty(logits: Tensor) -> Tensor:
     """Return exp(−H(σ(logits))) of each row, between 1/M and 1."""
-    logs = logits.to(torch.float64).log_softmax(dim=-1)
+    logs = logits.to(wide(logits.device)).log_softmax(dim=-1)
     return (logs.exp() * logs).sum(dim=-1, keepdim=True).exp()
 
 

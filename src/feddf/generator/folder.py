@@ -29,6 +29,7 @@ from torch import Tensor
 from feddf.config.errors import FeddfError, first_line
 from feddf.models.dcgan import Generator
 from feddf.runtime.atomic import append_line, held, keep_lines, read_checked, write_atomically, write_checked
+from feddf.runtime.device import CPU, described
 from feddf.types import State
 
 KEEP = 2
@@ -72,9 +73,10 @@ def fingerprint(images: Tensor) -> str:
     return f"{size}, SHA-256 {hashlib.sha256(images.contiguous().numpy().data).hexdigest()[:16]}"
 
 
-def generator_versions() -> dict[str, str]:
+def generator_versions(device: torch.device = CPU) -> dict[str, str]:
     """Return what the final bytes may depend on besides the settings."""
-    return {**{name: version(name) for name in ("feddf", "torch")}, "cpu": torch.backends.cpu.get_cpu_capability()}
+    packages = {name: version(name) for name in ("feddf", "torch")}
+    return {**packages, "cpu": torch.backends.cpu.get_cpu_capability(), "device": described(device)}
 
 
 class GeneratorFolder:
@@ -87,7 +89,7 @@ class GeneratorFolder:
         self.weights = path / "generator.safetensors"
 
     @classmethod
-    def prepare(cls, path: Path, settings: GeneratorSettings) -> GeneratorFolder:
+    def prepare(cls, path: Path, settings: GeneratorSettings, device: torch.device = CPU) -> GeneratorFolder:
         """Make the folder, or open one that was made with the same settings."""
         folder = cls(path)
         if (path / "generator.toml").exists():
@@ -99,7 +101,7 @@ class GeneratorFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             if not (path / "generator.toml").exists():  # the first file: what it says about the others is true
-                text = tomli_w.dumps({**asdict(settings), "versions": generator_versions()})
+                text = tomli_w.dumps({**asdict(settings), "versions": generator_versions(device)})
                 write_atomically(path / "generator.toml", text.encode())
             folder.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
@@ -115,12 +117,12 @@ class GeneratorFolder:
         except (TypeError, ValueError) as error:
             raise GeneratorError(f"{self.path / 'generator.toml'} is not a generator's: {error}") from error
 
-    def changed_versions(self) -> list[str]:
+    def changed_versions(self, device: torch.device = CPU) -> list[str]:
         """Return what has another version than when the training was started."""
-        then = self._values().get("versions", {})
+        then = {"device": "cpu", **self._values().get("versions", {})}  # older ones knew no other device
         return [
             f"{key} {then.get(key, 'unknown')} -> {now}"
-            for key, now in generator_versions().items()
+            for key, now in generator_versions(device).items()
             if then.get(key) != now
         ]
 

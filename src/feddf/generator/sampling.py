@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from feddf.config.errors import first_line
 from feddf.generator.folder import GeneratorError, GeneratorFolder
+from feddf.runtime.device import CPU, device_of, moved
 from feddf.runtime.threads import threads
 from feddf.seeds import torch_generator
 
@@ -25,16 +26,18 @@ LATENTS = 256
 def sample_images(generator: Make, n: int, latent: tuple[int, ...], seed: int) -> Tensor:
     """Return n images as bytes, N × C × H × W, of latents from N(0, 1) that the seed decides.
 
-    A module answers in eval mode and without gradients. It is always asked for whole batches: so the first images of
-    a larger sample are, byte by byte, a smaller sample of the same seed. One torch thread does it, on any machine.
+    A module answers in eval mode and without gradients, on the device that it is on. It is always asked for whole
+    batches: so the first images of a larger sample are, byte by byte, a smaller sample of the same seed. One torch
+    thread does it, on any machine.
     """
     if n < 1:
         raise ValueError(f"n = {n}: at least one image must be asked for")
-    random = torch_generator(seed)
+    random, device = torch_generator(seed), device_of(generator) if isinstance(generator, nn.Module) else CPU
     batches: list[Tensor] = []
     with _evaluating(generator), torch.no_grad(), threads(1):
         for _ in range(0, n, LATENTS):
-            batches.append(_bytes(_checked(generator(torch.randn((LATENTS, *latent), generator=random)))))
+            latents = moved(torch.randn((LATENTS, *latent), generator=random), device)
+            batches.append(_bytes(_checked(generator(latents))).to(CPU))
     return torch.cat(batches)[:n]
 
 

@@ -23,7 +23,7 @@ from feddf.local import local_update
 from feddf.rounds import Federation
 from feddf.runs.loading import check_vocabulary, load_dataset, with_tokenizer
 from feddf.runs.pool import PoolTask, pool_of
-from feddf.runtime.execution import of_clients
+from feddf.runtime.execution import of_answers, of_clients
 from feddf.seeds import derive
 from feddf.states import initial
 from feddf.types import (
@@ -102,7 +102,9 @@ def build_task(experiment: Experiment) -> Task:
     dealt = _share(len(kept), config.train_fraction, derive(seed, "train fraction"))
     train, validation = data.train.take(rest[kept[dealt]]), data.train.take(held_out)
     own = data.train.inputs.take(rest[for_pool])
-    pool_task = PoolTask(data.train.inputs, validation.inputs, own, config, experiment.pool.size)
+    pool_task = PoolTask(
+        data.train.inputs, validation.inputs, own, config, experiment.pool.size, of_answers(experiment.run)
+    )
     pool = pool_of(experiment.pool, pool_task, derive(seed, "pool"))
     _check_pool(experiment, pool)
     return Task(data, train, validation, _partition(experiment, train), pool)

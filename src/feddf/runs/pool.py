@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from feddf.config import ConfigError, DataConfig, PoolConfig, SourceConfig
 from feddf.config.names import SOURCES
 from feddf.data.datasets import Dataset
+from feddf.data.files import read_all_images
 from feddf.data.unlabeled import adapt, choose, noise, of_classes, uniform_points
 from feddf.generator import GeneratorError, load_generator, sample_images
 from feddf.runs.loading import load_dataset, named
+from feddf.runtime.execution import Execution
 from feddf.seeds import derive
 from feddf.types import Inputs, Rows
 
@@ -33,6 +35,7 @@ class PoolTask:
     training: Inputs
     data: DataConfig
     size: int | None = None
+    execution: Execution = Execution()
 
     def wanted(self, source: SourceConfig) -> int | None:
         """Return how many inputs a source is to give, if the configuration says so."""
@@ -76,7 +79,17 @@ def from_noise(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
 def from_generator(path: str, source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     """Images of a trained generator, in a folder of ``feddf generator train`` or a ``.pt2`` file."""
     network, latent = load_generator(Path(path).expanduser())
-    return sample_images(network, task.wanted(source) or ENOUGH, latent, seed)
+    with task.execution.begun() as device:
+        if isinstance(network, nn.Module):
+            network.to(device)
+        return sample_images(network, task.wanted(source) or ENOUGH, latent, seed)
+
+
+def from_images(path: str, source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
+    """Every image file in a folder and the folders below it, whatever they are called."""
+    size = task.like.raw.shape[-1] if len(task.like.raw.shape) == 4 else None
+    rows = read_all_images(Path(path).expanduser(), size)
+    return choose(rows, min(task.wanted(source) or len(rows), len(rows)), seed)
 
 
 def from_validation(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:

@@ -14,6 +14,7 @@ from feddf.config.records import ModelRecord
 from feddf.evaluate import Evaluation, Model, accuracy_of, model_of
 from feddf.fusion.ensemble import avg_logits
 from feddf.models.binary import wire
+from feddf.runtime.execution import of_answers
 from feddf.states import n_bytes
 from feddf.types import Client, Engine, Examples, Failure, Prototype, Round, ServerState, State, Update, Vote
 
@@ -30,8 +31,9 @@ class Recorder:
         run: RunConfig,
     ) -> None:
         self._test, self._validation, self._run = test, validation, run
-        self._on_test = Evaluation(engine, prototypes, test.inputs)
-        self._on_validation = Evaluation(engine, prototypes, validation.inputs)
+        execution = of_answers(run)
+        self._on_test = Evaluation(engine, prototypes, test.inputs, execution)
+        self._on_validation = Evaluation(engine, prototypes, validation.inputs, execution)
 
     def record(self, sent: ServerState, closed: Round, clients: Sequence[Client]) -> Record:
         """Return the record of a round that began with ``sent``.

@@ -13,6 +13,7 @@ from feddf.engines.open import open_engines
 from feddf.engines.wrappers import Profile, Watch, unwatched, watched
 from feddf.rounds import run_rounds
 from feddf.runs.build import Parts
+from feddf.runs.describe import describe
 from feddf.runs.record import Recorder
 from feddf.runs.spool import DiskSpool
 from feddf.runs.store import RunFolder
@@ -62,6 +63,7 @@ def run_experiment(
             ):
                 track(record)
                 yield record
+        describe(parts, folder.path, folder.records())
 
 
 def recorded(

@@ -7,6 +7,7 @@
     partition.json                 how many examples of each class every simulated client has
     checkpoints/round-0003.safetensors, .sha256
     models/NAME.safetensors        the fused weights of each prototype, once the run has ended
+    config.json, README.md         how these are built and fed (feddf.load_model reads it), and a model card
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from feddf.runtime.atomic import (
     write_checked,
 )
 from feddf.runtime.compile import can_compile
+from feddf.runtime.device import described
+from feddf.runtime.execution import device_for
 from feddf.types import ServerState, State
 
 
@@ -48,7 +51,9 @@ def versions(settings: Settings) -> dict[str, str]:
     """Return what a model's bytes may depend on besides the configuration."""
     packages = {name: version(name) for name in ("feddf", "torch", "numpy")}
     found = {"python": platform.python_version(), **packages, "cpu": torch.backends.cpu.get_cpu_capability()}
-    return {**found, "steps": "compiled" if settings.run.compile and can_compile() else "eager"}
+    device = device_for(settings.run)
+    compiled = settings.run.compile and can_compile(device)
+    return {**found, "steps": "compiled" if compiled else "eager", "device": described(torch.device(device))}
 
 
 class RunFolder:

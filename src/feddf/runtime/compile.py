@@ -17,15 +17,31 @@ from torch.nn.utils import parametrize
 
 Forward = Callable[[Tensor], Tensor]
 
-_TRIAL = "import torch; print(torch.compile(lambda x: x.relu() + 1)(torch.ones(8)).sum().item())"
+_TRIAL = (
+    "import sys, torch; print(torch.compile(lambda x: x.relu() + 1)(torch.ones(8, device=sys.argv[1])).sum().item())"
+)
 
 
-def forward_of(model: nn.Module, compile: bool) -> Forward:
+def forward_of(model: nn.Module, compile: bool, precision: str = "float32") -> Forward:
     """Return how to call the model: as it is, or through compiled code that all models of its architecture share.
 
     A parametrised model (a binarised one) is of a class of its own and would be compiled again every time: it is called
-    as it is.
+    as it is. In bfloat16, weights stay in float32 and so do the logits that are returned.
     """
+    forward = _forward_of(model, compile)
+    return _in_bfloat16(forward) if precision == "bfloat16" else forward
+
+
+def _in_bfloat16(forward: Forward) -> Forward:
+    def cast(inputs: Tensor) -> Tensor:
+        with torch.autocast(inputs.device.type, torch.bfloat16):
+            logits = forward(inputs)
+        return logits.float()  # losses and means are computed in float32 or wider
+
+    return cast
+
+
+def _forward_of(model: nn.Module, compile: bool) -> Forward:
     if not compile or any(parametrize.is_parametrized(module) for module in model.modules()):
         return model
     torch._dynamo.config.cache_size_limit = 64  # several architectures share one function
@@ -50,7 +66,7 @@ def _call(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 @cache
-def can_compile() -> bool:
-    """Say whether this machine can compile, tried out in a child process, where a crash does no harm."""
-    trial = subprocess.run([sys.executable, "-c", _TRIAL], capture_output=True, text=True, check=False)
+def can_compile(device: str = "cpu") -> bool:
+    """Say whether this machine can compile for a device, tried out in a child process, where a crash does no harm."""
+    trial = subprocess.run([sys.executable, "-c", _TRIAL, device], capture_output=True, text=True, check=False)
     return trial.returncode == 0 and trial.stdout.strip() == "16.0"

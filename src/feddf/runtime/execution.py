@@ -1,42 +1,126 @@
-"""How a piece of training is executed: on how many threads, compiled or not, with checks in the background or not."""
+"""How a piece of training is executed: on which device, in which precision, on how many threads, compiled or not."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
-from feddf.config.sections import RunConfig
+import torch
+import torch.utils.deterministic
+
+from feddf.config.sections import Precision, RunConfig
 from feddf.runtime.compile import can_compile
+from feddf.runtime.device import check_precision, choose, placed, release_if_scarce
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How training steps run. Threads and compilation change the last bits of a result, ``background`` changes none.
+    """How training steps run. All of it but ``background`` changes the last bits of a result.
 
     With ``background``, snapshots of a student are evaluated in a thread of their own while the student goes on.
+    ``device`` is a name as torch has it, or ``auto``; ``deterministic`` is about accelerators: the CPU always is.
     """
 
     threads: int = 1
     compile: bool = False
     background: bool = False
+    device: str = "cpu"
+    precision: Precision = "float32"
+    deterministic: bool = True
+
+    @contextmanager
+    def begun(self) -> Iterator[torch.device]:
+        """Let torch compute inside the block as is said here, and as before after it; yield this worker's device."""
+        device = placed(choose(self.device))
+        if device.type == "cpu":
+            yield device
+            return
+        with _float32_as(self.precision), _deterministic(self.deterministic):
+            try:
+                yield device
+            finally:
+                release_if_scarce(device)
+
+
+@contextmanager
+def _float32_as(precision: Precision) -> Iterator[None]:
+    """Let GPUs multiply float32 numbers as such, or in TF32; by itself torch does the latter in convolutions."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    """Let torch use algorithms only that give the same bits every time, and refuse what has none."""
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to promise anything
+    cudnn, filling = torch.backends.cudnn, torch.utils.deterministic
+    enabled = torch.are_deterministic_algorithms_enabled()
+    only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    before = cudnn.deterministic, cudnn.benchmark, getattr(filling, _FILL)
+    torch.use_deterministic_algorithms(True)
+    cudnn.deterministic, cudnn.benchmark = True, False
+    setattr(filling, _FILL, False)  # nobody here reads what nobody has written
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=only_warn)
+        cudnn.deterministic, cudnn.benchmark = before[:2]
+        setattr(filling, _FILL, before[2])
+
+
+_FILL = "fill_uninitialized_memory"
+
+
+def of_answers(run: RunConfig) -> Execution:
+    """Return how models answer: each on one thread, so that the same bytes come out anywhere."""
+    return Execution(device=device_for(run), precision=run.precision, deterministic=run.deterministic)
 
 
 def of_clients(run: RunConfig) -> Execution:
-    """Return how clients train: each on one thread, so that the same bytes come out anywhere."""
-    return Execution(compile=_compiles(run))
+    """Return how clients train: as models answer, and compiled where that is asked for."""
+    plain = of_answers(run)
+    return replace(plain, compile=_compiles(run, plain.device))
 
 
 def of_students(run: RunConfig, students: int, lone: Callable[[], int]) -> Execution:
-    """Return how students learn: several on one thread each, one alone on ``lone()``: the machine has no say."""
+    """Return how students learn: several on one thread each, one alone on ``lone()``: the machine has no say.
+
+    On an accelerator a student needs no more than one thread, and nothing is done in the background.
+    """
+    plain = of_clients(run)
+    if plain.device != "cpu":
+        return replace(plain, threads=run.threads or 1)
     threads = run.threads or (lone() if students == 1 else 1)
     idle_cores = (os.cpu_count() or 1) >= 2 * students * threads
-    return Execution(threads, _compiles(run), background=idle_cores)
+    return replace(plain, threads=threads, background=idle_cores)
 
 
-def _compiles(run: RunConfig) -> bool:
-    if run.compile and not can_compile():
+def device_for(run: RunConfig) -> str:
+    """Return the name of the device that a run uses; a device or precision that is not here is refused.
+
+    On a Ray cluster elsewhere, this machine cannot tell which devices the nodes have: the name is taken as it is.
+    """
+    if run.ray_address is not None and run.device != "auto":
+        return run.device
+    device = choose(run.device)
+    check_precision(device, run.precision)
+    return str(device)
+
+
+def _compiles(run: RunConfig, device: str) -> bool:
+    if run.compile and not can_compile(device):
         warnings.warn("this machine cannot compile (is a C++ compiler installed?); going on without", stacklevel=3)
         return False
     return run.compile

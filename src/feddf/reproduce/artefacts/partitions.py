@@ -47,6 +47,6 @@ ARTEFACT = Artefact(
     check,
     final_accuracy,
     unit="mean share of a client's largest class, in %",
-    reduction="10,000 images over ten clients",
+    reduction="8,000 images over ten clients",
     compute=compute,
 )

@@ -73,7 +73,7 @@ ARTEFACT = Artefact(
     measure,
     unit="rounds to 80 % (α = 1) or 75 % (α = 0.1) test accuracy; to 40 and 30 % on the small task",
     reduction="C = 0.4 and E = 20 only, which are five epochs on the small task",
-    reduced={"cpu": {"rounds": 20}},
+    reduced={"cpu": {"rounds": 15}},
     subset={"cpu": lambda cell: "C = 0.4" in cell.column and "E = 20" in cell.row},
     higher_is_better=False,
 )

@@ -1,0 +1,58 @@
+"""The work with feddf: a configuration like any other, with checkpoints and records in its run folder."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from common import CLASSES, MEAN, STD, Stopwatch, Work, report
+
+from feddf import Examples, Inputs, RunFolder, build, run_experiment
+from feddf.config import DataConfig, PartitionConfig, parse
+from feddf.data.datasets import Dataset
+from feddf.data.encode import Pixels
+
+
+def images(data: DataConfig) -> Dataset:
+    """All clients' images; the test set is as small as can be, because the peers evaluate nothing."""
+    folder = Path(str(data.folder))
+    raw, labels = (torch.from_numpy(np.load(folder / name)) for name in ("images.npy", "labels.npy"))
+    train = Examples(Inputs(raw, Pixels(MEAN, STD)), labels, CLASSES)
+    return Dataset("peers", train, train.take(torch.arange(2)))
+
+
+def slices(
+    labels: torch.Tensor, clients: int, partition: PartitionConfig, *, n_classes: int, seed: int
+) -> list[torch.Tensor]:
+    """The shards that the peers have."""
+    return list(torch.arange(len(labels)).chunk(clients))
+
+
+def main() -> None:
+    work = Work.given()
+    values = {
+        "name": "peers",
+        "rounds": work.rounds,
+        "data": {"name": "with_feddf:images", "folder": work.folder, "validation": 0.0},
+        "partition": {"scheme": "with_feddf:slices", "min_size": 2},
+        "clients": {"number": work.clients, "fraction": work.cohort / work.clients},
+        "prototypes": ["resnet8"],
+        "local": {"epochs": 1, "batch": work.batch, "rate": work.rate, "augment": "none"},
+        "fusion": {"method": "fedavg"},
+        "run": {"workers": work.workers, "log_ensemble": False, "device": "cpu"},
+    }
+    parts = build(parse(values))
+    watch = Stopwatch()
+    with tempfile.TemporaryDirectory() as folder:
+        records = run_experiment(parts, RunFolder.create(Path(folder) / "run", parts.experiment))
+        watch.begin()
+        for _ in records:
+            watch.end()
+            watch.begin()
+    report(watch.rounds)
+
+
+if __name__ == "__main__":
+    main()

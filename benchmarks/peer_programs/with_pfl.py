@@ -1,0 +1,90 @@
+"""The work with pfl-research: FederatedAveraging in its SimulatedBackend; torchrun starts one process a worker."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from common import MEAN, STD, ResNet8, Stopwatch, Work, report, shard
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.data.pytorch import PyTorchTensorDataset
+from pfl.data.sampling import get_user_sampler
+from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+from pfl.metrics import Metrics, Weighted
+from pfl.model.pytorch import PyTorchModel
+from torch import Tensor
+
+
+class Network(ResNet8):
+    """ResNet-8 with the two methods that pfl calls."""
+
+    mean = torch.tensor(MEAN).view(-1, 1, 1)
+    std = torch.tensor(STD).view(-1, 1, 1)
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        self.train()
+        return F.cross_entropy(self((images.float() / 255 - self.mean) / self.std), labels)
+
+    @torch.no_grad()
+    def metrics(self, images: Tensor, labels: Tensor) -> dict[str, Any]:
+        return {"loss": Weighted(float(self.loss(images, labels)) * len(labels), len(labels))}
+
+
+class Watch(TrainingProcessCallback):
+    """Notes when rounds end; a round begins when the one before it has ended."""
+
+    def __init__(self) -> None:
+        self.watch = Stopwatch()
+
+    def on_train_begin(self, *, model: Any) -> Metrics:
+        self.watch.begin()
+        return Metrics()
+
+    def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
+        self.watch.end()
+        self.watch.begin()
+        return False, Metrics()
+
+
+def main() -> None:
+    work = Work.given()
+    torch.set_num_threads(1 if int(os.environ.get("WORLD_SIZE", "1")) > 1 else work.workers)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+    def user(number: int) -> PyTorchTensorDataset:
+        return PyTorchTensorDataset(shard(work, number), user_id=str(number))
+
+    sampler = get_user_sampler("random", list(range(work.clients)))
+    users = FederatedDataset(user, sampler)
+    network = Network()
+    model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
+    watch = Watch()
+    FederatedAveraging().run(
+        algorithm_params=NNAlgorithmParams(
+            central_num_iterations=work.rounds,
+            evaluation_frequency=1_000_000,  # never but in the first round, which is not counted
+            train_cohort_size=work.cohort,
+            val_cohort_size=None,
+        ),
+        backend=SimulatedBackend(users, users),
+        model=model,
+        model_train_params=NNTrainHyperParams(
+            local_num_epochs=1, local_learning_rate=work.rate, local_batch_size=work.batch
+        ),
+        model_eval_params=NNEvalHyperParams(local_batch_size=256),
+        callbacks=[watch],
+    )
+    if int(os.environ.get("RANK", "0")) == 0:
+        report(watch.watch.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""The configuration of ``feddf fuse``: whom to fuse into what, on which unlabeled inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+from pydantic import field_validator, model_validator
+
+from feddf.config.errors import ConfigError
+from feddf.config.experiment import parse
+from feddf.config.keys import Key, keys_of
+from feddf.config.names import DATASETS, DROP_RULES, MODELS, TARGETS, TEACHER_WEIGHTS
+from feddf.config.presets import read
+from feddf.config.sections import DistillConfig, PoolConfig, RunConfig, Section, key
+
+
+class InputsConfig(Section):
+    """What a model is fed with: images of a size, normalised, or the tokens of a text."""
+
+    size: int | None = key(None, "the side of its images (default: the model's own, or the student's)", ge=1)
+    channels: Literal[1, 3] | None = key(None, "1 for grey images, 3 for colour")
+    mean: tuple[float, ...] | None = key(None, "what is subtracted from each channel, once bytes are divided by 255")
+    std: tuple[float, ...] | None = key(None, "what each channel is then divided by")
+    order: Literal["RGB", "BGR"] = key("RGB", "the order of the colours")
+    tokenizer: str | None = key(None, "a tokenizer's folder or name, for texts")
+    max_tokens: int = key(64, "the length to which texts are cut", ge=2)
+
+    @field_validator("mean", "std", mode="before")
+    @classmethod
+    def _numbers(cls, given: Any) -> Any:
+        return tuple(float(one) if isinstance(one, int) else one for one in given) if given is not None else None
+
+
+class TeacherConfig(InputsConfig):
+    """``[[teachers]]``: one model that was trained already, and what has to be known about it."""
+
+    path: str = key(..., "a folder of feddf, a .safetensors, .pt2 or .onnx file, or a Hugging Face folder or name")
+    name: str = key("", "its name in the report (default: from its path)", max_length=64)
+    model: str | None = key(None, "the architecture of a .safetensors file", names=MODELS)
+    options: dict[str, Any] = key({}, "the options of that architecture")
+    prototype: str | None = key(None, "one prototype of a run folder (default: all of them)")
+    classes: tuple[str, ...] = key((), "the names of its outputs, in order (default: what its files say)")
+    map: dict[str, str] = key({}, "its own class names, where they differ from those of the others")
+    outputs: Literal["logits", "probabilities"] = key("logits", "what it returns")
+    examples: int = key(1, "n_k, the examples that it learned from (for weights 'examples')", ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_string(cls, given: Any) -> Any:
+        return {"path": given} if isinstance(given, str) else given
+
+
+class StudentConfig(InputsConfig):
+    """``[student]``: what the teachers are fused into."""
+
+    model: str | None = key(None, "its architecture (default: that of the teacher that it starts as)", names=MODELS)
+    options: dict[str, Any] = key({}, "the options of that architecture")
+    start: str = key("new", "its first weights: 'new', 'average' (of the teachers like it), or a teacher's name")
+    classes: tuple[str, ...] = key((), "its classes, in order (default: all that some teacher knows)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_string(cls, given: Any) -> Any:
+        return {"model": given} if isinstance(given, str) else given
+
+
+class LabelledConfig(Section):
+    """``[validation]`` and ``[test]``: labelled examples, by the name of a data set."""
+
+    name: str = key(..., "the data set", names=DATASETS)
+    folder: str | None = key(None, "the folder of all data sets (default: FEDDF_DATA, or data)", kind="execution")
+    part: Literal["train", "test"] = key("test", "which of its parts")
+    size: int | None = key(None, "use only so many examples, chosen at random", ge=2)
+    classes: tuple[str, ...] = key((), "the names of its classes, in order (default: what the data set says)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_string(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+
+class EnsembleConfig(Section):
+    """``[ensemble]``: how the teachers' answers become one."""
+
+    average: str = key("logits", "what is averaged over the teachers", kind="method", names=TARGETS)
+    weights: str = key("uniform", "how much each teacher counts", kind="method", names=TEACHER_WEIGHTS)
+    drop_worst: str = key(
+        "none", "leave out teachers that know nothing, by which rule", kind="method", names=DROP_RULES, also="none"
+    )
+
+
+class FuseConfig(Section):
+    """Everything that determines a fusion of trained models."""
+
+    name: str = key("fused", "a name for the model card", pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)
+    about: str = key("", "one line about the fusion")
+    seed: int = key(0, "every random choice follows from it", ge=0)
+    teachers: tuple[TeacherConfig, ...] = key(..., "the models to fuse", min_length=1)
+    student: StudentConfig
+    pool: PoolConfig = PoolConfig()
+    folder: str | None = key(None, "the folder of all data sets (default: FEDDF_DATA, or data)", kind="execution")
+    ensemble: EnsembleConfig = EnsembleConfig()
+    distill: DistillConfig = DistillConfig()
+    validation: LabelledConfig | None = key(None, "labelled examples for early stopping, drop_worst and weights")
+    test: LabelledConfig | None = key(None, "labelled examples that are looked at in the report only")
+    onnx: bool = key(False, "write the student as model.onnx too", kind="execution")
+    cache: str | None = key(
+        None, "the folder of remembered answers (default: feddf in the user's cache)", kind="execution"
+    )
+    run: RunConfig = RunConfig()
+
+    @field_validator("teachers", mode="before")
+    @classmethod
+    def _one_or_several(cls, given: Any) -> Any:
+        return (given,) if isinstance(given, str | dict) else given
+
+    @model_validator(mode="before")
+    @classmethod
+    def _stops_without_labels(cls, given: Any) -> Any:
+        """Without labelled examples a student is stopped by the loss on inputs that are held out."""
+        if not isinstance(given, dict) or given.get("validation") is not None:
+            return given
+        distill = given.get("distill", {})
+        return {**given, "distill": {"stop": "held-out-loss", **distill}} if isinstance(distill, dict) else given
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if not self.pool.sources:
+            raise ConfigError.at("pool.sources", None, "name unlabeled inputs: a data set, or folder:DIR of images")
+        if self.distill.start != "average":
+            raise ConfigError.at("distill.start", self.distill.start, "say it with student.start")
+        if self.student.model is None and self.student.start in ("new", "average"):
+            raise ConfigError.at("student.model", None, "name an architecture, or a teacher as student.start")
+        if self.pool.augment:
+            raise ConfigError.at("pool.augment", True, "teachers are asked once, so the pool stays as it is")
+        if self.validation is None:
+            self._needs_labels()
+        return self
+
+    def _needs_labels(self) -> None:
+        needed = "it needs labelled examples; name some with validation.name"
+        if self.distill.stop == "validation":
+            raise ConfigError.at("distill.stop", "validation", needed)
+        if self.ensemble.weights == "validation":
+            raise ConfigError.at("ensemble.weights", "validation", needed)
+        if self.ensemble.drop_worst != "none":
+            raise ConfigError.at("ensemble.drop_worst", self.ensemble.drop_worst, needed)
+
+
+def load_fuse(file: str | None, values: dict[str, Any], overrides: Sequence[str] = ()) -> FuseConfig:
+    """Return the configuration in a TOML file (or none), with ``values`` on top and ``key=value`` overrides."""
+    return parse({**(read(file) if file else {}), **values}, FuseConfig, overrides=overrides)
+
+
+def all_fuse_keys() -> dict[str, Key]:
+    """Return every key of a fusion by its full name, with those of a teacher."""
+    return keys_of(FuseConfig) | {f"teachers.{name}": known for name, known in keys_of(TeacherConfig).items()}
+
+
+def fuse_markdown() -> str:
+    """Return the keys that only a fusion has, as Markdown, a table for each section."""
+    known, parts = all_fuse_keys(), []
+    titles = {"": "On top", "teachers": "`[[teachers]]`", "validation": "`[validation]` and `[test]`"}
+    for section in ("", "teachers", "student", "ensemble", "validation"):
+        rows = {name: one for name, one in known.items() if name.rpartition(".")[0] == section}
+        lines = [
+            f"### {titles.get(section, f'`[{section}]`')}\n",
+            "| key | default | allowed | meaning |",
+            "|---|---|---|---|",
+        ]
+        lines += [f"| `{one.last}` | `{one.shown_default}` | {one.allowed} | {one.meaning} |" for one in rows.values()]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"

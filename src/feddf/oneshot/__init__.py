@@ -1,0 +1,1 @@
+"""One-shot fusion: FedDF with one round and no clients, for models that people already have."""

@@ -1,0 +1,76 @@
+"""Teachers that were exported by torch: ``torch.export.save(torch.export.export(model, (inputs,)), "model.pt2")``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddf.config.errors import first_line
+from feddf.config.fuse import TeacherConfig
+from feddf.oneshot.teachers import Ask, Teacher, TeacherError, check_sizes, file_hash, preprocess_of
+
+
+def of_program(path: Path, config: TeacherConfig) -> Teacher:
+    """Return an exported program as a teacher: it holds its code and its weights, and needs no class of the user's."""
+    name = config.name or path.stem
+    sizes = _input_sizes(_read(path, name), path)
+
+    @contextmanager
+    def opened() -> Iterator[Ask]:
+        module = _read(path, name).module()
+        fixed = sizes[0]
+
+        def ask(inputs: Tensor) -> Tensor:
+            if fixed is None or len(inputs) == fixed:
+                return first(module(inputs))
+            return in_batches(lambda part: first(module(part)), inputs, fixed)
+
+        with torch.inference_mode():
+            yield ask
+
+    content = file_hash([path])
+    teacher = Teacher(name, opened, (), preprocess_of(config), content=content, source=str(path), takes=sizes[1:])
+    return check_sizes(teacher)
+
+
+def _read(path: Path, name: str) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.load(path)
+    except Exception as error:  # a damaged archive can fail in any way
+        raise TeacherError(
+            f"teacher {name}: {path} is not a whole program of torch.export: {first_line(error)}"
+        ) from error
+
+
+def _input_sizes(program: Any, path: Path) -> tuple[int | None, ...]:
+    """Return the sizes of the program's input, ``None`` for those that may vary."""
+    names = program.graph_signature.user_inputs
+    if len(names) != 1:
+        raise TeacherError(f"teacher {path}: it takes {len(names)} inputs, and a classifier takes one")
+    node = next(node for node in program.graph.nodes if node.name == names[0])
+    return tuple(size if isinstance(size, int) else None for size in node.meta["val"].shape)
+
+
+def first(outputs: Any) -> Tensor:
+    """Return the first of several outputs: the logits, as most models that return more have it."""
+    found = outputs[0] if isinstance(outputs, tuple | list) else outputs
+    assert isinstance(found, Tensor), f"an output of type {type(found).__name__}"
+    return found
+
+
+def in_batches(ask: Ask, inputs: Tensor, size: int) -> Tensor:
+    """Ask in batches of one size; the last one is filled up with copies, whose answers are left out."""
+    answers = []
+    for part in inputs.split(size):
+        missing = size - len(part)
+        whole = torch.cat([part, part[-1:].expand(missing, *part.shape[1:])]) if missing else part
+        answers.append(ask(whole)[: len(part)])
+    return torch.cat(answers)

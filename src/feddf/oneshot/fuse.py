@@ -1,0 +1,192 @@
+"""``feddf.fuse``: one student out of models that were trained apart.
+
+It is FedDF (:func:`feddf.fusion.feddf.feddf`) with one round and no clients: the updates of that round stand for the
+teachers, whose answers come from their files instead of from weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from feddf.config.errors import FeddfError
+from feddf.config.experiment import Settings
+from feddf.config.fuse import EnsembleConfig, TeacherConfig
+from feddf.config.names import DROP_RULES
+from feddf.config.sections import DistillConfig, FusionConfig, RunConfig, TeachersConfig
+from feddf.engines import in_process
+from feddf.fusion.feddf import feddf
+from feddf.fusion.select import drop_worst
+from feddf.oneshot.answers import Progress, quiet, remembering
+from feddf.oneshot.classes import agreed
+from feddf.oneshot.ensemble import Answered, Asking
+from feddf.oneshot.pool import Given, Labelled, Raw
+from feddf.oneshot.report import Report, reported
+from feddf.oneshot.student import STUDENT, Apprentice, StudentPlan, student_of
+from feddf.oneshot.teachers import Teacher, TeacherError, of_module, read_teachers
+from feddf.saved.model import LoadedModel, ModelSpec
+from feddf.saved.preprocess import Images, of_inputs
+from feddf.seeds import derive
+from feddf.states import initial
+from feddf.types import Examples, Fused, Fusion, Inputs, Resources, ServerState, State, Update
+
+
+@dataclass(frozen=True)
+class FusionResult:
+    """The student with its classes and preprocessing, and the report on it and its teachers.
+
+    ``asked`` are the teachers that had to be asked; the answers of the others were remembered.
+    """
+
+    model: nn.Module
+    classes: tuple[str, ...]
+    spec: ModelSpec | None
+    report: Report
+    asked: tuple[str, ...]
+
+
+def fuse(
+    teachers: Sequence[Teacher | nn.Module | str | Path],
+    student: str | nn.Module | StudentPlan,
+    unlabeled: Tensor | Inputs | Raw | Sequence[str],
+    *,
+    validation: Examples | Given | None = None,
+    test: Examples | Given | None = None,
+    ensemble: EnsembleConfig = EnsembleConfig(),
+    distill: DistillConfig | None = None,
+    run: RunConfig = RunConfig(),
+    seed: int = 0,
+    cache: Path | None = None,
+    progress: Progress = quiet,
+) -> FusionResult:
+    """Fuse trained models of any architecture into one student, on unlabeled inputs.
+
+    ``teachers`` are modules, paths that ``feddf fuse`` takes, or :class:`~feddf.oneshot.teachers.Teacher` values.
+    ``unlabeled`` are inputs as the models take them, bytes of images with an encoding (``Inputs``), or texts.
+    Labelled ``validation`` examples are used for early stopping; those of ``test`` are measured on and nothing else.
+
+    >>> from torch import nn
+    >>> _ = torch.manual_seed(0)
+    >>> fused = fuse([nn.Linear(4, 3), nn.Linear(4, 3)], nn.Linear(4, 3), torch.randn(64, 4),
+    ...              distill=DistillConfig(steps=10, stop="steps"))
+    >>> fused.classes
+    ('0', '1', '2')
+    """
+    plan = student if isinstance(student, StudentPlan) else StudentPlan(student)
+    raw, plan = _raw(unlabeled, plan)
+    if len(raw) < 2:
+        raise FeddfError(f"the pool is empty: it has {len(raw)} inputs, and needs at least two")
+    distill = distill or DistillConfig(stop="validation" if validation is not None else "held-out-loss")
+    with remembering(cache, progress) as memory:
+        asking = Asking(memory, raw, plan.preprocess)
+        given = _teachers(teachers)
+        known = [asking.n_outputs(teacher) for teacher in given]
+        listed, classes = agreed(given, known, plan.classes)
+        apprentice = student_of(plan, listed, classes, raw)
+        labelled = {
+            name: _labelled(found, classes, raw)
+            for name, found in (("validation", validation), ("test", test))
+            if found
+        }
+        fused, answers = _fused(
+            apprentice, listed, classes, asking, labelled.get("validation"), ensemble, distill, run, seed
+        )
+        module = apprentice.prototype.load(fused.server.models[STUDENT])
+        report = reported(module, apprentice.preprocess, listed, classes, asking, answers, labelled, fused.notes)
+    model = LoadedModel(module, apprentice.spec) if apprentice.spec else module
+    return FusionResult(model.eval(), classes, apprentice.spec, report, tuple(dict.fromkeys(memory.asked)))
+
+
+def _teachers(given: Sequence[Teacher | nn.Module | str | Path]) -> list[Teacher]:
+    if not given:
+        raise TeacherError("there is no teacher to learn from")
+    found: list[Teacher] = []
+    for number, one in enumerate(given, 1):
+        if isinstance(one, Teacher):
+            found.append(one)
+        elif isinstance(one, LoadedModel):
+            found.append(of_module(one, f"teacher-{number}", classes=one.classes, preprocess=one.preprocess))
+        elif isinstance(one, nn.Module):
+            found.append(of_module(one, f"teacher-{number}"))
+        else:
+            found += read_teachers([TeacherConfig(path=str(one))])
+    names = [teacher.id for teacher in found]
+    if len(set(names)) < len(names):
+        found = [replace(one, id=f"{one.id}-{number}") for number, one in enumerate(found, 1)]
+    return found
+
+
+# Fusion
+
+
+def _fused(
+    student: Apprentice,
+    teachers: Sequence[Teacher],
+    classes: tuple[str, ...],
+    asking: Asking,
+    validation: Labelled | None,
+    ensemble: EnsembleConfig,
+    distill: DistillConfig,
+    run: RunConfig,
+    seed: int,
+) -> tuple[Fused, Answered]:
+    """Run the one round; return what came of it, and the ensemble, to be asked about other inputs."""
+    settings = Settings(
+        seed=seed,
+        fusion=FusionConfig(drop_worst=ensemble.drop_worst),
+        teachers=TeachersConfig(average=ensemble.average, weights=ensemble.weights),
+        distill=distill.model_copy(update={"start": "average" if student.averaged else "previous"}),
+        run=run,
+    )
+    examples = validation.examples(student.preprocess) if validation else None
+    pool = asking.pool.stored(student.preprocess)
+    resources = Resources({STUDENT: student.prototype}, pool, examples)
+    answered = Answered(teachers, classes, asking, validation, ensemble, distill.temperature, resources)
+    fusion: Fusion = feddf(resources, settings, in_process, answered.ask)
+    if ensemble.drop_worst != "none":
+        rule = DROP_RULES[ensemble.drop_worst]
+        fusion = drop_worst(rule, fusion, resources, in_process, measure=answered.accuracies)
+    first = student.first if student.first is not None else initial(student.prototype, seed)
+    averaged = {teacher.id for teacher in student.averaged}
+    updates = [
+        Update(one.id, STUDENT if one.id in averaged else one.id, 1, _state(one, averaged), one.examples)
+        for one in sorted(teachers, key=lambda teacher: teacher.id)
+    ]
+    return fusion(ServerState(0, {STUDENT: first}), updates, derive(seed, "fuse")), answered
+
+
+def _state(teacher: Teacher, averaged: set[str]) -> State:
+    if teacher.id not in averaged:
+        return {}
+    assert teacher.state is not None, "only teachers with weights are averaged"
+    return teacher.state()
+
+
+# What a program may hand over
+
+
+def _raw(given: Tensor | Inputs | Raw | Sequence[str], plan: StudentPlan) -> tuple[Raw, StudentPlan]:
+    """Return raw inputs, and the student with their preprocessing where it has none of its own."""
+    if isinstance(given, Raw):
+        return given, plan
+    if isinstance(given, Tensor):
+        return Raw(given), plan
+    if isinstance(given, Inputs):
+        rows = given.raw if isinstance(given.raw, Tensor) else given.raw[torch.arange(len(given))]
+        found = of_inputs(given)
+        preprocess = plan.preprocess or (found if isinstance(found, Images) else None)
+        return Raw(rows, given.encode), replace(plan, preprocess=preprocess)
+    return Raw(tuple(given)), plan
+
+
+def _labelled(given: Examples | Given, classes: tuple[str, ...], like: Raw) -> Labelled:
+    if not isinstance(given, Examples):
+        return given(classes)
+    if given.n_classes != len(classes):
+        raise FeddfError(f"the labelled examples have {given.n_classes} classes, and the student has {len(classes)}")
+    rows = given.inputs.raw if isinstance(given.inputs.raw, Tensor) else given.inputs.raw[torch.arange(len(given))]
+    return Labelled(Raw(rows, like.encode), given.labels, len(classes))

@@ -1,0 +1,112 @@
+"""Teachers of Hugging Face: an image or text classifier with safetensors, in a folder or by its name on the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddf.config.errors import first_line
+from feddf.config.fuse import TeacherConfig
+from feddf.oneshot.teachers import Ask, Teacher, TeacherError, file_hash, preprocess_of
+from feddf.runtime.packages import transformers
+from feddf.saved.preprocess import Images, Preprocess, Tokens
+
+
+def of_pretrained(config: TeacherConfig) -> Teacher:
+    """Return an image or text classifier of transformers as a teacher, with the class names in its configuration."""
+    path, name = config.path, config.name or Path(config.path).name
+    local = Path(path).expanduser()
+    if not local.is_dir() and (path.count("/") != 1 or path.startswith((".", "/", "~"))):
+        raise TeacherError(
+            f"there is no teacher {path}; known are folders of feddf or Hugging Face and files that end in "
+            ".safetensors, .pt2 or .onnx"
+        )
+    if local.is_dir() and not (local / "config.json").is_file():
+        raise TeacherError(f"teacher {name}: the folder {path} has no config.json, so nobody knows what it holds")
+    place = str(local) if local.is_dir() else path
+    try:
+        library = transformers()
+        described = library.AutoConfig.from_pretrained(place)
+    except Exception as error:
+        raise TeacherError(f"teacher {name}: {path} is no model of transformers: {first_line(error)}") from error
+    kind = _kind(described, name)
+    preprocess = _images(place, config) if kind == "Image" else _tokens(place, config)
+
+    @contextmanager
+    def opened() -> Iterator[Ask]:
+        automatic = getattr(library, f"AutoModelFor{kind}Classification")
+        try:
+            model = automatic.from_pretrained(place, use_safetensors=True).eval()
+        except Exception as error:
+            raise TeacherError(f"teacher {name}: {path} cannot be loaded: {first_line(error)}") from error
+        with torch.inference_mode():
+            yield lambda inputs: _asked(model, preprocess, inputs)
+
+    classes = tuple(str(described.id2label[number]) for number in range(described.num_labels))
+    if classes == tuple(f"LABEL_{number}" for number in range(len(classes))) and not config.map:
+        classes = ()  # nobody gave them names
+    return Teacher(name, opened, classes, preprocess, content=_content(local, path, described), source=path)
+
+
+def _kind(described: Any, name: str) -> str:
+    for architecture in described.architectures or []:
+        for kind in ("Image", "Sequence"):
+            if architecture.endswith(f"For{kind}Classification"):
+                return kind
+    found = ", ".join(described.architectures or ["nothing"])
+    raise TeacherError(f"teacher {name}: it is {found}, and not a model for image or text classification")
+
+
+def _asked(model: Any, preprocess: Preprocess, inputs: Tensor) -> Tensor:
+    if isinstance(preprocess, Tokens):
+        outputs = model(input_ids=inputs, attention_mask=(inputs != preprocess.padding).long())
+    else:
+        outputs = model(pixel_values=inputs)
+    logits: Tensor = outputs.logits
+    return logits
+
+
+def _tokens(place: str, config: TeacherConfig) -> Tokens:
+    return Tokens(config.tokenizer or place, config.max_tokens)
+
+
+def _images(place: str, config: TeacherConfig) -> Preprocess:
+    """Return the preprocessing in ``preprocessor_config.json``: size, mean and deviation."""
+    found = _processor(place)
+    size = found.get("size", 224)
+    side = size if isinstance(size, int) else size.get("height") or size.get("shortest_edge") or 224
+    crop = found.get("crop_size")
+    if found.get("do_center_crop") and crop is not None:
+        side = crop if isinstance(crop, int) else crop.get("height", side)
+    plain = not found.get("do_normalize", True)
+    mean = (0.0,) * 3 if plain else tuple(found.get("image_mean", (0.5,) * 3))
+    std = (1.0,) * 3 if plain else tuple(found.get("image_std", (0.5,) * 3))
+    preprocess = preprocess_of(config, Images((3, int(side), int(side)), mean, std))
+    assert preprocess is not None, "there is one to begin with"
+    return preprocess
+
+
+def _processor(place: str) -> dict[str, Any]:
+    try:
+        if Path(place).is_dir():
+            values = json.loads((Path(place) / "preprocessor_config.json").read_text(encoding="utf-8"))
+        else:
+            values = transformers().AutoImageProcessor.from_pretrained(place).to_dict()
+    except Exception:  # without one, the values that most image models were trained with are taken
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _content(local: Path, path: str, described: Any) -> str:
+    """Return a hash of a folder's files; of a model on the hub, of its name and revision."""
+    if local.is_dir():
+        return file_hash(sorted(local.glob("*.safetensors")), described.to_json_string())
+    revision = getattr(described, "_commit_hash", None) or ""
+    return hashlib.sha256(f"{path} {revision} {described.to_json_string()}".encode()).hexdigest()

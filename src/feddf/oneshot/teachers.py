@@ -1,0 +1,303 @@
+"""A teacher: a model that was trained already, in whatever format. Its file is opened when it is asked."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from feddf.config.errors import ConfigError, FeddfError, nearest
+from feddf.config.fuse import InputsConfig, TeacherConfig
+from feddf.config.names import MODELS
+from feddf.evaluate import evaluating, folded
+from feddf.saved.folder import at_home, description, read_weights, specs
+from feddf.saved.model import ModelSpec, fitting
+from feddf.saved.preprocess import Features, Images, Preprocess, Tokens
+from feddf.types import State
+
+Ask = Callable[[Tensor], Tensor]
+"""Encoded inputs -> outputs, one row an input."""
+
+Outputs = Literal["logits", "probabilities"]
+
+
+class TeacherError(FeddfError):
+    """A teacher cannot be used; one line says which, why and what would be right."""
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """One model to fuse.
+
+    ``opened`` makes it ready inside a block. ``content`` is a hash of its files: answers of a teacher without one (a
+    module in memory) are not remembered on disk. ``preprocess`` is ``None`` where it takes what the student takes, and
+    ``classes`` are empty where nobody said what its outputs mean. ``takes`` are the sizes of one input that a file
+    prescribes, ``None`` where any will do. ``spec`` and ``state`` are those of an architecture
+    of feddf, which a student can start as.
+    """
+
+    id: str
+    opened: Callable[[], AbstractContextManager[Ask]]
+    classes: tuple[str, ...] = ()
+    preprocess: Preprocess | None = None
+    outputs: Outputs = "logits"
+    examples: int = 1
+    content: str | None = None
+    source: str = "a module in memory"
+    takes: tuple[int | None, ...] = ()
+    spec: ModelSpec | None = None
+    state: Callable[[], State] | None = None
+
+
+def of_module(
+    module: nn.Module,
+    id: str,
+    *,
+    classes: Sequence[str] = (),
+    preprocess: Preprocess | None = None,
+    outputs: Outputs = "logits",
+    examples: int = 1,
+) -> Teacher:
+    """Return a module in memory as a teacher."""
+
+    @contextmanager
+    def opened() -> Iterator[Ask]:
+        with evaluating(module), torch.inference_mode():
+            yield folded(module)
+
+    return Teacher(id, opened, tuple(classes), preprocess, outputs, examples)
+
+
+def read_teachers(configs: Sequence[TeacherConfig]) -> list[Teacher]:
+    """Return the teachers that a configuration names, each under a name of its own."""
+    _refuse_contradictions(configs)
+    found = [teacher for config in configs for teacher in read_teacher(config)]
+    names = [teacher.id for teacher in found]
+    taken: dict[str, int] = {}
+    unique: list[Teacher] = []
+    for teacher in found:
+        number = taken[teacher.id] = taken.get(teacher.id, 0) + 1
+        again = names.count(teacher.id) > 1
+        unique.append(replace(teacher, id=f"{teacher.id}-{number}") if again else teacher)
+    return unique
+
+
+def _refuse_contradictions(configs: Sequence[TeacherConfig]) -> None:
+    """Two maps must not make different classes of one name; numbers are no names: they differ from model to model."""
+    meanings: dict[str, tuple[str, str]] = {}
+    for config in configs:
+        for own, name in config.map.items():
+            other, path = meanings.setdefault(own, (name, config.path))
+            if other != name and not own.removeprefix("LABEL_").isdigit():
+                raise TeacherError(
+                    f"two class maps contradict each other: '{own}' is '{other}' for {path}, "
+                    f"and '{name}' for {config.path}"
+                )
+
+
+def read_teacher(config: TeacherConfig) -> list[Teacher]:
+    """Return the teacher in a file or folder; a run folder of several prototypes gives several."""
+    path = Path(config.path).expanduser()
+    if path.is_dir() and description(path) is not None:
+        found = _of_feddf(path, config)
+    elif path.suffix == ".safetensors":
+        found = [_of_weights(path, config)]
+    elif path.suffix == ".onnx":
+        from feddf.oneshot.onnx_file import of_onnx
+
+        found = [of_onnx(_there(path), config)]
+    elif path.suffix == ".pt2":
+        from feddf.oneshot.exported import of_program
+
+        found = [of_program(_there(path), config)]
+    elif path.suffix in PICKLES:
+        raise TeacherError(f"teacher {path}: a {path.suffix} file can run any code when it is read; {_convert(path)}")
+    else:
+        from feddf.oneshot.hugging_face import of_pretrained
+
+        found = [of_pretrained(config)]
+    return [_as_configured(teacher, config) for teacher in found]
+
+
+PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib", ".npz", ".npy", ".h5", ".keras")
+
+
+def _convert(path: Path) -> str:
+    if path.suffix in (".npz", ".npy", ".h5", ".keras", ".joblib"):
+        return "export the model to .onnx, or save a state dict with safetensors.torch.save_file(state, FILE)"
+    return (
+        'where you trust it, convert it: python -c "import torch; from safetensors.torch import save_file; '
+        f"save_file(torch.load('{path.name}', weights_only=True), '{path.stem}.safetensors')\""
+    )
+
+
+def _there(path: Path) -> Path:
+    if not path.is_file():
+        raise TeacherError(f"there is no teacher {path}")
+    return path
+
+
+def _as_configured(teacher: Teacher, config: TeacherConfig) -> Teacher:
+    """Return a teacher with what the configuration says about it instead of what its files say."""
+    classes = config.classes or teacher.classes
+    if len(set(classes)) < len(classes):
+        twice = next(name for name in classes if classes.count(name) > 1)
+        raise TeacherError(f"teacher {teacher.id}: its class list names '{twice}' twice")
+    if unknown := [name for name in config.map if name not in classes]:
+        said = nearest(unknown[0], classes) if classes else "it has no class list"
+        raise TeacherError(f"teacher {teacher.id}: its map has a class '{unknown[0]}' that it does not know; {said}")
+    renamed = tuple(config.map.get(name, name) for name in classes)
+    if len(set(renamed)) < len(renamed):
+        twice = next(name for name in renamed if renamed.count(name) > 1)
+        both = " and ".join(repr(own) for own, name in zip(classes, renamed, strict=True) if name == twice)
+        raise TeacherError(f"teacher {teacher.id}: its map makes '{twice}' of {both}; a class has one output")
+    outputs = config.outputs if "outputs" in config.model_fields_set else teacher.outputs
+    examples = config.examples if "examples" in config.model_fields_set else teacher.examples
+    return replace(named(teacher, renamed), outputs=outputs, examples=examples)
+
+
+def named(teacher: Teacher, classes: tuple[str, ...]) -> Teacher:
+    """Return a teacher with names for its outputs; a student that starts as it has the same."""
+    spec = replace(teacher.spec, classes=classes) if teacher.spec is not None and classes else teacher.spec
+    return replace(teacher, classes=classes, spec=spec)
+
+
+# Weights of feddf's own architectures
+
+
+def _of_feddf(path: Path, config: TeacherConfig) -> list[Teacher]:
+    found = specs(path)
+    if config.prototype is not None and config.prototype not in found:
+        raise TeacherError(f"teacher {path}: no prototype '{config.prototype}'; it has {', '.join(found)}")
+    names = [config.prototype] if config.prototype is not None else list(found)
+    several = len(found) > 1
+    own = config.name or path.resolve().name
+    return [
+        of_weights(found[name][1], _fed(found[name][0], config), f"{own}-{name}" if several else own, path)
+        for name in names
+    ]
+
+
+def _of_weights(path: Path, config: TeacherConfig) -> Teacher:
+    if config.model is None:
+        allowed = f"say which architecture its weights are of, with model = ... ({', '.join(MODELS)})"
+        raise TeacherError(f"teacher {path}: {allowed}")
+    if not config.size and config.tokenizer is None:
+        raise TeacherError(
+            f"teacher {path}: say how large its images are, with size = 32 for instance (or a tokenizer)"
+        )
+    state = read_weights(_there(path))
+    preprocess = preprocess_of(config)
+    assert preprocess is not None, "it has a size or a tokenizer"
+    spec = ModelSpec(config.model, preprocess.shape, config.classes, preprocess, config.options)
+    teacher = of_weights(path, spec if config.classes else _numbered(spec, state), config.name or path.stem, None)
+    return teacher if config.classes else replace(teacher, classes=())
+
+
+def of_weights(path: Path, spec: ModelSpec, id: str, home: Path | None) -> Teacher:
+    """Return weights of one of feddf's architectures as a teacher; they are tried on one input before all others."""
+    if not path.is_file():
+        raise TeacherError(f"teacher {id}: there are no weights {path}")
+    here, _ = at_home(spec, {}, home or path.parent)
+
+    def state() -> State:
+        return at_home(spec, read_weights(path), home or path.parent)[1]
+
+    @contextmanager
+    def opened() -> Iterator[Ask]:
+        try:
+            module = here.prototype.load(state())
+        except FeddfError:
+            raise
+        except Exception as error:
+            raise TeacherError(
+                f"teacher {id}: {path} does not fit the model '{spec.model}': {fitting(error)}"
+            ) from error
+        with evaluating(module), torch.inference_mode():
+            yield folded(module)
+
+    content = file_hash([path], repr((spec.model, sorted(spec.options.items()), spec.shape)))
+    return Teacher(id, opened, spec.classes, here.preprocess, "logits", 1, content, str(path), (), here, state)
+
+
+def _numbered(spec: ModelSpec, state: State) -> ModelSpec:
+    """Return a description with numbers as classes: as many as the architecture needs for its weights to fit."""
+    shapes = {key: tensor.shape for key, tensor in state.items()}
+    for count in sorted({len(tensor) for tensor in state.values() if tensor.ndim in (1, 2)}):
+        tried = replace(spec, classes=tuple(str(number) for number in range(count)))
+        try:
+            with torch.random.fork_rng(devices=[]):
+                found = tried.prototype.build().state_dict()
+        except Exception:  # what is wrong with it will be said when it is asked
+            return tried
+        if {key: tensor.shape for key, tensor in found.items()} == shapes:
+            return tried
+    return replace(spec, classes=("0", "1"))  # nothing fits, which will be said when it is asked
+
+
+def _fed(spec: ModelSpec, config: TeacherConfig) -> ModelSpec:
+    """Return a description with the preprocessing that the configuration asks for, where it does."""
+    given = preprocess_of(config, spec.preprocess)
+    return replace(spec, preprocess=given) if given is not None else spec
+
+
+def preprocess_of(
+    config: InputsConfig, otherwise: Preprocess | None = None, like: Images | None = None
+) -> Preprocess | None:
+    """Return the preprocessing that a configuration asks for, on top of what files say; ``None`` if none says anything.
+
+    ``like`` is asked for what nobody said: the form of the student's images.
+    """
+    if config.tokenizer is not None:
+        return Tokens(config.tokenizer, config.max_tokens)
+    asked = config.model_fields_set & {"size", "channels", "mean", "std", "order"}
+    if not asked or isinstance(otherwise, Tokens | Features):
+        return otherwise
+    known = otherwise if isinstance(otherwise, Images) else like
+    channels = config.channels or (known.shape[0] if known else 3)
+    height, width = (config.size, config.size) if config.size else (known.shape[1:] if known else (0, 0))
+    if not height or not width:
+        raise ConfigError("the side of the images is not known; say it with size = 32 for instance")
+    same = known is not None and known.shape[0] == channels
+    mean = config.mean or (known.mean if known and same else (0.5,) * channels)
+    std = config.std or (known.std if known and same else (0.5,) * channels)
+    try:
+        return Images((channels, height, width), mean, std, config.order)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def fed(teacher: Teacher, otherwise: Preprocess | None) -> Preprocess | None:
+    """Return what a teacher is fed with: its own preprocessing, or the student's at the size that the teacher takes."""
+    if teacher.preprocess is None and isinstance(otherwise, Images) and len(teacher.takes) == 3:
+        channels, height, width = (size or given for size, given in zip(teacher.takes, otherwise.shape, strict=True))
+        if channels == otherwise.shape[0]:
+            return replace(otherwise, shape=(channels, height, width))
+    return teacher.preprocess or otherwise
+
+
+def check_sizes(teacher: Teacher) -> Teacher:
+    """Return a teacher whose own preprocessing fits the sizes that its file takes, or say that it does not."""
+    if isinstance(teacher.preprocess, Images) and teacher.takes:
+        shape = teacher.preprocess.shape
+        if len(teacher.takes) != 3 or any(
+            size not in (None, given) for size, given in zip(teacher.takes, shape, strict=True)
+        ):
+            takes, given = ("×".join(str(size or "any") for size in sizes) for sizes in (teacher.takes, shape))
+            raise TeacherError(f"teacher {teacher.id}: its file takes inputs of {takes}, and it would be fed {given}")
+    return teacher
+
+
+def file_hash(paths: Sequence[Path], more: str = "") -> str:
+    """Return the SHA-256 of some files and of what else their meaning depends on."""
+    sha = hashlib.sha256(more.encode())
+    for path in paths:
+        with path.open("rb") as file:
+            sha.update(hashlib.file_digest(file, "sha256").digest())
+    return sha.hexdigest()

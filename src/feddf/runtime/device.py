@@ -1,0 +1,190 @@
+"""Where torch computes: which devices are here, whether they work, which one is this worker's, and how full it is.
+
+A device has torch's name. One without a number (``cuda``) stands for all of its kind: worker k takes number k modulo
+their count. Nothing here changes torch's own default device.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from feddf.config.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+ACCELERATORS = ("cuda", "xpu", "mps")
+"""The kinds that ``auto`` tries, in this order."""
+
+DATA_SHARE = 0.25
+"""The share of a device's free memory that one data set may take to stay there."""
+
+WORKERS_A_DEVICE = 2
+"""How many workers share an accelerator unless a run says otherwise: while one prepares a step, the other computes."""
+
+SCARCE = 0.2
+"""The share of a device's memory below which a worker gives back what torch keeps in reserve for it."""
+
+
+def choose(name: str) -> torch.device:
+    """Return the device of this name; ``auto`` is the first accelerator that passes a self-test, else the CPU.
+
+    >>> choose("cpu")
+    device(type='cpu')
+    """
+    if name == "auto":
+        return _automatic()
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError.at("run.device", name, _allowed()) from None
+    if count(device.type) <= (device.index or 0):
+        raise ConfigError.at("run.device", name, _allowed())
+    return device
+
+
+def _allowed() -> str:
+    found = ", ".join(kind if n == 1 else f"{kind} ({n} of them)" for kind, n in present().items())
+    return f"this machine's torch ({torch.__version__}) has no such device; it has: {found}"
+
+
+@cache
+def _automatic() -> torch.device:
+    for kind in ACCELERATORS:
+        if count(kind) and works(kind, "float32"):
+            return torch.device(kind)
+    return CPU
+
+
+def present() -> dict[str, int]:
+    """Return how many devices of each kind torch finds here; the CPU is one."""
+    return {kind: found for kind in ("cpu", *ACCELERATORS) if (found := count(kind))}
+
+
+def count(kind: str) -> int:
+    """Return how many devices of a kind torch finds here."""
+    try:
+        return 1 if kind == "cpu" else int(torch.get_device_module(kind).device_count())
+    except (RuntimeError, AttributeError):  # a kind that this torch was not built for
+        return 0
+
+
+@cache
+def works(name: str, precision: str) -> bool:
+    """Say whether a short training on the device agrees with the CPU's: in a child process, which may well crash."""
+    trial = Path(__file__).with_name("trial.py")
+    command = [sys.executable, str(trial), name, precision]
+    try:
+        return subprocess.run(command, capture_output=True, check=False, timeout=300).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def check_precision(device: torch.device, precision: str) -> None:
+    """Raise :class:`ConfigError` where a precision does not work on a device."""
+    if precision == "tf32" and device.type != "cuda":
+        raise ConfigError.at("run.precision", precision, f"only NVIDIA's GPUs have it, and the device is {device}")
+    if precision != "float32" and not works(str(device), precision):
+        allowed = f"a short training with it on {device} crashed or went wrong here; use 'float32'"
+        raise ConfigError.at("run.precision", precision, allowed)
+
+
+# This process
+
+
+_worker = 0
+
+
+def this_is_worker(number: int) -> None:
+    """Tell this process which of several workers it is: the devices of a kind are dealt to them in turn."""
+    global _worker
+    _worker = number
+
+
+def placed(device: torch.device) -> torch.device:
+    """Return the device that this process uses: that of the name, or this worker's where the name has no number."""
+    if device.type == "cpu" or device.index is not None:
+        return device
+    return torch.device(device.type, _worker % max(1, count(device.type)))
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return where a model is; one without any tensor is on the CPU."""
+    first = next(chain(model.parameters(), model.buffers()), None)
+    return CPU if first is None else first.device
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device, without waiting for it where that is safe: from pinned memory."""
+    if tensor.device == device:
+        return tensor
+    if device.type in ("cuda", "xpu") and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def wide(device: torch.device) -> torch.dtype:
+    """Return the widest type that a device adds up in: Apple's GPUs have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+# Memory
+
+
+def memory(device: torch.device) -> tuple[int, int] | None:
+    """Return the free and the whole memory of an accelerator in bytes, where torch can tell."""
+    module: Any = getattr(torch, device.type, None)
+    if device.type == "mps":
+        whole = int(module.recommended_max_memory())
+        return whole - int(module.driver_allocated_memory()), whole
+    told = getattr(module, "mem_get_info", None)
+    if told is None:
+        return None
+    free, whole = told(device)
+    return int(free), int(whole)
+
+
+def fits(n_bytes: int, device: torch.device) -> bool:
+    """Say whether data of this size may stay on an accelerator: in a quarter of its free memory."""
+    found = memory(device)
+    return found is not None and n_bytes <= DATA_SHARE * found[0]
+
+
+def release_if_scarce(device: torch.device) -> None:
+    """Give back what torch keeps in reserve on an accelerator if little is left: other workers may need it."""
+    found = memory(device)
+    if found is not None and found[0] < SCARCE * found[1]:
+        _release(device.type)
+
+
+def release_all() -> None:
+    """Give back what torch keeps in reserve on any accelerator."""
+    for kind in ACCELERATORS:
+        if count(kind):
+            _release(kind)
+
+
+def _release(kind: str) -> None:
+    empty = getattr(getattr(torch, kind, None), "empty_cache", None)
+    if empty is not None:
+        empty()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Say whether an error means that a device's memory is full; Apple's GPUs have no type of error for it."""
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "MPS backend out of memory" in str(error)
+
+
+def described(device: torch.device) -> str:
+    """Return a device's kind and, for an accelerator, its maker's name: what the last bits of a result depend on."""
+    if not count(device.type) or device.type == "cpu":  # a Ray cluster's devices need not be here
+        return device.type
+    name = getattr(torch.get_device_module(device.type), "get_device_name", None)
+    return f"{device.type} ({name(placed(device))})" if name is not None else device.type

@@ -1,0 +1,172 @@
+"""Model folders and run folders, and how a model is loaded from either.
+
+::
+
+    config.json          the model's description under the key "feddf" (a transformer's has all that transformers need)
+    model.safetensors    its weights
+    README.md            the model card
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import nn
+
+from feddf.config.errors import first_line
+from feddf.models.transformer import Transformer
+from feddf.runtime.atomic import write_atomically
+from feddf.saved.model import LoadedModel, ModelError, ModelSpec, loaded
+from feddf.saved.preprocess import Tokens
+from feddf.types import State
+
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+
+
+def load_model(folder: str | Path, prototype: str | None = None) -> LoadedModel:
+    """Return a model that feddf wrote, with its classes and its preprocessing.
+
+    ``folder`` is a model folder (of ``feddf fuse``) or a run folder (of ``feddf run``), of which ``prototype`` names
+    one model where there are several.
+
+    >>> load_model("nowhere")
+    Traceback (most recent call last):
+    ...
+    feddf.saved.model.ModelError: there is no folder nowhere
+    """
+    path = Path(folder).expanduser()
+    name, spec, weights = chosen(specs(path), prototype, path)
+    if not weights.is_file():
+        raise ModelError(f"{path} holds no weights of '{name}' yet: it has no {weights.relative_to(path)}")
+    state = read_weights(weights)
+    return loaded(*at_home(spec, state, path), str(weights))
+
+
+def specs(path: Path) -> dict[str, tuple[ModelSpec, Path]]:
+    """Return the models that a folder describes, by name, with the files of their weights."""
+    file = path / CONFIG
+    if not path.is_dir():
+        raise ModelError(f"there is no folder {path}")
+    described = description(path)
+    if described is None:
+        known = "it has no config.json of feddf"
+        raise ModelError(f"{path} is no folder of a model that feddf wrote: {known}")
+    if "prototypes" in described:
+        return {
+            name: (ModelSpec.read(values, str(file)), path / "models" / f"{name}.safetensors")
+            for name, values in described["prototypes"].items()
+        }
+    spec = ModelSpec.read(described, str(file))
+    return {spec.model: (spec, path / WEIGHTS)}
+
+
+def description(path: Path) -> dict[str, Any] | None:
+    """Return what a folder's ``config.json`` says under the key "feddf"; ``None`` if it says nothing."""
+    try:
+        values = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path / CONFIG}: {first_line(error)}") from error
+    found = values.get("feddf") if isinstance(values, dict) else None
+    return found if isinstance(found, dict) else None
+
+
+def chosen(
+    found: Mapping[str, tuple[ModelSpec, Path]], prototype: str | None, path: Path
+) -> tuple[str, ModelSpec, Path]:
+    """Return the one model that is meant: its name, its description and the file of its weights."""
+    names = ", ".join(found)
+    if prototype is not None and prototype not in found:
+        raise ModelError(f"{path} has no prototype '{prototype}'; it has {names}")
+    if prototype is None and len(found) > 1:
+        raise ModelError(f"{path} holds several models; name one as its prototype: {names}")
+    name = prototype or next(iter(found))
+    return name, *found[name]
+
+
+def read_weights(path: Path) -> dict[str, Any]:
+    """Return the tensors in a safetensors file, or say in one line that it is none."""
+    try:
+        return safetensors.torch.load(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelError(f"there is no file {path}") from None
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+        raise ModelError(f"{path} is not a whole safetensors file: {first_line(error)}") from error
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Give a folder to write to, which takes its place as ``path`` at the end of the block: whole, or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        temporary.rename(path)
+    except OSError as error:
+        raise ModelError(f"cannot write the folder {path}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_model(folder: Path, module: nn.Module, spec: ModelSpec, facts: Mapping[str, Any]) -> None:
+    """Write weights and description of a model; ``facts`` go into the weights' metadata.
+
+    A transformer is written in the layout that ``from_pretrained`` reads, with its tokenizer.
+    """
+    values: dict[str, Any] = {}
+    state: State = module.state_dict()
+    metadata = {"feddf": json.dumps(dict(facts), sort_keys=True)}
+    if isinstance(module, Transformer):
+        values = _pretrained(folder, module, spec)
+        state = module.network.state_dict()
+        spec = _portable(spec)
+        metadata = {"format": "pt", **metadata}
+    tensors = {key: tensor.detach().contiguous().clone() for key, tensor in state.items()}
+    write_atomically(folder / WEIGHTS, safetensors.torch.save(tensors, metadata))
+    text = json.dumps({**values, "feddf": spec.describe()}, indent=2, ensure_ascii=False)
+    write_atomically(folder / CONFIG, text.encode())
+
+
+def _pretrained(folder: Path, module: Transformer, spec: ModelSpec) -> dict[str, Any]:
+    """Write the tokenizer beside a transformer, and return what its ``config.json`` has to say to transformers."""
+    from feddf.runtime.packages import transformers
+
+    config: Any = module.network.config
+    config.id2label = dict(enumerate(spec.classes))
+    config.label2id = {name: number for number, name in enumerate(spec.classes)}
+    config.architectures = [type(module.network).__name__]
+    if isinstance(spec.preprocess, Tokens):
+        transformers().AutoTokenizer.from_pretrained(spec.preprocess.tokenizer).save_pretrained(folder)
+    values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    return values
+
+
+HERE = "."
+"""In a description: the folder that it stands in."""
+
+
+def _portable(spec: ModelSpec) -> ModelSpec:
+    """Return a transformer's description with itself as the place of its configuration and tokenizer."""
+    options = {**spec.options, "path": HERE, "pretrained": False}
+    encode = Tokens(HERE, spec.preprocess.length) if isinstance(spec.preprocess, Tokens) else spec.preprocess
+    return replace(spec, preprocess=encode, options=options)
+
+
+def at_home(spec: ModelSpec, state: State, path: Path) -> tuple[ModelSpec, State]:
+    """Return a description and weights from a folder, for use: a transformer's are as transformers name them there."""
+    if spec.options.get("path") != HERE:
+        return spec, state
+    encode = Tokens(str(path), spec.preprocess.length) if isinstance(spec.preprocess, Tokens) else spec.preprocess
+    options = {**spec.options, "path": str(path)}
+    named = {f"network.{key}": tensor for key, tensor in state.items()}
+    return replace(spec, preprocess=encode, options=options), named

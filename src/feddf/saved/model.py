@@ -1,0 +1,133 @@
+"""A model's description, and the module that comes of it: ``load_model(folder).predict(["cat.png"])``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from feddf.config.errors import FeddfError, first_line
+from feddf.config.names import MODELS
+from feddf.evaluate import BATCH, evaluating
+from feddf.saved.preprocess import Preprocess, described, from_description
+from feddf.states import fit_widths
+from feddf.types import Prototype, State
+
+FORMAT = 1
+"""The version of the description in a ``config.json``."""
+
+
+class ModelError(FeddfError):
+    """A saved model cannot be used as asked; one line says why and what would be right."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """All that is needed to use weights: the architecture with its options, the classes and the preprocessing.
+
+    With ``fits``, layers take the widths that the weights have: those that FedMA matched may have grown.
+    """
+
+    model: str
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    preprocess: Preprocess | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    fits: bool = False
+
+    @property
+    def prototype(self) -> Prototype:
+        """How the architecture is built."""
+        build = partial(MODELS[self.model], self.shape, len(self.classes), **self.options)
+        return Prototype(self.model.rpartition(":")[2], build, fit_widths if self.fits else None)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the description as JSON."""
+        return {
+            "format": FORMAT,
+            "model": self.model,
+            "options": dict(self.options),
+            "fits": self.fits,
+            "shape": list(self.shape),
+            "classes": list(self.classes),
+            "preprocessing": described(self.preprocess) if self.preprocess else None,
+        }
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any], where: str) -> ModelSpec:
+        """Return the description in JSON; ``where`` is the file that it stands in."""
+        if values.get("format") != FORMAT:
+            raise ModelError(f"{where} has the format {values.get('format')!r}, and this version reads {FORMAT}")
+        try:
+            encode = values["preprocessing"]
+            return cls(
+                str(values["model"]),
+                tuple(values["shape"]),
+                tuple(str(name) for name in values["classes"]),
+                from_description(encode) if encode else None,
+                dict(values["options"]),
+                bool(values.get("fits", False)),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(f"{where} does not describe a model: {first_line(error)}") from error
+
+
+class Prediction(NamedTuple):
+    """The most likely class of one input, and the probability of every class."""
+
+    label: str
+    probabilities: dict[str, float]
+
+
+class LoadedModel(nn.Module):
+    """A network with its class names and its preprocessing. Called, it maps encoded inputs to logits."""
+
+    def __init__(self, network: nn.Module, spec: ModelSpec) -> None:
+        super().__init__()
+        self.network, self.spec = network, spec
+        self.classes, self.preprocess = spec.classes, spec.preprocess
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the logits."""
+        logits: Tensor = self.network(inputs)
+        return logits
+
+    def predict(self, given: Any, batch: int = BATCH) -> list[Prediction]:
+        """Classify image files (or arrays of bytes), texts or rows of numbers, whatever the model is for."""
+        if self.preprocess is None:
+            raise ModelError("the model's preprocessing is a function of a program; encode inputs and call the model")
+        inputs = list(given) if isinstance(given, Sequence | Tensor) and not isinstance(given, str) else [given]
+        found: list[Prediction] = []
+        for first in range(0, len(inputs), batch):
+            found += self._predicted(self.preprocess.read(inputs[first : first + batch]))
+        return found
+
+    def _predicted(self, raw: Tensor) -> list[Prediction]:
+        assert self.preprocess is not None
+        with evaluating(self):
+            rows = self(self.preprocess(raw)).softmax(dim=1).tolist()
+        return [
+            Prediction(
+                self.classes[max(range(len(row)), key=row.__getitem__)], dict(zip(self.classes, row, strict=True))
+            )
+            for row in rows
+        ]
+
+
+def loaded(spec: ModelSpec, state: State, where: str) -> LoadedModel:
+    """Return a described architecture with these weights, in eval mode."""
+    try:
+        return LoadedModel(spec.prototype.load(state), spec).eval()
+    except FeddfError:
+        raise
+    except Exception as error:  # a user's own architecture may do anything
+        raise ModelError(f"{where} does not fit the model '{spec.model}': {fitting(error)}") from error
+
+
+def fitting(error: BaseException) -> str:
+    """Return the first line of an error that says something: torch's own first line names the class only."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[1] if len(lines) > 1 and lines[0].endswith(":") else first_line(error)

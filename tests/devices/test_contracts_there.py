@@ -1,0 +1,224 @@
+"""The promises of every fusion, model and source, and a whole run, on another device than the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import Tiny, make_tiny
+from contracts import test_every_fusion as fusions
+from contracts import test_every_model as models
+from contracts import test_every_source as sources
+from feddf.config import DistillConfig, LocalConfig, parse, with_values
+from feddf.config.keys import nested
+from feddf.data.augment import flip_crop
+from feddf.engines import in_process
+from feddf.fusion.compose import method_of
+from feddf.fusion.distill import distill
+from feddf.fusion.early_stopping import Snapshots
+from feddf.fusion.ensemble import Remembered
+from feddf.generator import load_generator, sample_images, train_generator
+from feddf.local import _train
+from feddf.rounds import run_round
+from feddf.runs.build import build
+from feddf.runs.run import run_experiment
+from feddf.runs.store import RunFolder
+from feddf.runtime.execution import Execution
+from feddf.states import digest, initial
+from feddf.types import Examples, Inputs, Job, Prototype, Update
+from pretend_device import NAME, pretend_device
+from runs import test_knobs as knobs
+
+# Every fusion, with every choice that its settings allow
+
+
+def federation(changes: dict[str, Any], device: str) -> Tiny:
+    for norm in ("batch", "none"):  # some methods cannot handle BatchNorm, and say so
+        tiny = make_tiny(clients=4, fraction=1.0, norm=norm)
+        short = {"distill.steps": 4, "distill.check": 2, "run.device": device, "run.threads": 1}
+        settings = with_values(tiny.settings, {**changes, **short})
+        try:
+            method = method_of(tiny.resources, settings, in_process)
+        except ValueError:
+            continue
+        prototypes = {name: replace(one, fit=method.fit) for name, one in tiny.prototypes.items()}
+        local = partial(
+            tiny.local,
+            prototypes=prototypes,
+            prepare=method.prepare,
+            disclose=settings.discloses,
+            execution=Execution(device=device),
+        )
+        return replace(
+            tiny,
+            prototypes=prototypes,
+            local=local,
+            resources=replace(tiny.resources, prototypes=prototypes),
+            settings=settings,
+        )
+    raise AssertionError("the method works with neither kind of models")
+
+
+@pytest.mark.parametrize("variant", fusions.VARIANTS)
+def test_a_round_there_ends_with_the_bytes_of_the_cpu(variant: str) -> None:
+    def end(device: str) -> str:
+        tiny = federation(fusions.VARIANTS[variant], device)
+        fuse = method_of(tiny.resources, tiny.settings, in_process).fuse
+        closed = run_round(tiny.server, tiny.federation, engine=in_process, train=tiny.local, fuse=fuse)
+        assert not closed.failures
+        for update in closed.updates:
+            assert all(type(tensor) is Tensor for tensor in dict(update.state).values())
+        return fusions.whole(closed.server)
+
+    with pretend_device() as transfers:
+        there = end(NAME)
+    assert transfers.to_device
+    assert there == end("cpu")
+
+
+TEACHING = [name for name, changes in fusions.VARIANTS.items() if changes["fusion.method"] == "feddf"]
+
+
+@pytest.mark.parametrize("variant", [*TEACHING[:1], *(name for name in TEACHING if "each-batch" in name)])
+def test_unfit_updates_are_refused_there_too(variant: str) -> None:
+    with pretend_device():
+        tiny = federation(fusions.VARIANTS[variant], NAME)
+        clients = tiny.federation.clients
+        updates: list[Update] = [tiny.local(Job(c, 1, tiny.server.models[c.prototype], 7)) for c in clients]
+        fusions.test_unfit_updates_are_refused_and_never_fused(tiny, updates)
+
+
+# Every model
+
+
+@pytest.fixture(params=sorted(models.MODELS.keys() - {"transformer"}))
+def prototype(request: pytest.FixtureRequest) -> Prototype:
+    return Prototype(request.param, partial(models.MODELS[request.param], models.SHAPE, models.CLASSES))
+
+
+IMAGES = Examples(
+    Inputs(torch.randn(4, *models.SHAPE, generator=torch.Generator().manual_seed(0)), nn.Identity()),
+    torch.arange(4) % models.CLASSES,
+    models.CLASSES,
+)
+
+
+def one_step(model: nn.Module, device: torch.device) -> list[Tensor]:
+    local = LocalConfig(epochs=1, batch=4, rate=0.01)
+    return _train(model.train(), torch.arange(4), IMAGES, 5, local, None, Execution(), device)
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """Dropout draws other numbers on every device."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout | nn.Dropout2d):
+            module.p = 0.0
+    return model
+
+
+def test_every_model_learns_there_as_on_the_cpu(prototype: Prototype) -> None:
+    def after(device: str) -> str:
+        model = without_dropout(prototype.load(initial(prototype, 0), device))
+        one_step(model, torch.device(device, 0) if device == NAME else torch.device(device))
+        return digest({"m": {key: tensor.to("cpu") for key, tensor in model.state_dict().items()}})
+
+    with pretend_device():
+        there = after(NAME)
+    assert there == after("cpu")
+
+
+def test_every_model_passes_a_dry_run_of_a_step_on_meta(prototype: Prototype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The meta device knows shapes and types and computes nothing: what mixes devices fails on it."""
+    meta = torch.device("meta")
+    model = prototype.load(initial(prototype, 0), meta)
+    (loss,) = one_step(model, meta)
+    assert (loss.device, loss.shape) == (meta, ())
+    assert model(torch.zeros(2, *models.SHAPE, device=meta)).shape == (2, models.CLASSES)
+    monkeypatch.setattr(Snapshots, "enough", lambda *_: False)  # it reads, and there is nothing to read
+    monkeypatch.setattr("feddf.fusion.early_stopping.on_cpu", dict)
+    config = DistillConfig(steps=1, batch=4, stop="steps")
+    targets = torch.full((4, models.CLASSES), 1 / models.CLASSES)
+    student = distill(model, Remembered(targets), IMAGES.inputs, config, score=None, seed=0)
+    assert student.state.keys() == model.state_dict().keys()
+
+
+# Every source: the pool that it gives is read there
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sources.folder.__wrapped__(tmp_path_factory)
+
+
+@pytest.mark.parametrize("source", sorted(sources.POOLS))
+def test_the_inputs_of_every_source_can_be_augmented_and_encoded_there(source: str, folder: Path) -> None:
+    given = [one.replace("FOLDER", str(folder)) if isinstance(one, str) else one for one in sources.POOLS[source]]
+    pool, _ = sources.pool_of(given, "toy" if given == ["plane"] else f"{sources.__name__}:bands")
+    rows = torch.arange(len(pool))
+
+    def encoded(device: str) -> Tensor:
+        raw = pool.raw[rows].to(device)
+        images = flip_crop(raw, torch.Generator().manual_seed(1)) if raw.ndim == 4 else raw
+        return pool.encode(images).to("cpu")
+
+    with pretend_device():
+        there = encoded(NAME)
+    assert torch.equal(there, encoded("cpu"))
+
+
+def test_a_generator_is_trained_and_sampled_there(tmp_path: Path) -> None:
+    images = torch.randint(0, 256, (16, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+    def made(device: str) -> tuple[str, Tensor]:
+        options: Any = {"steps": 3, "batch": 8, "width": 4, "checkpoint_every": 2, "log_every": 1}
+        generator = train_generator(images, tmp_path / device, device=device, **options)
+        again, latent = load_generator(tmp_path / device)
+        return digest({"g": dict(again.state_dict())}), sample_images(generator, 4, latent, 0)  # type: ignore[attr-defined]
+
+    with pretend_device():
+        there = made(NAME)
+    here = made("cpu")
+    assert there[0] == here[0]
+    assert torch.equal(there[1], here[1])
+
+
+# A whole run
+
+
+def run(folder: Path, device: str, changes: dict[str, Any]) -> tuple[str, list[Any]]:
+    parts = build(parse(nested(knobs.BASE, {**changes, "run.device": device})))
+    opened = RunFolder.create(folder / device, parts.experiment)
+    records = list(run_experiment(parts, opened))
+    server, _ = opened.latest()
+    assert server is not None
+    kept = [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+    return digest(server.models), kept
+
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "asked once": {
+        "fusion.batchnorm": "recalibrate",
+        "fusion.drop_worst": "paper",
+        "fusion.momentum": 0.2,
+        "teachers.swag_samples": 1,
+        "distill.stop": "validation",
+    },
+    "asked again": {"teachers.ask": "each-batch", "pool.augment": True, "local.binary": "error-feedback"},
+}
+
+
+@pytest.mark.parametrize("changes", WHOLE.values(), ids=WHOLE)
+def test_a_whole_run_there_ends_with_the_bytes_and_the_records_of_the_cpu(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    short = {**changes, "rounds": 1, "distill.steps": 4, "run.log_clients": True}
+    with pretend_device():
+        there = run(tmp_path, NAME, short)
+    assert there == run(tmp_path, "cpu", short)
+    assert RunFolder.open(tmp_path / NAME).versions()["device"] == "pretend (in tests)"

@@ -1,0 +1,178 @@
+"""``feddf fuse`` and ``feddf predict`` from the command line: what they write, and what they refuse in one line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from small_teachers import CLASSES, as_folder, models, spec_of
+from torch import Tensor, nn
+
+from conftest import stripes
+from feddf import cli
+
+
+def run(*words: str, cwd: Path) -> tuple[int, str, str]:
+    out, err = StringIO(), StringIO()
+    with chdir(cwd), redirect_stdout(out), redirect_stderr(err):
+        code = cli.guarded(lambda: cli.app(list(words), standalone_mode=False))
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two teachers and unlabeled images, and what came of fusing them."""
+    root = tmp_path_factory.mktemp("place")
+    as_folder(models()["first"], spec_of(classes=CLASSES[:2]), root / "first")
+    as_folder(models()["last"], spec_of(classes=CLASSES[1:]), root / "last")
+    (root / "pictures").mkdir()
+    for number, image in enumerate(stripes(60, 3).inputs.raw[torch.arange(60)]):
+        Image.fromarray(image[0].numpy()).save(root / "pictures" / f"{number:02d}.png")
+    code, out, err = run(*WORDS, "--out", "out", cwd=root)
+    assert code == 0, err
+    assert "first: asked about 60 inputs" in out
+    return root
+
+
+WORDS = [
+    "fuse", "--teacher", "first", "--teacher", "last", "--student", "{model = 'cnn', options = {width = 4}}",
+    "--unlabeled", "pictures", "--test", "small_teachers:bands", "--cache", "cache", "steps=60", "distill.rate=0.01",
+    "distill.batch=32", "run.threads=1",
+]  # fmt: skip
+
+
+def test_the_result_is_a_folder_that_predicts(place: Path) -> None:
+    found = {path.name for path in (place / "out").iterdir()}
+    assert {
+        "model.safetensors",
+        "config.json",
+        "README.md",
+        "fuse.toml",
+        "report.json",
+        "reliability-test.png",
+    } == found
+    code, out, _ = run("predict", "out", "pictures", cwd=place)
+    assert code == 0
+    rows = list(csv.DictReader(StringIO(out)))
+    assert [row["input"] for row in rows][:2] == ["pictures/00.png", "pictures/01.png"]
+    right = [row["class"] == CLASSES[number % 3] for number, row in enumerate(rows)]
+    assert sum(right) > 0.9 * len(rows)
+    assert float(rows[0]["top"]) + float(rows[0]["middle"]) + float(rows[0]["bottom"]) == pytest.approx(1, abs=1e-4)
+    assert run("predict", "out", "pictures/00.png", "--out", "one.jsonl", cwd=place)[0] == 0
+    (line,) = (place / "one.jsonl").read_text().splitlines()
+    assert json.loads(line)["class"] == "top"
+
+
+def test_the_card_says_who_knows_what(place: Path) -> None:
+    card = (place / "out" / "README.md").read_text()
+    assert "| class | first | last |" in card
+    assert "| top | • |  |" in card
+    assert "fused from 2 models that were trained apart" in card
+
+
+def test_resuming_a_finished_fusion_changes_nothing(place: Path) -> None:
+    before = (place / "out" / "model.safetensors").stat().st_mtime_ns
+    code, out, _ = run(*WORDS, "--out", "out", "--resume", cwd=place)
+    assert (code, out) == (0, "out is finished already\n")
+    assert (place / "out" / "model.safetensors").stat().st_mtime_ns == before
+    code, _, err = run(*WORDS, "seed=4", "--out", "out", "--resume", cwd=place)
+    assert code == 1
+    assert "holds a fusion with another configuration" in err
+
+
+def test_the_written_configuration_gives_the_same_model_and_asks_nobody(place: Path) -> None:
+    code, out, err = run("fuse", "out/fuse.toml", "--out", "again", cwd=place)
+    assert code == 0, err
+    assert "0 of 2 teachers were asked" in out
+    one, other = ((place / name / "model.safetensors").read_bytes() for name in ("out", "again"))
+    assert one == other
+
+
+class Broken(nn.Module):
+    """A teacher that does not know what to say to bright images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = models()["all"]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner(inputs) / (inputs.flatten(1).max(dim=1, keepdim=True).values < 1).float()
+
+
+@pytest.fixture(scope="module")
+def odd(place: Path) -> Path:
+    """Further teachers, each with something wrong."""
+    inputs = stripes(4, 1).inputs.batch(torch.arange(4))
+    varying = ({0: torch.export.Dim("batch", min=1)},)
+    torch.export.save(torch.export.export(Broken().eval(), (inputs,), dynamic_shapes=varying), place / "broken.pt2")
+    save_file(models()["first"].state_dict(), place / "two.safetensors")
+    save_file(models()["all"].state_dict(), place / "three.safetensors")
+    torch.save(models()["all"].state_dict(), place / "old.pt")
+    (place / "empty").mkdir()
+    return place
+
+
+FED = "size = 8, channels = 1, mean = [0.4], std = [0.3]"
+MISTAKES: dict[str, tuple[list[str], str]] = {
+    "pickle": (["--teacher", "old.pt"], "a .pt file can run any code when it is read; where you trust it, convert it"),
+    "nothing": (["--teacher", "nowhere.onnx"], "there is no teacher nowhere.onnx"),
+    "nan": (
+        ["--teacher", f"{{path = 'broken.pt2', classes = ['top', 'middle', 'bottom'], {FED}}}"],
+        "teacher broken: its answer to input 0 is not finite",
+    ),
+    "outputs": (
+        ["--teacher", f"{{path = 'two.safetensors', model = 'cnn', options = {{width = 4}}, {FED}}}"],
+        "teacher two: it has 2 outputs and no class list, and there are 3 classes",
+    ),
+    "list": (
+        ["--teacher", f"{{path = 'three.safetensors', model = 'cnn', classes = ['a', 'b'], {FED}}}"],
+        "does not fit the model 'cnn'",
+    ),
+    "maps": (
+        [
+            "--teacher", "{path = 'first', map = {top = 'a'}}", "--teacher", "{path = 'last', map = {top = 'b'}}",
+        ],
+        "two class maps contradict each other: 'top' is 'a' for first, and 'b' for last",
+    ),
+    "pool": (["--unlabeled", "empty"], "pool.sources = 'images:empty': empty holds no image"),
+    "student": (["student.classes=['top', 'middle']"], "the student cannot express all classes"),
+    "start": (["student.start=first"], "it cannot express all classes: 'bottom' is none of its outputs"),
+    "average": (["student.start=average"], "there is nothing to average"),
+    "no such start": (["student.start=frist"], "no teacher has this name; did you mean 'first'?"),
+    "labels": (["ensemble.weights=validation"], "it needs labelled examples; name some with validation.name"),
+    "architecture": (["student.model=resnet9"], "did you mean 'resnet"),
+    "key": (["student.sise=8"], "did you mean 'student.size'?"),
+    "table": (["--teacher", "{path = "], "is not a TOML table"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_nothing(name: str, odd: Path) -> None:
+    words, expected = MISTAKES[name]
+    before = sorted(path for path in odd.rglob("*") if "cache" not in path.parts)
+    code, _, err = run(*WORDS, *words, "--out", "wrong", cwd=odd)
+    assert code in (1, 2), err
+    assert expected in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert sorted(path for path in odd.rglob("*") if "cache" not in path.parts) == before
+
+
+def test_predict_refuses_in_one_line(place: Path) -> None:
+    for words, expected in (
+        (["nowhere", "x.png"], "there is no folder nowhere"),
+        (["out", "x.png"], "there is no image file or folder x.png"),
+        (["out", "pictures", "--out", "x.txt"], "must end in .csv or .jsonl"),
+        (["out", "out/fuse.toml"], "cannot be read as an image"),
+    ):
+        code, _, err = run("predict", *words, cwd=place)
+        assert code in (1, 2)
+        assert expected in err
+        assert err.count("\n") == 1
