@@ -88,7 +88,7 @@ def test_resuming_a_finished_fusion_changes_nothing(place: Path) -> None:
 
 
 def test_the_written_configuration_gives_the_same_model_and_asks_nobody(place: Path) -> None:
-    code, out, err = run("fuse", "out/fuse.toml", "--out", "again", cwd=place)
+    code, out, err = run("fuse", "out/fuse.toml", "again", cwd=place)
     assert code == 0, err
     assert "0 of 2 teachers were asked" in out
     one, other = ((place / name / "model.safetensors").read_bytes() for name in ("out", "again"))

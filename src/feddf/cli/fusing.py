@@ -32,8 +32,8 @@ def fuse(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="Values that replace those of the configuration, for instance distill.steps=1000.",
+            metavar="[OUT] [KEY=VALUE]...",
+            help="The folder to write, and values that replace others, for instance distill.steps=1000.",
             show_default=False,
         ),
     ] = None,
@@ -74,6 +74,8 @@ def fuse(
     if config is not None and "=" in config and not Path(config).is_file():  # no file, but a first override
         overrides = [config, *(overrides or [])]
         config = None
+    if out is None and overrides and "=" not in overrides[0]:  # feddf fuse CONFIG.toml OUT
+        out, overrides = Path(overrides[0]), overrides[1:]
     if out is None:
         raise ConfigError("name the folder to write with --out")
     values: dict[str, Any] = {

@@ -186,5 +186,5 @@ def described(device: torch.device) -> str:
     """Return a device's kind and, for an accelerator, its maker's name: what the last bits of a result depend on."""
     if not count(device.type) or device.type == "cpu":  # a Ray cluster's devices need not be here
         return device.type
-    name = getattr(torch.get_device_module(device.type), "get_device_name", None)
+    name = getattr(getattr(torch, device.type, None), "get_device_name", None)
     return f"{device.type} ({name(placed(device))})" if name is not None else device.type
