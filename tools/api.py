@@ -38,7 +38,7 @@ def text_of(name: str) -> str:
     body = examples[0].strip()
     if "::" in body:  # a literal block of a docstring
         body = body.replace("::\n", ":\n")
-    shown = f"\n\n```pycon\n{examples[1].strip()}\n```" if len(examples) > 1 else ""
+    shown = f"\n\n```text\n{examples[1].strip()}\n```" if len(examples) > 1 else ""
     return f"### `{name}`\n\n```text\n{name}{signature}\n```\n\n{body}{shown}\n"
 
 
