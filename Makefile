@@ -3,12 +3,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 SEEDS ?= 0
 
-.PHONY: help demo test lint bench soak long-test deploy-test clean
+.PHONY: help demo test lint docs bench soak long-test deploy-test clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo           FedAvg and FedDF on embedded digits, side by side (about a minute; SEEDS=0,1,2 for three)"
 	@echo "make test           ruff, mypy, import-linter and pytest"
+	@echo "make docs           the documentation site, in site/"
 	@echo "make soak           200 kills, 100,000 mutated files, 50 rounds with failures; writes docs/reliability.md (30 minutes)"
 	@echo "make long-test      the long forms of the tests: many kills, Ray, Flower's simulation, compiled steps"
 	@echo "make bench          the speed tables (70 minutes on a quiet machine; ONLY=local for one part)"
@@ -28,6 +29,13 @@ help:
 
 demo: .venv/demo
 	$(BIN)/feddf compare demo seeds=$(SEEDS)
+
+.venv/docs: .venv/demo
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: .venv/docs
+	$(BIN)/zensical build --strict --clean
 
 soak: .venv/dev
 	$(BIN)/python benchmarks/soak.py --write
@@ -51,4 +59,4 @@ test: lint
 	$(BIN)/pytest
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,16 +1,25 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
+import typer
 
 from feddf import cli
+from feddf.config import load
+from feddf.runs.run import run_experiment
 
 CONFIG = """
 name = "small"
@@ -66,16 +75,108 @@ def test_the_installed_command_speaks_in_codes_and_lines(tmp_path: Path) -> None
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cli")
     (folder / "small.toml").write_text(CONFIG)
+    (folder / "typo.toml").write_text(CONFIG.replace("[distill]", "[distil]"))
     done = feddf("run", "small.toml", "data.name=toy", "--out", "out", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
 
 
-def test_help_names_every_command(tmp_path: Path) -> None:
-    text = feddf("--help", cwd=tmp_path).stdout
-    for command in ("run", "resume", "compare", "tune", "report", "bound", "partition", "presets", "config"):
-        assert command in text
-        assert feddf(command, "--help", cwd=tmp_path).returncode == 0
+def commands(group: click.Group, *names: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, *names, name)
+        else:
+            yield (*names, name), command
+
+
+EVERY_COMMAND = dict(commands(typer.main.get_command(cli.app)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("words", EVERY_COMMAND, ids=" ".join)
+def test_help_explains_every_command_and_each_of_its_arguments(words: tuple[str, ...], tmp_path: Path) -> None:
+    assert words[-1] in feddf(*words[:-1], "--help", cwd=tmp_path).stdout
+    done = feddf(*words, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    shown = "".join(re.findall(r"\w+", done.stdout))
+    for parameter in EVERY_COMMAND[words].params:
+        text = getattr(parameter, "help", None)
+        assert text, parameter.name
+        first = "".join(re.findall(r"\w+", text)[:3])
+        assert first in shown, text
+
+
+def test_the_version_quiet_and_json(place: Path) -> None:
+    assert feddf("--version", cwd=place).stdout == f"feddf {version('feddf')}\n"
+    assert feddf("--quiet", "report", "out", cwd=place).stdout == ""
+    (found,) = json.loads(feddf("report", "out", "--json", cwd=place).stdout)
+    assert (found["run"], found["method"], found["round"], found["rounds"]) == ("out", "feddf", 2, 2)
+    assert 0 <= found["models"]["mlp"]["fused"] <= 1
+    assert "toy" in json.loads(feddf("presets", "--json", cwd=place).stdout)
+    assert json.loads(feddf("config", "alpha", "--json", cwd=place).stdout)["partition.alpha"]["default"] == "1.0"
+
+
+def test_a_preset_is_printed_as_a_file_to_start_from(place: Path) -> None:
+    (place / "printed.toml").write_text(feddf("presets", "toy", cwd=place).stdout)
+    assert load(str(place / "printed.toml")) == load("toy")
+    (place / "printed.toml").write_bytes(b"\xef\xbb\xbf" + (place / "printed.toml").read_bytes())
+    assert load(str(place / "printed.toml")) == load("toy")  # with the mark that some editors write
+
+
+def test_a_finished_run_can_be_given_more_rounds(place: Path, tmp_path: Path) -> None:
+    """The models are those of a run that had as many from the start."""
+    shutil.copytree(place / "out", tmp_path / "longer")
+    first = (place / "out" / "metrics.jsonl").read_text().splitlines()
+    done = feddf("resume", str(tmp_path / "longer"), "rounds=3", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "longer" / "metrics.jsonl").read_text().splitlines()[:2] == first
+    fresh = feddf("run", "small.toml", "rounds=3", "--out", str(tmp_path / "fresh"), "--json", cwd=place)
+    assert json.loads(fresh.stdout)[0]["round"] == 3
+    models = [(tmp_path / name / "models" / "mlp.safetensors").read_bytes() for name in ("longer", "fresh")]
+    assert models[0] == models[1]
+    refused = feddf("resume", str(tmp_path / "longer"), "rounds=1", cwd=place)
+    assert refused.stderr.endswith("rounds = 1: 3 rounds are done already\n")
+
+
+def test_a_stopped_comparison_says_how_to_go_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("compare", "small.toml", "methods=fedavg,fedprox", "rounds=1", "--out", "stopped")
+
+    def stop_in_the_second(*given: Any) -> Iterator[Any]:
+        if given[0].experiment.local.proximal:
+            raise KeyboardInterrupt
+        yield from run_experiment(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("feddf.runs.run.run_experiment", stop_in_the_second)
+        done = feddf(*words, cwd=place)
+    assert done.returncode == 130
+    assert "run 1 of 2: fedavg, seed 0: round 1/1" in done.stdout
+    assert done.stderr == f"stopped; finished rounds are safe. Continue with: feddf {' '.join(words)}\n"
+    again = feddf(*words, cwd=place)
+    assert "run 2 of 2: fedprox, seed 0: round 1/1" in again.stdout
+    assert again.returncode == 0
+
+
+def test_several_values_are_compared_in_one_table_and_one_picture(place: Path) -> None:
+    done = feddf("compare", "small.toml", "alpha=0.5,5", "rounds=1", "--out", "sweep", "--json", cwd=place)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["results"]
+    assert {row["setting"] for row in found} == {"alpha=0.5", "alpha=5"}
+    assert (place / "sweep" / "by-alpha.png").is_file()
+    header, *rows = (place / "sweep" / "comparison.csv").read_text().splitlines()
+    assert header == "setting,method,model,measure,mean,std,n"
+    assert all(0 <= abs(float(row.split(",")[4])) <= 100 for row in rows)
+
+
+def test_a_report_on_several_runs_leaves_their_own_pictures_alone(place: Path) -> None:
+    feddf("compare", "small.toml", "rounds=1", "--out", "two", cwd=place)
+    for name in ("fedavg-seed0", "feddf-seed0"):
+        (place / "two" / name / "curves.png").write_text("its own")
+    paths = sorted(str(path.relative_to(place)) for path in (place / "two").iterdir())
+    done = feddf("report", *paths, "--format", "svg", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("skipped: two/") == 3
+    assert (place / "two" / "curves.svg").is_file()
+    assert (place / "two" / "feddf-seed0" / "curves.png").read_text() == "its own"
 
 
 def test_presets_are_listed(tmp_path: Path) -> None:
@@ -114,6 +215,16 @@ MISTAKES = {
     ),
     ("resume", "out", "seed=9"): (1, "error: out was started with another configuration: seed: 0 -> 9"),
     ("resume", "nowhere"): (1, "error: nowhere is not a run folder"),
+    ("report", "out", "--out", "x.xyz"): (2, "error: --out = 'x.xyz': a picture's name must end in .png, .svg, .pdf"),
+    ("report", "out", "--format", "gif"): (2, "error: --format = 'gif': must be one of png, svg, pdf"),
+    ("presets", "demmo"): (2, "error: no preset is called 'demmo'; did you mean 'demo'?"),
+    ("run", "small.toml", "data.name=ast:NodeVisitor"): (
+        2,
+        "error: data.name = 'ast:NodeVisitor': must be a function of [data] that returns a feddf.Dataset; it raised",
+    ),
+    ("run", "small.toml", "prototypes=[]"): (2, "error: prototypes = []: at least one is needed"),
+    ("run", "small.toml", "sources=3"): (2, "error: pool.sources = 3: must be a list, for instance"),
+    ("run", "typo.toml"): (2, "error: unknown section [distil]; did you mean 'distill'?"),
     ("report", "nowhere"): (2, "error: nowhere is not a run folder"),
     ("compare", "small.toml", "seeds=a"): (2, "error: seeds = 'a': must be whole numbers"),
     ("compare", "small.toml", "target=80"): (2, "error: target = '80': must be an accuracy from 0 to 1"),

@@ -30,6 +30,9 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.config.names import DATASETS as DATASETS
     from feddf.config.names import METHODS as METHODS
     from feddf.config.names import MODELS as MODELS
+    from feddf.data.adapters import from_hugging_face as from_hugging_face
+    from feddf.data.adapters import from_image_folder as from_image_folder
+    from feddf.data.adapters import from_torch as from_torch
     from feddf.data.datasets import Dataset as Dataset
     from feddf.data.partition import dirichlet as dirichlet
     from feddf.data.partition import iid as iid
@@ -95,6 +98,7 @@ _HOMES = {
     "Round Rule ServerState State Target Update Vote",
     "states": "initial",
     "evaluate": "accuracy",
+    "data.adapters": "from_hugging_face from_image_folder from_torch",
     "data.datasets": "Dataset",
     "data.partition": "dirichlet iid split",
     "data.unlabeled": "adapt",

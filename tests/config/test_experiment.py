@@ -93,8 +93,8 @@ MISTAKES = {
     "held_out=1": "distill.held_out = 1: input should be less than 1",
     "pool.size=1": "pool.size = 1: input should be greater than or equal to 2",
     "fusion.options=3": "fusion.options = 3: input should be a valid dictionary",
-    "prototypes=[]": "prototypes = (): tuple should have at least 1 item",
-    "prototypes=3": "prototypes = 3: input should be a valid tuple",
+    "prototypes=[]": "prototypes = []: at least one is needed",
+    "prototypes=3": "prototypes = 3: must be a list, for instance",
     "prototypes=[{name='x'}]": "the key 'prototypes.0.model' is missing",
     "name=../escape": "name = '../escape': string should match pattern",
     # a key that does not exist

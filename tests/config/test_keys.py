@@ -74,7 +74,7 @@ def test_a_keys_kind_says_what_a_change_of_it_means() -> None:
     kinds = {kind: {n for n, key in all_keys().items() if key.kind == kind} for kind in ("task", "method", "execution")}
     assert kinds["execution"] == {
         "data.folder", "run.engine", "run.workers", "run.ray_address", "run.keep_checkpoints", "run.log_clients",
-        "run.log_ensemble", "run.device",
+        "run.log_ensemble", "run.device", "run.track",
     }  # fmt: skip
     assert kinds["method"] == {
         "fusion.method", "fusion.average", "fusion.batchnorm", "fusion.momentum", "fusion.drop_worst",

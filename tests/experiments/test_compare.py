@@ -18,8 +18,8 @@ def test_methods_are_named_by_their_parts() -> None:
 
 def test_a_users_own_method_is_one_of_them() -> None:
     found = grid(BASE, ["fedavg", "mine:method+prox"], [0])
-    assert list(found) == ["fedavg-seed0", "mine.method+prox-seed0"]
-    mine = found["mine.method+prox-seed0"]
+    assert [one.folder for one in found] == ["fedavg-seed0", "mine.method+prox-seed0"]
+    mine = found[1].experiment
     assert (mine.fusion.method, mine.local.proximal) == ("mine:method", 0.01)
 
 
@@ -27,10 +27,10 @@ def test_a_value_belongs_to_the_methods_that_name_its_part() -> None:
     """Otherwise "fedavg" next to "fedprox" with proximal=0.1 would be FedProx too."""
     tuned = with_values(BASE, {"local.proximal": 0.1, "fusion.momentum": 0.3})
     found = grid(tuned, ["fedavg", "fedprox", "fedavgm"], [0])
-    values = [(each.local.proximal, each.fusion.momentum) for each in found.values()]
+    values = [(each.experiment.local.proximal, each.experiment.fusion.momentum) for each in found]
     assert values == [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3)]
     alone = grid(tuned, ["fedavg", "feddf"], [0])  # no method names them: they are the experiment's
-    assert {each.local.proximal for each in alone.values()} == {0.1}
+    assert {each.experiment.local.proximal for each in alone} == {0.1}
 
 
 def test_a_value_of_the_configuration_wins() -> None:
@@ -54,6 +54,17 @@ def test_what_is_not_known_is_listed(method: str) -> None:
 
 def test_a_grid_is_every_method_with_every_seed() -> None:
     found = grid(BASE, ["fedavg", *SHORT], [3, 4])
-    assert list(found)[:3] == ["fedavg-seed3", "fedprox-seed3", "fedavgm-seed3"]
+    assert [one.folder for one in found[:3]] == ["fedavg-seed3", "fedprox-seed3", "fedavgm-seed3"]
     assert len(found) == 2 * (1 + len(SHORT))
-    assert {experiment.seed for experiment in found.values()} == {3, 4}
+    assert {one.experiment.seed for one in found} == {3, 4}
+
+
+def test_several_values_of_a_key_are_settings_with_names() -> None:
+    found = grid(BASE, ["fedavg"], [0, 1], {"partition.alpha": [0.1, 10], "local.epochs": [1]})
+    assert [one.folder for one in found] == [
+        "alpha=0.1,epochs=1-fedavg-seed0",
+        "alpha=0.1,epochs=1-fedavg-seed1",
+        "alpha=10,epochs=1-fedavg-seed0",
+        "alpha=10,epochs=1-fedavg-seed1",
+    ]
+    assert {one.experiment.partition.alpha for one in found} == {0.1, 10.0}

@@ -22,6 +22,7 @@ class Node:
     config: dict[str, bool | float | int | str]
     online: bool = True
     behave: Behaviour | None = None
+    run_config: dict[str, bool | float | int | str] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
 
@@ -60,7 +61,7 @@ class LocalGrid(Grid):
         self._sent[message.metadata.message_id] = message
         node = self.nodes[message.metadata.dst_node_id]
         node.asked.append(message.metadata.message_type)
-        context = Context(1, message.metadata.dst_node_id, node.config, RecordDict(), {})
+        context = Context(1, message.metadata.dst_node_id, node.config, RecordDict(), node.run_config)
         try:
             reply: Message | None = node.app(message, context)
         except Exception as error:

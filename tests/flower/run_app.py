@@ -14,5 +14,7 @@ folder, package, run_config, *node_configs = sys.argv[1:]
 torch.manual_seed(0)
 sys.path.insert(0, folder)
 client, server = (import_module(f"{package}.{side}_app").app for side in ("client", "server"))
-grid = LocalGrid({10 + number: Node(client, json.loads(config)) for number, config in enumerate(node_configs)})
-server(grid, Context(1, 1, {}, RecordDict(), json.loads(run_config)))
+told = json.loads(run_config)
+nodes = [Node(client, json.loads(config), run_config=told) for config in node_configs]
+grid = LocalGrid({10 + number: node for number, node in enumerate(nodes)})
+server(grid, Context(1, 1, {}, RecordDict(), told))

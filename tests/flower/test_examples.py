@@ -5,11 +5,16 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from feddf.config import load
 from feddf.runs.store import RunFolder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -71,3 +76,35 @@ def test_the_app_of_the_deployment_fuses_three_architectures(tmp_path: Path) -> 
     assert record["clients"] == sorted(sites)
     assert all(model["fused"] > 0.6 for model in record["models"].values())
     assert record["evaluated_by_clients"]["means"]["accuracy"] > 0.6
+
+
+def test_the_baseline_fuses_two_architectures_and_its_defaults_are_the_papers(tmp_path: Path) -> None:
+    """With 48 images of one's own instead of CIFAR's, and few steps."""
+    project = tomllib.loads((EXAMPLES / "flower-baseline" / "pyproject.toml").read_text())
+    defaults = project["tool"]["flwr"]["app"]["config"]
+    paper = load("cifar10-resnet8")
+    assert (defaults["rounds"], defaults["local-epochs"], defaults["clients"]) == (paper.rounds, 40, 20)
+    assert (defaults["fraction"], defaults["alpha"], defaults["distill-steps"]) == (0.4, paper.partition.alpha, 10_000)
+    small = {"rounds": 1, "clients": 2, "fraction": 1.0, "alpha": 100.0, "local-epochs": 1, "distill-steps": 2}
+    names = {"models": "resnet8,vgg9", "data": "tiny_images:coloured", "pool": "tiny_images:others"}
+    (tmp_path / "tiny_images.py").write_text(TINY)
+    config = {**defaults, **small, **names, "folder": str(tmp_path / "run")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        run(EXAMPLES / "flower-baseline", "feddf_cifar", config, [{"partition-id": 0}, {"partition-id": 1}])
+    (record,) = RunFolder.open(tmp_path / "run").records()
+    assert sorted(record["models"]) == ["resnet8", "vgg9"]
+    assert record["dropped"] == []
+
+
+TINY = """
+import torch
+import feddf
+
+def coloured(data):
+    labels = torch.arange(48) % 10
+    images = (labels * 20).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32).contiguous()
+    return feddf.from_torch(torch.utils.data.TensorDataset(images, labels), name="coloured")
+
+others = coloured
+"""

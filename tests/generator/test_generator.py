@@ -230,11 +230,17 @@ def test_damaged_final_weights_are_refused_and_made_again(reference: Path, tmp_p
 
 
 def test_other_settings_are_refused_and_named(reference: Path) -> None:
-    words = r"was started with other settings: steps: 7 -> 9; width: 2 -> 3$"
+    words = r"was started with other settings: steps: 7 -> 5; width: 2 -> 3$"
     with pytest.raises(GeneratorError, match=words):
-        tiny(reference, steps=9, width=3)
+        tiny(reference, steps=5, width=3)
     with pytest.raises(GeneratorError, match=r"other settings: images: '40 × 3 × 32 × 32, SHA-256 \w+' -> '40 × 3"):
         tiny(reference, images=flat().flip(0))
+
+
+def test_a_finished_training_can_be_given_more_steps(reference: Path, tmp_path: Path) -> None:
+    tiny(tmp_path / "more", steps=4)
+    tiny(tmp_path / "more", steps=7)
+    assert digest(tmp_path / "more") == digest(reference)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.console import Console
 
-from feddf.report.plots import learning_curves
-from feddf.report.read import ReportError, Run, alike, find_runs, read_run
+from feddf.report.plots import learning_curves, partition_dots, sweep
+from feddf.report.read import ReportError, Run, alike, collect, differing, find_runs, read_run
 from feddf.report.tables import compared, percent, runs_table, seconds_table, spread
 
 
@@ -76,7 +78,12 @@ def test_side_by_side_with_mean_and_standard_deviation(tmp_path: Path) -> None:
         "| --- | ---: | ---: | ---: |",
         "| a | 30.0 ± 14.1 | 70.0 ± 28.3 | +40.0 ± 14.1 |",
     ]
-    assert result.csv().splitlines()[1] == "a,30.0 ± 14.1,70.0 ± 28.3,+40.0 ± 14.1"
+    assert result.csv().splitlines()[:4] == [
+        "method,model,measure,mean,std,n",
+        "fedavg,a,accuracy in %,30.0,14.1421,2",
+        "feddf,a,accuracy in %,70.0,28.2843,2",
+        "gain,a,accuracy in %,40.0,14.1421,2",
+    ]
     assert "after round 2, in % (seeds 0, 1: mean ± sample standard deviation (n − 1))" in text
     row = next(line for line in text.splitlines() if " a " in line)
     assert "30.0 ± 14.1" in row
@@ -115,17 +122,87 @@ def test_curves_are_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+def labels_of(runs: list[Run], monkeypatch: pytest.MonkeyPatch, path: Path) -> list[str]:
+    """Return the labels of the lines in the first panel of the learning curves."""
+    labels: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Axes, "plot", lambda *args, label, **rest: labels.append(label))
+        learning_curves(runs, path)
+    return labels[: len(labels) // len(runs[0].prototypes)]
+
+
 def test_an_ensemble_that_was_not_logged_has_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    logged, unlogged = (write(tmp_path / name, "feddf", 0, [0.1, 0.5]) for name in ("logged", "unlogged"))
+    logged, unlogged = (write(tmp_path / name, "feddf", 0, [0.2, 0.5]) for name in ("logged", "unlogged"))
     lines = [json.loads(line) for line in (unlogged / "metrics.jsonl").read_text().splitlines()]
     (unlogged / "metrics.jsonl").write_text("".join(json.dumps({**line, "ensemble": None}) + "\n" for line in lines))
-    labels: list[str] = []
-    monkeypatch.setattr(Axes, "plot", lambda *args, label, **rest: labels.append(label))
-    monkeypatch.setattr(Axes, "legend", lambda *args, **rest: None)
-    for path, expected in ((logged, ["a", "b", "ensemble"]), (unlogged, ["a", "b"])):
-        labels.clear()
-        learning_curves([read_run(path)], tmp_path / "curves.png")
-        assert labels == [f"feddf, {name}" for name in expected]
+    for path, expected in (
+        (logged, ["feddf", "feddf, averaged", "feddf, ensemble"]),
+        (unlogged, ["feddf", "feddf, averaged"]),
+    ):
+        assert labels_of([read_run(path)], monkeypatch, tmp_path / "curves.png") == expected
+
+
+def test_methods_differ_in_colour_and_seeds_have_a_band(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [
+        read_run(write(tmp_path / f"{method}{seed}", method, seed, [0.2 + seed / 10, 0.5]))
+        for method in ("fedavg", "feddf")
+        for seed in (0, 1)
+    ]
+    colours: dict[str, set[str]] = {}
+    bands: list[tuple[list[float], list[float]]] = []
+    monkeypatch.setattr(
+        Axes, "plot", lambda *args, label, color, **rest: colours.setdefault(label.split(",")[0], set()).add(color)
+    )
+    monkeypatch.setattr(Axes, "fill_between", lambda self, x, low, high, **rest: bands.append((low, high)))
+    learning_curves(runs, tmp_path / "curves.svg")
+    assert {len(found) for found in colours.values()} == {1}
+    assert colours["fedavg"] != colours["feddf"]
+    deviation = 100 * math.sqrt(2 * 0.05**2)
+    assert bands[0][0] == pytest.approx([25 - deviation, 50])
+    assert bands[0][1] == pytest.approx([25 + deviation, 50])
+
+
+@pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_pictures_come_in_three_formats_and_are_the_same_twice(tmp_path: Path, kind: str, start: bytes) -> None:
+    runs = [read_run(write(tmp_path / m, m, 0, [0.5])) for m in ("fedavg", "feddf")]  # one round, too
+    for name in ("first", "second"):
+        learning_curves(runs, tmp_path / f"{name}.{kind}")
+    content = (tmp_path / f"first.{kind}").read_bytes()
+    assert content.startswith(start)
+    assert content == (tmp_path / f"second.{kind}").read_bytes()
+
+
+def test_dots_of_a_partition_never_overlap_and_every_client_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **rest: drawn.append(self))
+    counts = np.array([[9, 0, 3], [0, 4, 9]])
+    partition_dots([("α = 1", counts), ("α = 9", counts)], tmp_path / "p.png", ["cat", "dog", "a very long name"])
+    for axes in drawn[0].axes:
+        (dots,) = axes.collections
+        assert dots.get_widths().max() < 1
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1"]
+    assert [label.get_text() for label in drawn[0].axes[0].get_yticklabels()] == ["cat", "dog", "a very long name"]
+
+
+def test_what_differs_between_runs_is_named(tmp_path: Path) -> None:
+    runs = [write_with(tmp_path / str(alpha), f"local.epochs = {alpha}\n") for alpha in (1, 5)]
+    assert differing(runs) == ["local.epochs"]
+    assert "epochs=5" in text_of(runs_table(runs))
+    assert "what differs" not in text_of(runs_table(runs[:1]))
+    sweep(runs, "local.epochs", tmp_path / "by.svg")
+    assert (tmp_path / "by.svg").stat().st_size > 1000
+
+
+def test_what_is_no_run_is_skipped_among_others_and_refused_alone(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", "feddf", 0, [0.5])
+    (tmp_path / "table.csv").write_text("x")
+    runs, skipped = collect([run, tmp_path / "table.csv"])
+    assert [found.path for found in runs] == [run]
+    assert skipped == [f"{tmp_path / 'table.csv'} is not a run folder: it has no config.toml"]
+    with pytest.raises(ReportError, match="is not a run folder"):
+        collect([tmp_path / "table.csv"])
 
 
 def test_accuracies_that_nobody_knows_are_dashes(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +227,27 @@ def test_a_small_budget_takes_some_examples() -> None:
     for key in sizes:
         with pytest.raises(ConfigError, match=f"{key} = 99999: there are"):
             build(experiment({key: 99999}))
+
+
+SESSION = """
+from torch import nn
+from feddf import build, load
+class Net(nn.Module):
+    def __init__(self, shape, n_classes):
+        super().__init__()
+        self.linear = nn.Linear(shape[0], n_classes)
+    def forward(self, x):
+        return self.linear(x)
+build(load("toy", ["prototypes=['__main__:Net']", "engine=in-process"]))
+try:
+    build(load("toy", ["prototypes=['__main__:Net']"]))
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+def test_a_model_of_a_notebook_is_refused_before_any_training() -> None:
+    done = subprocess.run([sys.executable, "-c", SESSION], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("ConfigError: prototypes = '__main__:Net': cannot be sent to worker processes: it is")
+    assert done.stdout.endswith("or set run.engine = 'in-process'\n")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from feddf.cli.arguments import complain
+from feddf.cli.arguments import App, complain, out_console
 from feddf.cli.attacking import attack_matrix
 from feddf.cli.data_sets import data_app
 from feddf.cli.doctor import doctor
@@ -19,23 +19,46 @@ from feddf.cli.reporting import config, list_presets, report
 from feddf.cli.reproducing import reproduce
 from feddf.cli.running import compare, resume, run
 from feddf.cli.studies import bound, partition, tune
+from feddf.cli.watching import watch
 from feddf.config.errors import FeddfError
 from feddf.runtime.allocator import keep_freed_memory
 
-app = typer.Typer(
+app = App(
     help="Fuse models that were trained apart: FedDF and its baselines.",
-    epilog="Start with: feddf compare demo. The presets are listed by: feddf presets; the keys by: feddf config.",
+    epilog="Start with: feddf compare demo. The presets are listed by: feddf presets; the keys by: feddf config. "
+    "Exit codes: 0 done; 1 files, downloads or the machine failed; 2 a mistake in what was asked for; "
+    "3 too few clients answered; 130 interrupted.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for command in (run, resume, compare, report, config, reproduce, tune, bound, partition, doctor, fuse, predict):
+for command in (
+    run, resume, compare, watch, report, config, reproduce, tune, bound, partition, doctor, fuse, predict,
+):  # fmt: skip
     app.command()(command)
 app.command("presets")(list_presets)
 app.command("attack-matrix")(attack_matrix)
 app.add_typer(data_app, name="data")
 app.add_typer(generator_app, name="generator")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        import feddf
+
+        print(f"feddf {feddf.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")] = False,
+) -> None:
+    """Fuse models that were trained apart: FedDF and its baselines."""
+    out_console.quiet = quiet
 
 
 def main() -> None:

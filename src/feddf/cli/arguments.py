@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperArgument, TyperCommand
 
 from feddf.config.errors import ConfigError
 
@@ -36,6 +40,34 @@ def complain(text: str, kind: Literal["warning", "error"] = "warning") -> None:
 
 out_console, err_console = PlainConsole(), PlainConsole(stderr=True)
 
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Command(TyperCommand):
+    """A command whose positional arguments keep their help: click 8.5 drops what typer 0.20 gives it."""
+
+    def __init__(self, name: str | None, *, callback: Callable[..., Any] | None = None, **rest: Any) -> None:
+        super().__init__(name, callback=callback, **rest)
+        hints = get_type_hints(inspect.unwrap(callback), include_extras=True) if callback else {}
+        for parameter in self.params:
+            if isinstance(parameter, TyperArgument) and parameter.name in hints and not parameter.help:
+                parameter.help = next((found.help for found in hints[parameter.name].__metadata__), None)
+
+
+class App(typer.Typer):
+    """A group of such commands."""
+
+    def command(self, name: str | None = None, **rest: Any) -> Callable[[F], F]:
+        """Return a decorator that adds a command."""
+        return super().command(name, **{"cls": Command, **rest})
+
+
+def print_json(found: object) -> None:
+    """Print a result for programs: JSON alone on the standard output."""
+    print(json.dumps(found, indent=2, ensure_ascii=False))
+
+
 NameOrFile = Annotated[str, typer.Argument(help="A preset's name or a TOML file.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
@@ -45,6 +77,7 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 Out = Annotated[Path | None, typer.Option(help="The folder to write to (default: a new one below runs/).")]
 
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from feddf.cli.arguments import complain, err_console, out_console
+from feddf.cli.arguments import App, complain, err_console, out_console
 from feddf.config.errors import ConfigError, first_line
 from feddf.config.names import DATASETS
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from feddf.data import catalogue
     from feddf.data.catalogue import Download, Entry
 
-data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
+data_app = App(help="List, fetch and check data sets.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A data set's name, as feddf data list shows it.", show_default=False)]
 DataDir = Annotated[

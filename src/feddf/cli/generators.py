@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from feddf.cli.arguments import complain, err_console, number, out_console, split_words
+from feddf.cli.arguments import App, complain, err_console, number, out_console, split_words
 from feddf.config.errors import ConfigError, FeddfError, first_line
 from feddf.config.names import DATASETS
 from feddf.runtime.atomic import write_atomically
@@ -21,9 +21,7 @@ from feddf.runtime.atomic import write_atomically
 if TYPE_CHECKING:
     from torch import Tensor
 
-generator_app = typer.Typer(
-    help="Train a generator of unlabeled images, and look at what it makes.", no_args_is_help=True
-)
+generator_app = App(help="Train a generator of unlabeled images, and look at what it makes.", no_args_is_help=True)
 
 TRAIN = {"steps": "20000", "batch": "64", "rate": "0.0002", "width": "64", "seed": "0", "threads": "1"}
 FREE = {"every": "500", "folder": "", "device": "auto"}

@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from feddf.cli.arguments import out_console
+from feddf.cli.arguments import AsJson, err_console, out_console, print_json
+from feddf.config.errors import ConfigError, nearest
 from feddf.config.presets import presets, read
 
 if TYPE_CHECKING:
     from feddf.config.keys import Key
 
 
+FORMATS = ("png", "svg", "pdf")
+
+
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.", show_default=False)],
     out: Annotated[Path | None, typer.Option(help="Where to write the picture of the learning curves.")] = None,
+    picture_format: Annotated[
+        str | None, typer.Option("--format", help="The kind of picture: png, svg or pdf.", show_default="png")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write one page with everything, to be opened or mailed.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show the results of runs, and draw their learning curves; or make a page of what feddf reproduce found."""
     if len(runs) == 1 and not (runs[0] / "config.toml").is_file() and any(runs[0].glob("*.json")):
-        claims_page(runs[0], out)
+        claims_page(runs[0], html or out)
         return
-    summary(runs, out)
+    if picture_format is not None and picture_format not in FORMATS:
+        raise ConfigError.at("--format", picture_format, f"must be one of {', '.join(FORMATS)}")
+    if out and out.suffix[1:].lower() not in FORMATS:
+        raise ConfigError.at("--out", str(out), f"a picture's name must end in .{', .'.join(FORMATS)}")
+    if html:
+        from feddf.watch.page import write_page
+
+        write_page(runs, html)
+        if not as_json:
+            out_console.print(f"page: {html}", soft_wrap=True)
+    summary(runs, out, picture_format, as_json)
 
 
 def claims_page(folder: Path, out: Path | None) -> None:
@@ -39,31 +59,76 @@ def claims_page(folder: Path, out: Path | None) -> None:
     out_console.print(f"page: {path}", soft_wrap=True)
 
 
-def summary(paths: list[Path], picture: Path | None = None) -> None:
+def summary(
+    paths: list[Path], picture: Path | None = None, picture_format: str | None = None, as_json: bool = False
+) -> None:
     """Print the tables of runs and draw the learning curves of each experiment."""
     from feddf.report import tables
-    from feddf.report.read import alike, find_runs
+    from feddf.report.read import alike, collect, differing
 
-    runs = [run for path in paths for run in find_runs(path)]
+    runs, skipped = collect(paths)
+    for reason in skipped:
+        err_console.print(f"skipped: {reason}", soft_wrap=True, highlight=False)
+    if as_json:
+        print_json(tables.results(runs))
+        return
     out_console.print(tables.runs_table(runs))
     done = [run for run in runs if run.records]
-    if done:
-        out_console.print(tables.seconds_table(done))
+    if not done:
+        return
+    out_console.print(tables.seconds_table(done))
     from feddf.report import plots  # after the tables: matplotlib takes a second to load
 
-    for number, group in enumerate(alike(done), 1):
-        path = group[0].path / "curves.png"
-        if picture:
-            path = picture if number == 1 else picture.with_stem(f"{picture.stem}-{number}")
+    groups, ending = alike(done), picture_format or "png"
+    first = picture or _home(paths) / f"curves.{ending}"
+    if picture_format:
+        first = first.with_suffix(f".{picture_format}")
+    for number, group in enumerate(groups, 1):
+        path = first if number == 1 else first.with_stem(f"{first.stem}-{number}")
         plots.learning_curves(group, path)
         out_console.print(f"learning curves: {path}", soft_wrap=True)
+    keys = differing(done, ["task"])
+    if len(groups) > 1 and len(keys) == 1 and all(_is_number(run.value(keys[0])) for run in done):
+        path = first.with_stem(f"{first.stem}-by-{keys[0].rpartition('.')[2]}")
+        plots.sweep(done, keys[0], path)
+        out_console.print(f"accuracy by {keys[0]}: {path}", soft_wrap=True)
 
 
-def list_presets() -> None:
-    """List the experiments that come with feddf."""
+def _home(paths: list[Path]) -> Path:
+    """Return where the pictures of some runs belong: in the folder of one run or of several, or above them all."""
+    folders = [path for path in paths if path.is_dir()]
+    if len(folders) == 1:
+        return folders[0]
+    return Path(os.path.commonpath([folder.resolve().parent for folder in folders]))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def list_presets(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Print this preset as TOML.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the experiments that come with feddf, or print one to start a file of your own from."""
+    known = presets()
+    if name is not None:
+        if name not in known:
+            raise ConfigError(f"no preset is called '{name}'; {nearest(name, known)}")
+        if as_json:
+            print_json(read(name))
+        else:
+            print(known[name], end="")
+        return
+    about = {preset: str(read(preset).get("about", "")) for preset in known}
+    if as_json:
+        print_json(about)
+        return
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name in presets():
-        table.add_row(name, str(read(name).get("about", "")))
+    for preset, text in about.items():
+        table.add_row(preset, text)
     out_console.print(table)
 
 
@@ -73,6 +138,7 @@ def config(
         typer.Argument(metavar="[KEY]", help="A key, the last part of one, or a section.", show_default=False),
     ] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print all keys as Markdown tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Explain the keys of a configuration: default, allowed values, meaning. For instance: feddf config distill"""
     from feddf.config.keys import all_keys, find, markdown
@@ -81,6 +147,11 @@ def config(
         print(markdown(), end="")
         return
     found = find(word) if word else list(all_keys().values())
+    if as_json:
+        print_json(
+            {key.name: {"default": key.shown_default, "allowed": key.allowed, "meaning": key.meaning} for key in found}
+        )
+        return
     out_console.print(_explained(found), soft_wrap=False)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from feddf.cli.arguments import (
+    AsJson,
     NameOrFile,
     Out,
     Overrides,
@@ -16,6 +20,7 @@ from feddf.cli.arguments import (
     err_console,
     numbers,
     out_console,
+    print_json,
     share,
     split_words,
     unused,
@@ -34,6 +39,7 @@ def run(
     overrides: Overrides = None,
     out: Out = None,
     profile: Annotated[bool, typer.Option("--profile", help="Write a timeline that Perfetto opens.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run an experiment, for instance: feddf run demo alpha=1 seed=3"""
     from feddf.config import load
@@ -49,34 +55,40 @@ def run(
     parts = build(experiment)  # before the folder is made: a mistake leaves nothing behind
     timeline = Profile() if profile else None
     try:
-        _finish(parts, RunFolder.create(path, experiment), timeline)
+        _finish(parts, RunFolder.create(path, experiment), timeline, as_json)
     finally:  # a run that was interrupted has a timeline too
         if timeline and path.is_dir():
             timeline.write(path / "trace.json")
-            out_console.print(f"timeline (open it in Perfetto): {path / 'trace.json'}", soft_wrap=True)
+            err_console.print(f"timeline (open it in Perfetto): {path / 'trace.json'}", soft_wrap=True)
 
 
 def resume(
     run: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[rounds=T] [KEY=VALUE]...",
+            help="More rounds than before (rounds=20), or values that change no result, for instance workers=4.",
+            show_default=False,
+        ),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse where the result could differ in a bit.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Run the code that somebody else's folder names.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Continue a run that was interrupted; it ends with the same models as if it had not been."""
-    from feddf.config import differences, parse
+    """Continue a run that was interrupted, or give one more rounds; the models are as if nothing had happened."""
+    from feddf.config import parse
     from feddf.runs.build import build
-    from feddf.runs.store import RunFolder, StoreError
+    from feddf.runs.store import RunFolder
 
     folder = RunFolder.open(run)
     folder.check_trust(trust)
-    asked = folder.experiment()
-    experiment = parse(asked.model_dump(), overrides=overrides or [])
-    if changed := differences(asked, experiment):
-        raise StoreError(f"{run} was started with another configuration: {'; '.join(changed)}")
+    experiment = parse(folder.experiment().model_dump(), overrides=overrides or [])
     _check_versions(folder, experiment, strict)
     parts = build(experiment)
-    _say_progress(folder, experiment)
-    _finish(parts, folder)
+    _warn(folder.continue_as(experiment))
+    _say_progress(folder, experiment, as_json)
+    _finish(parts, folder, None, as_json)
 
 
 def compare(
@@ -84,90 +96,142 @@ def compare(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[methods=A,B] [seeds=0,1,2] [target=0.8] [KEY=VALUE]...",
-            help="What to compare (default: methods=fedavg,feddf seeds=0; also fedprox, feddf+swag, ...), and values "
-            "that replace those of the configuration.",
+            metavar="[methods=A,B] [seeds=0,1,2] [target=0.8] [KEY=VALUE[,VALUE]...]...",
+            help="What to compare (default: methods=fedavg,feddf seeds=0; also fedprox, fedavgm, fedma, feddf+swag, "
+            "...), and values that replace those of the configuration. Several numbers, as in alpha=0.1,1,10, are "
+            "tried one after the other.",
             show_default=False,
         ),
     ] = None,
     out: Out = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run several methods on the same shards and seeds, and compare their results in one table."""
     from feddf.config import load
 
-    own, plain = split_words(overrides, {"methods": "fedavg,feddf", "seeds": "0", "target": ""})
+    own, rest = split_words(overrides, {"methods": "fedavg,feddf", "seeds": "0", "target": ""})
     methods, seeds = own["methods"].split(","), numbers("seeds", own["seeds"])
     goal = share("target", own["target"], "an accuracy from 0 to 1, for instance 0.8") if own["target"] else None
-    experiment = load(name_or_file, plain)
+    swept = dict(found for word in rest for found in _several(word))
+    experiment = load(name_or_file, [word for word in rest if not _several(word)])
     from feddf.experiments import variants
     from feddf.runs.build import build
 
     target = out or unused(Path("runs") / f"{experiment.name}-compare")
-    experiments = variants.grid(experiment, methods, seeds)
-    build(next(iter(experiments.values())))  # before any folder is made: a mistake leaves nothing behind
-    for each, folder in variants.folders(experiments, target):
+    variations = variants.grid(experiment, methods, seeds, swept)
+    build(variations[0].experiment)  # before any folder is made: a mistake leaves nothing behind
+    again = shlex.join(["feddf", "compare", name_or_file, *(overrides or []), "--out", str(target)])
+    for number, (one, folder, warnings) in enumerate(variants.folders(variations, target), 1):
+        _warn(warnings)
         if folder.records():
-            _check_versions(folder, each, strict=False)
-            _say_progress(folder, each)
-        _run_to_the_end(build(each), folder)
-    _compared(
-        {method: [target / f"{method.replace(':', '.')}-seed{seed}" for seed in seeds] for method in methods},
-        target,
-        goal,
-    )
+            _check_versions(folder, one.experiment, strict=False)
+            _say_progress(folder, one.experiment, as_json)
+        _run_to_the_end(
+            build(one.experiment),
+            folder,
+            title=f"run {number} of {len(variations)}: {', '.join(filter(None, [one.method, one.setting]))}",
+            again=again,
+            quiet=as_json,
+        )
+    paths: dict[str, dict[str, list[Path]]] = {}
+    for one in variations:
+        paths.setdefault(one.setting, {}).setdefault(one.method, []).append(target / one.folder)
+    _compared(paths, target, goal, list(swept), as_json)
 
 
-def _compared(paths: dict[str, list[Path]], target: Path, goal: float | None) -> None:
+def _several(word: str) -> list[tuple[str, list[Any]]]:
+    """Return a key and its values, if a word gives one that takes a number several."""
+    from feddf.config import Experiment
+    from feddf.config.experiment import override
+    from feddf.config.keys import keys_of, resolve
+
+    key, _, text = word.partition("=")
+    if "," not in text:
+        return []
+    name = resolve(key.strip(), Experiment)
+    if not keys_of(Experiment)[name].allowed.startswith(("number", "whole number")):
+        return []
+    return [(name, [override(f"{name}={part}")[1] for part in text.split(",")])]
+
+
+def _compared(
+    paths: dict[str, dict[str, list[Path]]], target: Path, goal: float | None, swept: list[str], as_json: bool
+) -> None:
     from feddf.report import tables
     from feddf.report.read import read_run
 
-    runs = {method: [read_run(path) for path in mine] for method, mine in paths.items()}
-    result = tables.compared(runs, goal)
+    runs = {
+        setting: {method: [read_run(path) for path in mine] for method, mine in methods.items()}
+        for setting, methods in paths.items()
+    }
+    every = [run for methods in runs.values() for mine in methods.values() for run in mine]
+    result = tables.swept(runs, goal)
     (target / "comparison.md").write_text(result.markdown(), encoding="utf-8")
     (target / "comparison.csv").write_text(result.csv(), encoding="utf-8")
-    out_console.print(result.table())
-    out_console.print(
-        "run folders:", *[str(path) for mine in paths.values() for path in mine], sep="\n  ", soft_wrap=True
-    )
-    out_console.print(f"table: {target / 'comparison.md'}, {target / 'comparison.csv'}", soft_wrap=True)
     from feddf.report import plots
 
-    plots.learning_curves([run for mine in runs.values() for run in mine], target / "curves.png")
-    out_console.print(f"learning curves: {target / 'curves.png'}", soft_wrap=True)
+    pictures = {"learning curves": target / "curves.png"}
+    plots.learning_curves(every, target / "curves.png")
+    for name in swept if len(swept) == 1 else []:
+        pictures[f"accuracy by {name}"] = target / f"by-{name.rpartition('.')[2]}.png"
+        plots.sweep(every, name, pictures[f"accuracy by {name}"])
+    if as_json:
+        print_json({"folder": str(target), "title": result.title, "results": list(result.numbers)})
+        return
+    out_console.print(result.table())
+    out_console.print("run folders:", *[str(run.path) for run in every], sep="\n  ", soft_wrap=True)
+    out_console.print(f"table: {target / 'comparison.md'}, {target / 'comparison.csv'}", soft_wrap=True)
+    for title, path in pictures.items():
+        out_console.print(f"{title}: {path}", soft_wrap=True)
 
 
-def _finish(parts: Parts, folder: RunFolder, timeline: Profile | None = None) -> None:
-    _run_to_the_end(parts, folder, timeline)
-    summary([folder.path])
-    if parts.experiment.data.name == "toy":
+def _finish(parts: Parts, folder: RunFolder, timeline: Profile | None = None, as_json: bool = False) -> None:
+    _run_to_the_end(parts, folder, timeline, quiet=as_json)
+    summary([folder.path], as_json=as_json)
+    if parts.experiment.data.name == "toy" and not as_json:
         _draw_toy(parts, folder.path)
 
 
-def _say_progress(folder: RunFolder, experiment: Experiment) -> None:
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        complain(warning)
+
+
+def _say_progress(folder: RunFolder, experiment: Experiment, quiet: bool = False) -> None:
     server, complaints = folder.latest()
-    for complaint in (*complaints, *folder.damage()):
-        complain(complaint)
+    _warn([*complaints, *folder.damage()])
     done = server.round if server else 0
-    out_console.print(f"{folder.path}: {done} of {experiment.rounds} rounds are done", soft_wrap=True)
+    if not quiet:
+        out_console.print(f"{folder.path}: {done} of {experiment.rounds} rounds are done", soft_wrap=True)
 
 
-def _run_to_the_end(parts: Parts, folder: RunFolder, timeline: Profile | None = None) -> None:
+def _run_to_the_end(
+    parts: Parts,
+    folder: RunFolder,
+    timeline: Profile | None = None,
+    title: str = "",
+    again: str = "",
+    quiet: bool = False,
+) -> None:
+    """Run what is left of a run. ``again`` is the command that goes on if it is stopped."""
     from feddf.cli.live import View, follow
+    from feddf.config.keys import flat
+    from feddf.report.read import method_name
     from feddf.runs.run import run_experiment
     from feddf.runs.store import versions
 
     experiment = parts.experiment
-    for warning in parts.warnings:
-        complain(warning)
-    out_console.print(f"device: {versions(experiment)['device']}", soft_wrap=True)
+    _warn(parts.warnings)
+    console = Console(quiet=True) if quiet else out_console
+    console.print(f"device: {versions(experiment)['device']}", soft_wrap=True)
     done = len(folder.records())
-    view = View(f"{experiment.name}, {experiment.fusion.method}, seed {experiment.seed}", experiment.rounds, done)
+    title = title or f"{experiment.name}, {method_name(flat(experiment.model_dump()))}"
+    view = View(f"{title}, seed {experiment.seed}", experiment.rounds, done)
     try:
-        follow(run_experiment(parts, folder, view.watch, timeline), view, out_console)
+        follow(run_experiment(parts, folder, view.watch, timeline, lambda text: _warn([text])), view, console)
     except KeyboardInterrupt:
-        err_console.print(
-            f"stopped; finished rounds are safe. Continue with: feddf resume {folder.path}", soft_wrap=True
-        )
+        again = again or f"feddf resume {shlex.quote(str(folder.path))}"
+        err_console.print(f"stopped; finished rounds are safe. Continue with: {again}", soft_wrap=True, highlight=False)
         raise
 
 

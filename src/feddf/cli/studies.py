@@ -12,7 +12,18 @@ import tomli_w
 import typer
 from rich.table import Table
 
-from feddf.cli.arguments import NameOrFile, Out, number, numbers, out_console, share, split_words, unused
+from feddf.cli.arguments import (
+    AsJson,
+    NameOrFile,
+    Out,
+    number,
+    numbers,
+    out_console,
+    print_json,
+    share,
+    split_words,
+    unused,
+)
 from feddf.config.errors import ConfigError
 from feddf.config.presets import presets, read
 from feddf.runtime.atomic import write_atomically
@@ -159,7 +170,8 @@ def partition(
             show_default=False,
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("partition.png"),
+    out: Annotated[Path, typer.Option(help="The picture to write: .png, .svg or .pdf.")] = Path("partition.png"),
+    as_json: AsJson = False,
 ) -> None:
     """Draw how many examples of each class every client holds, and say how skewed that is."""
     from feddf.config import parse, with_values
@@ -172,8 +184,11 @@ def partition(
     alphas = own["alpha"].split(",") if own["alpha"] else [str(base.partition.alpha)]
     experiments = [with_values(base, dict([override(f"alpha={alpha}")])) for alpha in alphas]
     from feddf.data.partition import class_counts, skew
-    from feddf.report.plots import partition_dots
+    from feddf.report.plots import check_format, partition_dots
     from feddf.runs.build import build_task
+
+    check_format(out)
+    results: list[dict[str, Any]] = []
 
     panels = []
     table = Table(title=f"Label skew of {base.data.name}")
@@ -184,9 +199,13 @@ def partition(
         counts = class_counts(task.train.labels, task.shards, task.train.n_classes)
         found, title = skew(counts), _title(experiment)
         panels.append((title, counts))
+        results.append({"partition": title, **asdict(found), "counts": counts.tolist()})
         sizes = [str(found.smallest), f"{found.median:g}", str(found.largest), str(found.absent)]
         table.add_row(title, percent(found.top_class_share), f"{found.effective_classes:.2f}", *sizes)
-    partition_dots(panels, out)
+    partition_dots(panels, out, task.data.classes)
+    if as_json:
+        print_json({"picture": str(out), "partitions": results})
+        return
     out_console.print(table)
     out_console.print(f"picture: {out}", soft_wrap=True)
 

@@ -8,8 +8,8 @@ from typing import Any, Self, TypeVar, overload
 
 from pydantic import ValidationError, field_validator, model_validator
 
-from feddf.config.errors import ConfigError, shown
-from feddf.config.keys import default_of, flat, is_free, nested, resolve, suggestion
+from feddf.config.errors import ConfigError, nearest, shown
+from feddf.config.keys import default_of, flat, is_free, keys_of, nested, resolve, suggestion
 from feddf.config.presets import read
 from feddf.config.sections import (
     AttackConfig,
@@ -309,13 +309,29 @@ def _given(settings: Settings, name: str) -> Any:
 def _one_line(error: ValidationError, kind: type[Section]) -> str:
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden" and isinstance(first["input"], Mapping) and "." not in name:
+        sections = dict.fromkeys(key.partition(".")[0] for key in keys_of(kind) if "." in key)
+        return f"unknown section [{name}]; {nearest(name, sections)}"
     if first["type"] == "extra_forbidden":
         return f"unknown key '{name}'; {suggestion(name, kind)}"
     if first["type"] == "missing":
         return f"the key '{name}' is missing: {_NEEDED.get(name, 'a value is needed')}"
     if first["type"] == "model_type":
         return f"{name} = {shown(first['input'])}: it is a section; {suggestion(name, kind)}"
-    return f"{name} = {shown(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    said = _SAID.get(first["type"], first["msg"])
+    return f"{name} = {shown(_as_written(first['input']))}: {said[0].lower()}{said[1:]}"
+
+
+def _as_written(given: Any) -> Any:
+    """Return a value as TOML has it: a list is kept as a tuple here."""
+    return list(given) if isinstance(given, tuple) else given
+
+
+_SAID = {
+    "tuple_type": "must be a list, for instance ['a', 'b']",
+    "too_short": "at least one is needed",
+}
+"""Pydantic's words are about Python's types; these are about what a user writes."""
 
 
 _NEEDED = {

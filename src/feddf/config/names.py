@@ -242,3 +242,14 @@ SOURCES = Names(
     },
 )
 """(source, task, seed) -> raw inputs. Every data set is a source as well."""
+
+TRACKERS = Names(
+    "run.track",
+    {
+        "tensorboard": "feddf.runs.trackers:tensorboard",
+        "mlflow": "feddf.runs.trackers:mlflow",
+        "wandb": "feddf.runs.trackers:wandb",
+        "trackio": "feddf.runs.trackers:trackio",
+    },
+)
+"""(run folder, configuration, rounds that are done) -> a tracker: (round, numbers by name), and close()."""

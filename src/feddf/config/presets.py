@@ -22,7 +22,7 @@ def read(name_or_file: str) -> dict[str, Any]:
     path = Path(name_or_file)
     if path.suffix == ".toml" or path.is_file():
         try:
-            return tomllib.loads(path.read_text(encoding="utf-8"))
+            return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a BOM
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"cannot read the configuration {path}: {error}") from None
     known = presets()

@@ -28,6 +28,7 @@ from feddf.config.names import (
     SOURCES,
     TARGETS,
     TEACHER_WEIGHTS,
+    TRACKERS,
     TRUSTS,
     Names,
 )
@@ -415,3 +416,13 @@ class RunConfig(Section):
     log_clients: bool = key(False, "log each client's test accuracy", kind="execution")
     log_ensemble: bool = key(True, "log the ensemble's test accuracy", kind="execution")
     keep_checkpoints: int = key(2, "how many of the newest checkpoints are kept", kind="execution", ge=2)
+    track: tuple[str, ...] = key(
+        (), "send each round's numbers to tensorboard, mlflow, wandb or trackio, too", kind="execution"
+    )
+
+    @field_validator("track")
+    @classmethod
+    def _trackers_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            TRACKERS.check(name)
+        return names

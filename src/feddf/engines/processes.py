@@ -262,7 +262,7 @@ def _unpacked(body: bytes) -> Callable[[Any], Any]:
     try:
         function: Callable[[Any], Any] = pickle.loads(body)
     except Exception as error:  # for instance a class that only the main script's guarded part defines
-        message = f"its work cannot be loaded in a worker process: {reason(error)}"
+        message = f"its work cannot be loaded in a worker process (put it into a module): {reason(error)}"
         return partial(_raise, message)
     return function
 

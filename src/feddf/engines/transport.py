@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from feddf.config.errors import reason
+
+
+def obstacle(thing: object, *, elsewhere: bool = False) -> str | None:
+    """Return why a value cannot be sent to a worker process, or ``None``.
+
+    What an interactive session defines (a notebook, a prompt) is in no file that a worker could import; the main script
+    can be imported by processes that it starts, but not by workers that run ``elsewhere``.
+    """
+    try:
+        content = pickle.dumps(thing)
+    except Exception as error:
+        return f"{reason(error)}; make it a function or class of a module"
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if b"__main__" in content and (elsewhere or not script or not Path(script).is_file()):
+        return "it is defined in the main program, which they cannot import; put it into a module"
+    return None
 
 
 class _PlainPickler(pickle.Pickler):

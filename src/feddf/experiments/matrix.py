@@ -75,7 +75,9 @@ def run_cells(
 
     One at a time they run in this process, which saves starting it; several at a time each has a process of its own.
     """
-    there = {folder.path: experiment for experiment, folder in variants.folders(wanted, out)}
+    there = {out / name: experiment for name, experiment in wanted.items()}
+    for _ in variants.open_folders(there):
+        pass
     left = [path for path in there if not has_ended(path)]
     say(f"{len(there)} runs, {len(there) - len(left)} of them done")
     if parallel > 1:

@@ -16,7 +16,7 @@ from feddf.config import ConfigError, Experiment, differences, with_values
 from feddf.config.keys import short
 from feddf.experiments.parallel import failure_of, has_ended, run_folders
 from feddf.report.read import Run, read_run
-from feddf.report.tables import Comparison, spread
+from feddf.report.tables import Comparison, spread, statistics
 from feddf.runs.store import RunFolder, StoreError
 
 PAPER: dict[str, tuple[float, ...]] = {
@@ -107,15 +107,22 @@ def beyond(key: str, values: Sequence[float], best: float) -> float | None:
 def table(trials: Sequence[Trial], best: Trial) -> Comparison:
     """Return all settings side by side, the best one marked."""
     keys = list(best.values)
-    rows = []
+    rows: list[list[str]] = []
+    numbers: list[dict[str, object]] = []
     for trial in sorted(trials, key=lambda trial: [trial.values[key] for key in keys]):
         setting = [f"{trial.values[key]:g}" for key in keys]
+        values: dict[str, object] = {short(key): trial.values[key] for key in keys}
         if trial.failure:
             rows.append([*setting, "failed", trial.failure[:60], ""])
+            numbers.append({**values, "failure": trial.failure})
             continue
+        tests = [run.curve()[-1] for run in trial.runs]
+        for measure, found in (("validation", [validation(run) for run in trial.runs]), ("test", tests)):
+            in_percent = statistics([100 * value for value in found])
+            numbers.append({**values, "measure": f"{measure} accuracy in %", **in_percent, "best": int(trial is best)})
         scores = [spread([validation(run) for run in trial.runs]), spread([run.curve()[-1] for run in trial.runs])]
         rows.append([*setting, *scores, "best" if trial is best else ""])
-    return Comparison("Accuracy at the last round, in %", [*map(short, keys), "validation", "test", ""], rows)
+    return Comparison("Accuracy at the last round, in %", [*map(short, keys), "validation", "test", ""], rows, numbers)
 
 
 def _trials(

@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from feddf.config import ConfigError, Record
+from feddf.config.keys import flat
 from feddf.engines.open import open_engines
 from feddf.flower import evaluation
 from feddf.flower.conversion import Architectures, Labelled
@@ -30,6 +31,7 @@ from feddf.rounds import collect, fuse_usable, jobs_for, sample
 from feddf.runs.record import Recorder, mean_metrics
 from feddf.runs.run import recorded
 from feddf.runs.spool import DiskSpool
+from feddf.runs.trackers import tracking
 from feddf.seeds import derive
 from feddf.types import Failure, Inputs, J, Job, R, ServerState, State
 
@@ -134,8 +136,11 @@ class FedDF(Strategy):
                 server.rounds(sites, fuse, DiskSpool(folder.spool)), max(0, self.settings.rounds - server.state.round)
             )
             keep = self.settings.run.keep_checkpoints
-            for record in recorded(planned, server.state, folder, recorder, sites.clients, keep, extend):
-                _log_round(record, self.settings.rounds)
+            config, done = flat(self.settings.model_dump(mode="json", exclude_none=True)), server.state.round
+            with tracking(self.settings.run.track, folder.path, config, done, _log.warning) as track:
+                for record in recorded(planned, server.state, folder, recorder, sites.clients, keep, extend):
+                    track(record)
+                    _log_round(record, self.settings.rounds)
         result.arrays = packed(self.models)
         return result
 

@@ -134,9 +134,20 @@ class GeneratorFolder:
 
     def _refuse_other(self, settings: GeneratorSettings) -> None:
         before, after = asdict(self.settings()), asdict(settings)
-        changed = [f"{key}: {before[key]!r} -> {after[key]!r}" for key in before if before[key] != after[key]]
+        changed = [
+            f"{key}: {before[key]!r} -> {after[key]!r}"
+            for key in before
+            if before[key] != after[key] and not (key == "steps" and before[key] < after[key])
+        ]
         if changed:
             raise GeneratorError(f"{self.path} was started with other settings: {'; '.join(changed)}")
+
+    def extend(self, settings: GeneratorSettings) -> None:
+        """Plan more steps: the rate is constant and every choice follows from its step's number, so no byte changes."""
+        if settings.steps > self.settings().steps:
+            self.weights.unlink(missing_ok=True)  # first: they are those of fewer steps
+            text = tomli_w.dumps({**self._values(), "steps": settings.steps})
+            write_atomically(self.path / "generator.toml", text.encode())
 
     @contextmanager
     def locked(self) -> Iterator[None]:

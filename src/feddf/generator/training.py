@@ -54,6 +54,8 @@ def train_generator(
 ) -> Generator:
     """Train on N × C × 32 × 32 bytes, or go on where the folder's training of the same settings was stopped.
 
+    Only ``steps`` may have grown: a finished training goes on to the new number.
+
     Every batch, mirroring and latent follows from the seed and the number of the step; so a training that is killed
     at any moment and called again ends with the same bytes as one that was never killed. ``checkpoint_every`` changes
     none of them. The number of torch threads does (a sum that is split rounds differently) and is therefore a setting.
@@ -97,6 +99,7 @@ def _trained(
 ) -> Generator:
     steps, rate = settings.steps, settings.rate
     with place.locked():
+        place.extend(settings)
         if place.weights.exists():
             try:
                 return place.generator()

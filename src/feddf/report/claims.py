@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from io import StringIO
 from math import ceil
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from feddf.report.read import ReportError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Result = Mapping[str, Any]
 
@@ -84,7 +87,8 @@ def _section(one: Result) -> str:
         f"<section id='{escape(one['artefact'])}'><h2>{escape(one['title'])}</h2>"
         f"<p>{escape(one['claim'])} {_verdict(one['verdict'])}</p>{reduction}"
         f"<p>{escape(one['unit'])}; scale {escape(one['scale'])}, seeds {escape(', '.join(map(str, one['seeds'])))}; "
-        f"the paper's number in grey.</p>{_table(one['cells'])}<ul>{findings}</ul>{_curves(one['cells'])}"
+        f"the paper's number in grey.</p>{_table(one['cells'])}<ul>{findings}</ul>{_bars(one)}"
+        f"{_curves(one['cells'])}"
         f"<p><code>{escape(one['command'])}</code><br>{one['hours']:g} hours, {escape(one['machine'])}, "
         f"{escape(versions)}, {escape(one['date'])}</p></section>"
     )
@@ -110,11 +114,40 @@ def _entry(cell: Mapping[str, Any] | None) -> str:
     return f"<td>{text}{paper}</td>"
 
 
+def _picture(draw: Callable[[], Figure]) -> str:
+    """Return a figure in the one style as SVG."""
+    import matplotlib
+
+    from feddf.report.plots import STYLE
+
+    text = StringIO()
+    with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
+        draw().savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def _bars(one: Result) -> str:
+    """Return all means of an artefact as bars, if there are not too many to be told apart."""
+    rows: dict[str, dict[str, list[float]]] = {}
+    for cell in one["cells"]:
+        if cell["values"]:
+            rows.setdefault(cell["row"], {})[cell["column"]] = cell["values"]
+    if not rows or sum(map(len, rows.values())) > 40:
+        return ""
+    from feddf.report.plots import bars
+
+    return _picture(lambda: bars(rows, one["unit"]))
+
+
 def _curves(cells: Sequence[Mapping[str, Any]]) -> str:
     """Return the learning curves of all cells as an SVG picture: the mean over seeds, and their range as a band."""
     drawn = [cell for cell in cells if cell["curves"] and len(cell["curves"][0]["fused"]) > 1]
     if not drawn:
         return ""
+    return _picture(lambda: _drawn(drawn))
+
+
+def _drawn(drawn: Sequence[Mapping[str, Any]]) -> Figure:
     from matplotlib.figure import Figure
 
     from feddf.report.plots import COLOURS
@@ -133,8 +166,5 @@ def _curves(cells: Sequence[Mapping[str, Any]]) -> str:
             rounds, [min(one) for one in by_round], [max(one) for one in by_round], color=colour, alpha=0.15
         )
     axes.set(xlabel="communication round", ylabel="test accuracy in %")
-    axes.grid(alpha=0.3)
     axes.legend(fontsize="x-small", ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.15))
-    text = StringIO()
-    figure.savefig(text, format="svg")
-    return text.getvalue()[text.getvalue().index("<svg") :]
+    return figure

@@ -1,65 +1,237 @@
-"""Pictures of runs, drawn without a screen."""
+"""Pictures of runs, drawn without a screen, all in one style: colours that the colour-blind tell apart, units on every
+axis, the number of seeds in the title, and a band that says what it is. The suffix decides: png, svg or pdf.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import isnan
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from math import ceil, isnan
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
+from textwrap import fill
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import matplotlib
 import numpy as np
+from matplotlib.collections import EllipseCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from feddf.report.read import Run
+from feddf.config.errors import ConfigError
+from feddf.config.keys import all_keys, short
+from feddf.report.read import Run, differing, setting
 from feddf.report.tables import percent
 
-COLOURS = matplotlib.colormaps["tab10"].colors  # type: ignore[attr-defined]
-STYLES = ["--", "-", ":", "-."]
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F"]
+"""Okabe and Ito's palette, in an order that keeps neighbours apart."""
+
+FORMATS = ("png", "svg", "pdf")
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.alpha": 0.3,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 3,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "savefig.dpi": 150,
+    "pdf.fonttype": 42,  # letters stay letters: journals ask for it
+    "svg.hashsalt": "feddf",  # the same picture has the same bytes
+}
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Which = Literal["averaged", "fused"]
 
 
+def styled(draw: Callable[P, R]) -> Callable[P, R]:
+    """Let a function draw in the one style."""
+
+    @wraps(draw)
+    def inside(*args: P.args, **rest: P.kwargs) -> R:
+        with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
+            return draw(*args, **rest)
+
+    return inside
+
+
+def check_format(path: Path) -> None:
+    """Refuse a picture's name with a suffix that cannot be drawn."""
+    if path.suffix.lstrip(".").lower() not in FORMATS:
+        raise ConfigError.at("--out", str(path), f"a picture's name must end in .{', .'.join(FORMATS)}")
+
+
+def _save(figure: Figure, path: Path) -> None:
+    check_format(path)
+    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:].lower())
+    figure.savefig(path, metadata=dated)
+
+
+@styled
 def learning_curves(runs: Sequence[Run], path: Path) -> None:
-    """Draw test accuracy by round: a colour a prototype, a line style a method; the mean over seeds."""
-    methods = list(dict.fromkeys(run.method for run in runs))
+    """Draw test accuracy by round: a panel for each prototype, a colour for each method.
+
+    The fused models are solid lines, the averaged ones that they began from dashed, the ensemble dotted; the band is
+    ± one sample standard deviation over the seeds.
+    """
+    labels = _labels(runs)
     names = runs[0].prototypes
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    for style, method in zip(STYLES * len(methods), methods, strict=False):
-        mine = [run for run in runs if run.method == method and run.records]
-        for colour, name in zip(COLOURS, names, strict=False):
-            _line(axes, [run.curve(name) for run in mine], style, colour, f"{method}, {name}")
-        _line(axes, [run.ensemble() for run in mine], style, (0.6, 0.6, 0.6), f"{method}, ensemble")
-    axes.set(xlabel="communication round", ylabel="test accuracy in %", ylim=(0, 100))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", ncols=len(methods), loc="upper center", bbox_to_anchor=(0.5, -0.12))
-    axes.set_title(_title(runs))
-    figure.savefig(path, dpi=120)
+    columns = min(len(names), 3)
+    rows = ceil(len(names) / columns)
+    figure = Figure(figsize=(max(5.5, 3.2 * columns), 1.4 + 2.7 * rows), layout="constrained")
+    grid = np.ravel(figure.subplots(rows, columns, sharey=True, squeeze=False))
+    for axes, name in zip(grid, names, strict=False):
+        for colour, label in zip(COLOURS * len(labels), dict.fromkeys(labels), strict=False):
+            mine = [run for run, own in zip(runs, labels, strict=True) if own == label and run.records]
+            _lines(axes, mine, name, colour, label)
+        axes.set(title=name, xlabel="communication round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        longest = max(len(run.records) for run in runs)
+        axes.set_xlim(0.5, max(longest, 1) + 0.5) if longest < 3 else None
+    _fit(list(grid[: len(names)]), "test accuracy in %")
+    for axes in grid[len(names) :]:
+        axes.axis("off")
+    _legend(figure, grid[0])
+    figure.suptitle(fill(_title(runs), int(13 * figure.get_figwidth())), fontsize=9)
+    _save(figure, path)
 
 
-def _line(axes: object, curves: Sequence[Sequence[float]], style: str, colour: object, label: str) -> None:
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Return a label for each run: its method, and what else differs among runs of one method."""
+    keys = differing(runs, ["task"])
+    settings = [setting(run, keys) for run in runs]
+    return [f"{run.method}, {extra}" if extra else run.method for run, extra in zip(runs, settings, strict=True)]
+
+
+def _lines(axes: Any, runs: Sequence[Run], name: str, colour: str, label: str) -> None:
+    fused, averaged = ([run.curve(name, which) for run in runs] for which in _WHICH)
+    _line(axes, fused, "-", colour, label)
+    if any(a != b for one, other in zip(fused, averaged, strict=True) for a, b in zip(one, other, strict=True)):
+        _line(axes, averaged, "--", colour, f"{label}, averaged", faint=True)
+    _line(axes, [run.ensemble() for run in runs], ":", colour, f"{label}, ensemble", faint=True)
+
+
+_WHICH: tuple[Which, Which] = ("fused", "averaged")
+
+
+def _line(
+    axes: Any, curves: Sequence[Sequence[float]], style: str, colour: str, label: str, faint: bool = False
+) -> None:
     if not curves or all(isnan(value) for curve in curves for value in curve):
         return
     length = min(len(curve) for curve in curves)
-    mean = [100 * fmean(curve[i] for curve in curves) for i in range(length)]
-    axes.plot(range(1, length + 1), mean, style, color=colour, label=label, marker="o", markersize=3)  # type: ignore[attr-defined]
+    by_round = [[100 * curve[i] for curve in curves] for i in range(length)]
+    mean, rounds = [fmean(one) for one in by_round], range(1, length + 1)
+    axes.plot(
+        rounds, mean, style, color=colour, label=label, marker="" if faint else "o", linewidth=1.0 if faint else 1.8
+    )
+    if len(curves) > 1 and not faint:
+        _band(axes, rounds, by_round, colour)
+
+
+def _band(axes: Any, places: Sequence[float], values: Sequence[Sequence[float]], colour: str) -> None:
+    """Draw ± one sample standard deviation around the mean."""
+    means, deviations = [fmean(one) for one in values], [stdev(one) if len(one) > 1 else 0.0 for one in values]
+    low = [max(0.0, mean - deviation) for mean, deviation in zip(means, deviations, strict=True)]
+    high = [min(100.0, mean + deviation) for mean, deviation in zip(means, deviations, strict=True)]
+    axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _fit(panels: Sequence[Any], label: str) -> None:
+    """Let the shared y axis show what was measured, and no accuracy that cannot be."""
+    low, high = panels[0].get_ylim()
+    panels[0].set_ylim(max(0.0, low), min(100.0, high))
+    panels[0].set_ylabel(label)
+
+
+def _legend(figure: Figure, axes: Any) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(handles)))
 
 
 def _title(runs: Sequence[Run]) -> str:
-    run = runs[0]
+    run, other = runs[0], set(differing(runs))
     seeds = sorted({run.seed for run in runs})
     data, skew = run.value("data.name"), str(run.value("partition.scheme"))
     if skew == "dirichlet":
         skew = f"α = {run.value('partition.alpha'):g}"
+    parts = [
+        str(data),
+        "" if "clients.number" in other else f"{run.value('clients.number')} clients",
+        "" if "clients.fraction" in other else f"C = {run.value('clients.fraction'):g}",
+        "" if other & {"partition.alpha", "partition.scheme"} else skew,
+    ]
     if run.over_flower:
-        data, skew = run.value("name"), "over Flower"
-    mean = f", mean of {len(seeds)} seeds" if len(seeds) > 1 else f", seed {seeds[0]}"
-    clients, fraction = run.value("clients.number"), run.value("clients.fraction")
-    return f"{data}, {clients} clients, C = {fraction:g}, {skew}{mean}"
+        parts = [str(run.value("name")), "over Flower"]
+    many = f"mean of n = {len(seeds)} seeds, band ± 1 standard deviation"
+    return ", ".join([*filter(None, parts), many if len(seeds) > 1 else f"seed {seeds[0]}"])
 
 
+@styled
+def sweep(runs: Sequence[Run], name: str, path: Path) -> None:
+    """Draw the last common round's test accuracy, the mean over prototypes, against one key: a line for each method.
+
+    So the paper shows accuracy against local epochs (Figure 2) and against α.
+    """
+    last = min(len(run.records) for run in runs)
+    figure = Figure(figsize=(5.5, 3.8), layout="constrained")
+    axes = figure.subplots()
+    methods = dict.fromkeys(_method_besides(run, name) for run in runs)
+    for colour, method in zip(COLOURS * len(methods), methods, strict=False):
+        points: dict[float, list[float]] = {}
+        for run in runs:
+            if _method_besides(run, name) == method:
+                points.setdefault(float(run.value(name)), []).append(100 * run.curve()[last - 1])
+        places = sorted(points)
+        values = [points[place] for place in places]
+        axes.plot(places, [fmean(one) for one in values], "-o", color=colour, label=method)
+        _band(axes, places, values, colour)
+    every = sorted({float(run.value(name)) for run in runs})
+    if every[0] > 0 and every[-1] / every[0] >= 10:
+        axes.set_xscale("log")
+    axes.set_xticks(every, [f"{value:g}" for value in every])
+    axes.minorticks_off()
+    axes.set_xlabel(f"{short(name)} ({all_keys()[name].meaning})")
+    _fit([axes], f"test accuracy in % after round {last}")
+    _legend(figure, axes)
+    axes.set_title(fill(_title(runs), 70))
+    _save(figure, path)
+
+
+def _method_besides(run: Run, name: str) -> str:
+    return Run(run.path, {key: value for key, value in run.config.items() if key != name}, run.records).method
+
+
+def bars(rows: Mapping[str, Mapping[str, Sequence[float]]], label: str) -> Figure:
+    """Return a group of bars for each row, a colour for each column, with ± one sample standard deviation over seeds.
+
+    So the paper compares sources of unlabeled data (Figure 5).
+    """
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    figure = Figure(figsize=(max(5.5, 0.9 + 0.35 * len(rows) * (len(columns) + 1)), 3.8), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(columns)
+    for number, column in enumerate(columns):
+        found = [row.get(column, ()) for row in rows.values()]
+        places = [index + (number - (len(columns) - 1) / 2) * width for index, one in enumerate(found) if one]
+        means = [fmean(one) for one in found if one]
+        spreads = [stdev(one) if len(one) > 1 else 0.0 for one in found if one]
+        axes.bar(places, means, width, yerr=spreads, color=COLOURS[number % len(COLOURS)], label=column, capsize=2)
+    axes.set_xticks(range(len(rows)), list(rows), rotation=30 if max(map(len, rows)) > 8 else 0, ha="right")
+    axes.set_ylabel(label)
+    axes.grid(axis="x", visible=False)
+    _legend(figure, axes)
+    return figure
+
+
+@styled
 def decision_regions(
     panels: Sequence[tuple[str, float, NDArray[np.float32]]],
     shards: Sequence[tuple[str, NDArray[np.float32], NDArray[np.int64]]],
@@ -72,44 +244,73 @@ def decision_regions(
     A panel is (title, accuracy, H×W×3 probabilities); a shard is (title, N×2 points, N labels).
     """
     columns = max(len(panels), len(shards) + 1)
-    figure = Figure(figsize=(2.7 * columns, 6), layout="constrained")
+    palette = np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in COLOURS[:3]])
+    figure = Figure(figsize=(2.2 * columns, 5), layout="constrained")
     grid = figure.subplots(2, columns)
     for axes in grid.flat:
         axes.set(xlim=(-extent, extent), ylim=(-extent, extent), aspect="equal", xticks=[], yticks=[])
     for axes, (title, points, labels) in zip(grid[0], shards, strict=False):
-        colours = np.eye(3)[labels] * 0.85
-        axes.scatter(points[:, 0], points[:, 1], c=colours, s=6)
+        axes.scatter(points[:, 0], points[:, 1], c=palette[labels], s=5)
         axes.set_title(title)
     used = len(shards)
     if pool is not None:
-        grid[0][used].scatter(pool[:, 0], pool[:, 1], c="grey", s=8)
+        grid[0][used].scatter(pool[:, 0], pool[:, 1], c="grey", s=6)
         grid[0][used].set_title(f"unlabeled pool ({len(pool)})")
         used += 1
     for axes in [*grid[0][used:], *grid[1][len(panels) :]]:
         axes.axis("off")
     for axes, (title, accuracy, image) in zip(grid[1], panels, strict=False):
-        axes.imshow(image, origin="lower", extent=(-extent, extent, -extent, extent), interpolation="bilinear")
+        mixed = np.clip(image @ palette, 0, 1)  # a class is its colour, a doubt the mixture
+        axes.imshow(mixed, origin="lower", extent=(-extent, extent, -extent, extent), interpolation="bilinear")
         axes.set_title(f"{title}\n{percent(accuracy)} % on all data")
-    figure.savefig(path, dpi=120)
+    _save(figure, path)
 
 
-def partition_dots(panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path) -> None:
+@styled
+def partition_dots(panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path, classes: Sequence[str] = ()) -> None:
     """Draw who holds what: a dot for every client and class, its area proportional to the number of examples.
 
-    One panel for each ``(title, clients × classes counts)``, as in the paper's Figures 2 and 9.
+    One panel for each ``(title, clients × classes counts)``, as in the paper's Figures 2 and 9. The largest dot of all
+    panels just fills its cell.
     """
-    figure = Figure(figsize=(4.5 * len(panels), 5), layout="constrained")
+    n_clients, n_classes = panels[0][1].shape
+    names = list(classes) or [str(one) for one in range(n_classes)]
+    cell = min(max(0.3, 3 / n_clients), 5 / max(n_clients, n_classes))  # inches, as all lengths here
+    wide, high = cell * (n_clients + 0.4), cell * (n_classes + 0.4)
+    left, below, above, between = 0.5 + 0.07 * max(map(len, names)), 0.75, 0.35, 0.25
+    total = left + len(panels) * (wide + between), below + high + above
+    figure = Figure(figsize=total)
     most = max(int(counts.max()) for _, counts in panels)
-    for axes, (title, counts) in zip(np.ravel(figure.subplots(1, len(panels))), panels, strict=True):
-        clients, classes = np.nonzero(counts)
-        cell = 280 / max(counts.shape)  # points; the largest dot of all panels is two cells wide
-        axes.scatter(clients, classes, s=(2 * cell) ** 2 * counts[clients, classes] / most, color=COLOURS[3], alpha=0.8)
-        axes.set(title=title, xlabel="client", ylabel="class", xlim=(-1, len(counts)), ylim=(-1, counts.shape[1]))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.savefig(path, dpi=120)
+    drawn = [
+        figure.add_axes(
+            ((left + number * (wide + between)) / total[0], below / total[1], wide / total[0], high / total[1])
+        )
+        for number in range(len(panels))
+    ]
+    for number, (axes, (title, counts)) in enumerate(zip(drawn, panels, strict=True)):
+        held = np.argwhere(counts)
+        diameters = 0.95 * np.sqrt(counts[held[:, 0], held[:, 1]] / most)
+        dots = EllipseCollection(
+            diameters, diameters, np.zeros(len(held)), units="xy", offsets=held, transOffset=axes.transData,
+            facecolor=COLOURS[number % len(COLOURS)],
+        )  # fmt: skip
+        axes.add_collection(dots)
+        axes.set(xlim=(-0.7, n_clients - 0.3), ylim=(-0.7, n_classes - 0.3))
+        axes.set(title=title, xlabel="client", ylabel="class" if number == 0 else "")
+        _whole_ticks(axes.xaxis, [str(client) for client in range(n_clients)])
+        _whole_ticks(axes.yaxis, names if number == 0 else [""] * n_classes)
+        axes.set_axisbelow(True)
+    figure.text(0.5, 0.1 / total[1], f"area of a dot: number of examples; the largest is {most}", ha="center", size=8)
+    _save(figure, path)
 
 
+def _whole_ticks(axis: Any, names: Sequence[str], most: int = 25) -> None:
+    """Name every place, or as many as can be read."""
+    step = ceil(len(names) / most)
+    axis.set_ticks(range(0, len(names), step), names[::step])
+
+
+@styled
 def heat_map(
     values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], title: str, path: Path
 ) -> None:
@@ -124,4 +325,4 @@ def heat_map(
         if not isnan(value):
             axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize="small")
     axes.set_title(title, fontsize="small")
-    figure.savefig(path, dpi=120)
+    _save(figure, path)

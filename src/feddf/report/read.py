@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -37,14 +37,8 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The method, with all that is unusual about it, for instance "fedavg+proximal=0.01"."""
-        unusual = {
-            name: value
-            for name, value in self.config.items()
-            if _kind(name) == "method" and name != "fusion.method"
-            if name not in all_keys() or value != all_keys()[name].default
-        }
-        return "+".join([str(self.value("fusion.method")), *(f"{short(name)}={unusual[name]}" for name in unusual)])
+        """The method, with all that is unusual about it (see :func:`method_name`)."""
+        return method_name(self.config)
 
     @property
     def over_flower(self) -> bool:
@@ -84,6 +78,27 @@ class Run:
         return total
 
 
+NAMED = {("fedavg", "local.proximal"): "fedprox", ("fedavg", "fusion.momentum"): "fedavgm"}
+"""A method with one thing added that has a name of its own."""
+
+
+def method_name(config: Mapping[str, Any]) -> str:
+    """Return a configuration's method, with all that is unusual about it.
+
+    >>> method_name({"fusion.method": "fedavg", "local.proximal": 0.01})
+    'fedprox+proximal=0.01'
+    """
+    unusual = {
+        name: value
+        for name, value in config.items()
+        if _kind(name) == "method" and name != "fusion.method"
+        if name not in all_keys() or value != all_keys()[name].default
+    }
+    method = str(config.get("fusion.method", all_keys()["fusion.method"].default))
+    base = next((NAMED[method, name] for name in unusual if (method, name) in NAMED), method)
+    return "+".join([base, *(f"{short(name)}={unusual[name]}" for name in unusual)])
+
+
 def _number(value: float | None) -> float:
     return float("nan") if value is None else value
 
@@ -92,7 +107,7 @@ def read_run(path: Path) -> Run:
     """Return the run in a folder."""
     try:
         config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ReportError(f"{path} is not a run folder: it has no config.toml") from None
     except (OSError, ValueError) as error:
         raise ReportError(f"cannot read {path / 'config.toml'}: {error}") from None
@@ -112,6 +127,46 @@ def find_runs(path: Path) -> list[Run]:
     if not found:
         raise ReportError(f"{path} holds no run")
     return found
+
+
+def collect(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """Return all runs in some paths, and a line about each path that holds none; refuse if there is no run at all."""
+    runs: list[Run] = []
+    skipped: list[str] = []
+    for path in paths:
+        try:
+            runs += find_runs(path)
+        except ReportError as error:
+            if len(paths) == 1:
+                raise
+            skipped.append(str(error))
+    if not runs:
+        raise ReportError(f"none of these holds a run: {', '.join(map(str, paths))}")
+    return runs, skipped
+
+
+def differing(runs: Sequence[Run], kinds: Sequence[str] = ("task", "method")) -> list[str]:
+    """Return the keys of some kinds in which runs differ, without the method's name, the seed and the length."""
+    names = dict.fromkeys(name for run in runs for name in run.config if _kind(name) in kinds)
+    return [
+        name
+        for name in names
+        if name not in (*_OWN, "fusion.method")
+        if len({json.dumps(_told(run, name), sort_keys=True, default=str) for run in runs}) > 1
+    ]
+
+
+def _told(run: Run, name: str) -> Any:
+    return run.value(name) if name in run.config or name in all_keys() else None
+
+
+def setting(run: Run, names: Sequence[str]) -> str:
+    """Return the values of some keys as text, for instance "alpha=0.1, local.epochs=5"."""
+    return ", ".join(f"{short(name)}={_shown(_told(run, name))}" for name in names)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def alike(runs: Sequence[Run]) -> list[list[Run]]:

@@ -7,28 +7,56 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from statistics import fmean, stdev
+from typing import Any, Literal
 
 from rich.table import Table
 
-from feddf.report.read import ReportError, Run
+from feddf.report.read import ReportError, Run, differing, setting
+
+WHICH: tuple[Literal["averaged"], Literal["fused"]] = ("averaged", "fused")
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
     """Return one row a run: how far it got and the accuracies at its last round."""
     table = Table(title="Test accuracy at the last round, in %")
-    for column in ("run", "round", "model"):
+    keys = differing(runs)
+    for column in ("run", *(["what differs"] if keys else []), "round", "model"):
         table.add_column(column, overflow="fold")
     for column in ("averaged", "fused", "best", "ensemble"):
         table.add_column(column, justify="right", no_wrap=True)
     for run in runs:
+        name = [run.path.name, *([setting(run, keys)] if keys else [])]
         for prototype in run.prototypes:
             averaged, fused = run.curve(prototype, "averaged"), run.curve(prototype)
-            row = [run.path.name, f"{run.rounds[-1]}/{run.value('rounds')}", prototype]
+            row = [*name, f"{run.rounds[-1]}/{run.value('rounds')}", prototype]
             numbers = [averaged[-1], fused[-1], max(fused), run.ensemble()[-1]]
             table.add_row(*row, *(percent(number) for number in numbers))
         if not run.records:
-            table.add_row(run.path.name, f"0/{run.value('rounds')}", *["–"] * 5)
+            table.add_row(*name, f"0/{run.value('rounds')}", *["–"] * 5)
     return table
+
+
+def results(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the same for programs: plain values, accuracies from 0 to 1, ``None`` where nobody knows."""
+    keys = differing(runs)
+    return [
+        {
+            "run": str(run.path),
+            "method": run.method,
+            "seed": run.seed,
+            "round": run.rounds[-1] if run.records else 0,
+            "rounds": run.value("rounds"),
+            "differs": {name: run.config.get(name) for name in keys},
+            "models": {name: {which: _known(run.curve(name, which)[-1]) for which in WHICH} for name in run.prototypes},
+            "ensemble": _known(run.ensemble()[-1]) if run.records else None,
+            "seconds": run.seconds(),
+        }
+        for run in runs
+    ]
+
+
+def _known(value: float) -> float | None:
+    return None if value != value else value
 
 
 @dataclass(frozen=True)
@@ -38,12 +66,14 @@ class Comparison:
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    numbers: Sequence[Mapping[str, object]] = ()
+    """The same as numbers, one object a value: what the CSV file and programs get."""
 
     def table(self) -> Table:
         """Return it for the terminal."""
         table = Table(title=self.title, title_justify="left", min_width=len(self.title))
         for column in self.columns:
-            table.add_column(column, justify="left" if column == self.columns[0] else "right")
+            table.add_column(column, justify="left" if column in ("setting", "model", self.columns[0]) else "right")
         for row in self.rows:
             table.add_row(*row)
         return table
@@ -54,9 +84,12 @@ class Comparison:
         return f"{self.title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
     def csv(self) -> str:
-        """Return it as comma-separated values."""
+        """Return the numbers as comma-separated values, one row for each mean with its deviation and count."""
         text = StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
+        columns = list(dict.fromkeys(name for row in self.numbers for name in row))
+        writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
+        writer.writeheader()
+        writer.writerows(self.numbers)
         return text.getvalue()
 
 
@@ -74,9 +107,13 @@ def compared(of: Mapping[str, Sequence[Run]], target: float | None = None) -> Co
         plural = f"seeds {', '.join(map(str, seeds))}: mean ± sample standard deviation (n − 1)"
     two = len(methods) == 2
     rows: list[list[str]] = []
+    numbers: list[dict[str, object]] = []
     for name in [*runs[0].prototypes, "mean of all", "ensemble"]:
         cells = [[_value(run, name, last) for run in of[method]] for method in methods]
         gain = [b - a for a, b in zip(*cells, strict=True)] if two and name != "ensemble" else []
+        for method, cell in [*zip(methods, cells, strict=True), *([("gain", gain)] if gain else [])]:
+            percents = [100 * value for value in cell]
+            numbers.append({"method": method, "model": name, "measure": "accuracy in %", **statistics(percents)})
         rows.append(
             [name, *(spread(cell) for cell in cells), *([spread(gain, signed=True) if gain else ""] if two else [])]
         )
@@ -84,14 +121,48 @@ def compared(of: Mapping[str, Sequence[Run]], target: float | None = None) -> Co
         for name in [*runs[0].prototypes, "mean of all"]:
             cells_ = [_rounds_to(of[method], name, target) for method in methods]
             rows.append([f"rounds to {percent(target)} %: {name}", *cells_, *([""] if two else [])])
+            for method in methods:
+                reached = [float(first) for first in _firsts(of[method], name, target) if first is not None]
+                entry = {"method": method, "model": name, "measure": f"rounds to {percent(target)} %"}
+                numbers.append({**entry, **statistics(reached), "not reached": len(of[method]) - len(reached)})
     columns = ["model", *methods, *(["gain"] if two else [])]
-    return Comparison(f"Test accuracy after round {last}, in % ({plural})", columns, rows)
+    return Comparison(f"Test accuracy after round {last}, in % ({plural})", columns, rows, numbers)
+
+
+def swept(of: Mapping[str, Mapping[str, Sequence[Run]]], target: float | None = None) -> Comparison:
+    """Set methods side by side for each of several settings, such as "alpha=0.1" and "alpha=1"."""
+    each = {label: compared(runs, target) for label, runs in of.items()}
+    first = next(iter(each.values()))
+    if len(each) == 1:
+        return first
+    return Comparison(
+        first.title,
+        ["setting", *first.columns],
+        [[label, *row] for label, one in each.items() for row in one.rows],
+        [{"setting": label, **row} for label, one in each.items() for row in one.numbers],
+    )
+
+
+def statistics(values: Sequence[float]) -> dict[str, object]:
+    """Return mean, sample standard deviation and count of numbers; nothing for what cannot be said."""
+    known = [value for value in values if value == value]
+    return {
+        "mean": round(fmean(known), 4) if known else "",
+        "std": round(stdev(known), 4) if len(known) > 1 else "",
+        "n": len(known),
+    }
+
+
+def _firsts(runs: Sequence[Run], name: str, target: float) -> list[int | None]:
+    """Return the first round of each run at the target."""
+    curves = [run.curve(None if name == "mean of all" else name) for run in runs]
+    return [next((i for i, value in enumerate(curve, 1) if value >= target), None) for curve in curves]
 
 
 def _rounds_to(runs: Sequence[Run], name: str, target: float) -> str:
     """Return the mean ± deviation of the first rounds at the target, and how many runs did not reach it in how many."""
     curves = [run.curve(None if name == "mean of all" else name) for run in runs]
-    firsts = [next((i for i, value in enumerate(curve, 1) if value >= target), None) for curve in curves]
+    firsts = _firsts(runs, name, target)
     reached = [first for first in firsts if first is not None]
     if not reached:
         return f"not reached in {max(map(len, curves))}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +18,7 @@ from feddf.data.augment import flip_crop
 from feddf.data.datasets import Dataset
 from feddf.data.partition import split
 from feddf.engines import in_process
+from feddf.engines.transport import obstacle
 from feddf.evaluate import output_shape
 from feddf.fusion.compose import method_of
 from feddf.local import local_update
@@ -122,9 +122,7 @@ def build_task(experiment: Experiment) -> Task:
     if data.train.n_classes > len(data.train):
         found = f"{data.train.n_classes} classes are more than its {len(data.train)} examples"
         raise ConfigError.at("data.name", config.name, found)
-    if experiment.run.engine != "in-process" and not _travels(data.train.inputs.encode):
-        allowed = "its encode cannot be sent to worker processes; make it a function of a module"
-        raise ConfigError.at("data.name", config.name, allowed)
+    _check_travel(experiment, "data.name", config.name, data.train.inputs.encode)
     some = _some("data.size", config.size, data.train, derive(seed, "data_size"))
     test = _some("data.test_size", config.test_size, data.test, derive(0, "test_size"))  # one test for all seeds
     data = replace(data, train=some, test=test)
@@ -177,12 +175,11 @@ def _check_pool(experiment: Experiment, pool: Inputs | None) -> None:
         raise ConfigError.at("distill.stop", "held-out-loss", f"a pool of {len(pool)} is too small to hold some out")
 
 
-def _travels(thing: object) -> bool:
-    try:
-        pickle.dumps(thing)
-    except Exception:
-        return False
-    return True
+def _check_travel(experiment: Experiment, key: str, given: object, thing: object) -> None:
+    """Refuse, before any training, what the run's workers could not load."""
+    engine = experiment.run.engine
+    if engine != "in-process" and (why := obstacle(thing, elsewhere=engine == "ray")):
+        raise ConfigError.at(key, given, f"cannot be sent to worker processes: {why}, or set run.engine = 'in-process'")
 
 
 def _partition(experiment: Experiment, train: Examples) -> list[Tensor]:
@@ -214,6 +211,7 @@ def _prototype(spec: PrototypeConfig, data: Dataset, experiment: Experiment) -> 
         given = {"model": spec.model, **spec.options}
         allowed = f"does not work on inputs of shape {data.shape}: {first_line(error)}"
         raise ConfigError.at("prototypes", given, allowed) from error
+    _check_travel(experiment, "prototypes", spec.model, prototype)
     if shape != (data.train.n_classes,):
         allowed = f"gives outputs of shape {shape}, not {data.train.n_classes} logits"
         raise ConfigError.at("prototypes", spec.model, allowed)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import replace
 
 import torch
 from torch import nn
 
 from feddf.config import ConfigError, DataConfig, Experiment, PrototypeConfig
+from feddf.config.errors import FeddfError, reason
 from feddf.config.names import DATASETS
 from feddf.data.datasets import Dataset, wrong_labels
 from feddf.data.text import TEXTS, tokenizer
@@ -34,6 +36,13 @@ def named(key: str, name: str, data: DataConfig) -> object:
         return loader if isinstance(loader, nn.Module) else loader(data)
     except (ValueError, FileNotFoundError) as error:
         raise ConfigError.at(key, name, str(error)) from error
+    except FeddfError:
+        raise
+    except Exception as error:  # a function of the user's own may fail in any way
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if place.filename == __file__ else f" ({place.filename}, line {place.lineno})"
+        allowed = f"must be a function of [data] that returns a feddf.Dataset; it raised {reason(error)}{where}"
+        raise ConfigError.at(key, name, allowed) from error
 
 
 def resized(data: Dataset, side: int) -> Dataset:

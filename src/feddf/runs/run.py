@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -11,6 +12,8 @@ import torch
 
 from feddf.attacks.weights import with_trigger
 from feddf.config import Record
+from feddf.config.keys import flat
+from feddf.data.partition import class_counts
 from feddf.engines.open import open_engines
 from feddf.engines.wrappers import Profile, Watch, unwatched, watched
 from feddf.evaluate import accuracy
@@ -20,12 +23,17 @@ from feddf.runs.describe import describe
 from feddf.runs.record import Recorder
 from feddf.runs.spool import DiskSpool
 from feddf.runs.store import RunFolder
+from feddf.runs.trackers import tracking
 from feddf.runtime.threads import threads
 from feddf.types import Client, Engine, Examples, Round, ServerState
 
 
 def run_experiment(
-    parts: Parts, folder: RunFolder, watch: Watch = unwatched, profile: Profile | None = None
+    parts: Parts,
+    folder: RunFolder,
+    watch: Watch = unwatched,
+    profile: Profile | None = None,
+    complain: Callable[[str], None] = warnings.warn,
 ) -> Iterator[Record]:
     """Run the rounds that the folder does not hold yet; yield each round's record once it is safe on disk.
 
@@ -37,6 +45,8 @@ def run_experiment(
         saved, _ = folder.latest()
         server = saved or parts.server
         folder.forget_after(server.round)
+        counts = class_counts(task.train.labels, task.shards, task.train.n_classes)
+        folder.describe_partition(counts.tolist(), task.data.classes)
 
         def staged(engine: Engine, stage: str) -> Engine:
             return watched(profile.engine(engine, stage) if profile else engine, watch, stage)
@@ -54,7 +64,8 @@ def run_experiment(
             spool=None if parts.hostile else DiskSpool(folder.spool),
         )
         planned = islice(rounds, experiment.rounds - server.round)
-        yield from recorded(
+        config = flat(experiment.model_dump(mode="json", exclude_none=True))
+        records = recorded(
             planned,
             server,
             folder,
@@ -63,6 +74,10 @@ def run_experiment(
             experiment.run.keep_checkpoints,
             partial(_attacked, parts) if parts.hostile else _as_it_is,
         )
+        with tracking(experiment.run.track, folder.path, config, server.round, complain) as track:
+            for record in records:
+                track(record)
+                yield record
         describe(parts, folder.path, folder.records())
 
 

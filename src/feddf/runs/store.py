@@ -4,6 +4,7 @@
 
     config.toml, .sha256, origin   the complete configuration, and the versions that it ran with; whose it is
     metrics.jsonl                  one JSON object a round
+    partition.json                 how many examples of each class every simulated client has
     checkpoints/round-0003.safetensors, .sha256
     models/NAME.safetensors        the fused weights of each prototype, once the run has ended
     config.json, README.md         how these are built and fed (feddf.load_model reads it), and a model card
@@ -18,7 +19,7 @@ import platform
 import re
 import secrets
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +29,7 @@ import safetensors.torch
 import tomli_w
 import torch
 
-from feddf.config import ConfigError, Experiment, Record, Settings, parse
+from feddf.config import ConfigError, Experiment, Record, Settings, differences, parse
 from feddf.config.errors import FeddfError
 from feddf.config.experiment import S
 from feddf.config.keys import flat
@@ -83,11 +84,14 @@ class RunFolder:
         try:
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
             text = tomli_w.dumps({**experiment.model_dump(exclude_none=True), "versions": versions(experiment)})
-            write_atomically(path / "origin", signed(text.encode()).encode())
-            write_checked(path / "config.toml", text.encode())
+            folder._write_config(text)
         except OSError as error:
             raise StoreError(f"cannot write to the run folder {path}: {error.strerror or error}") from error
         return folder
+
+    def _write_config(self, text: str) -> None:
+        write_atomically(self.path / "origin", signed(text.encode()).encode())
+        write_checked(self.path / "config.toml", text.encode())
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -108,6 +112,27 @@ class RunFolder:
         if "flower" in self._config():
             raise StoreError(f"{self.path} is a run over Flower; start its server app again and it goes on")
         return self.settings(Experiment)
+
+    def continue_as(self, experiment: Experiment) -> list[str]:
+        """Take more rounds than the run was started with; refuse any other change that would change its result.
+
+        No choice of a round depends on how many are planned, so the models are those of a run that had been given as
+        many rounds from the start. Only a fusion of the user's own may look at them: return a warning for it.
+        """
+        asked = self.experiment()
+        if changed := differences(asked, experiment, also_free=["rounds"]):
+            raise StoreError(f"{self.path} was started with another configuration: {'; '.join(changed)}")
+        done = max((record["round"] for record in self.records()), default=0)
+        if experiment.rounds < max(done, 1):
+            raise StoreError(f"{self.path}: rounds = {experiment.rounds}: {done} rounds are done already")
+        if experiment.rounds == asked.rounds:
+            return []
+        with self.locked():
+            text = tomli_w.dumps({**self._config(), "rounds": experiment.rounds})
+            self._write_config(text)
+        own = experiment.fusion.method
+        warning = f"bytes may differ from a run of {experiment.rounds} rounds if {own} looks at rounds"
+        return [warning] if ":" in own else []
 
     def versions(self) -> dict[str, str]:
         """Return the versions that the run was started with."""
@@ -141,6 +166,11 @@ class RunFolder:
         """Hold the folder for one server: a second one is refused. The lock ends with the process."""
         with held(self.path / "lock", StoreError(f"another process is running in {self.path}")):
             yield
+
+    def describe_partition(self, counts: Sequence[Sequence[int]], classes: Sequence[str]) -> None:
+        """Write down who holds what: one row of counts a client, for pictures."""
+        found = {"classes": list(classes), "counts": counts}
+        write_atomically(self.path / "partition.json", json.dumps(found).encode())
 
     def append(self, record: Record) -> None:
         """Add a round's record to the log, on disk when this returns."""

@@ -1,0 +1,151 @@
+"""Data sets of other libraries as a :class:`feddf.Dataset`: torch, folders of images, Hugging Face.
+
+Everything is read once into memory. A source without a test part gives a fifth of its examples, always the same, to it.
+Images of bytes keep their bytes and are normalised, each channel with the training images' mean and deviation; numbers
+are taken as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddf.config.errors import ConfigError
+from feddf.config.sections import DataConfig
+from feddf.data.datasets import Dataset, image_folder, measured, wrong_labels
+from feddf.data.encode import plain
+from feddf.data.partition import split
+from feddf.seeds import derive
+from feddf.types import Examples, Inputs
+
+LABELS = ("label", "labels", "fine_label", "target", "class")
+"""The names under which a column of labels is looked for."""
+
+
+def from_torch(
+    train: Any, test: Any = None, *, name: str = "own", classes: Sequence[str] = (), flips: bool = False
+) -> Dataset:
+    """Return a data set of torch's ``Dataset`` objects (map-style), whose items are ``(input, label)``.
+
+    An input is a tensor, an array or a PIL image; all have one shape. ``flips`` says whether a mirrored image is still
+    of its class.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> data = from_torch(TensorDataset(torch.zeros(10, 3, 8, 8, dtype=torch.uint8), torch.arange(10) % 2))
+    >>> len(data.train), len(data.test), data.shape
+    (8, 2, (3, 8, 8))
+    """
+    names = tuple(classes or getattr(train, "classes", ()))
+    return _dataset(name, _items(train), None if test is None else _items(test), tuple(map(str, names)), flips)
+
+
+def from_image_folder(path: str | Path, *, image_size: int | None = None) -> Dataset:
+    """Return the images of a folder in torchvision's ``ImageFolder`` layout: a folder for each class.
+
+    With ``train`` and ``test`` (or ``val``) on top, those are the parts. In a configuration, ``folder:PATH`` is
+    the same.
+    """
+    try:
+        return image_folder(path, DataConfig(name=f"folder:{path}", image_size=image_size))
+    except (ValueError, FileNotFoundError) as error:
+        raise ConfigError.at("path", str(path), str(error)) from error
+
+
+def from_hugging_face(
+    dataset: Any,
+    test: Any = None,
+    *,
+    column: str | None = None,
+    label: str | None = None,
+    name: str = "own",
+    flips: bool = False,
+) -> Dataset:
+    """Return a data set of a Hugging Face ``datasets.Dataset``, or of a ``DatasetDict`` with the parts train and test.
+
+    ``column`` holds the inputs (default: the only column besides the labels, or the one of images), ``label`` the
+    labels (default: a column with a usual name). Texts have to be tokenized first: give the column of token ids.
+    """
+    if isinstance(dataset, Mapping):
+        if "train" not in dataset:
+            raise ConfigError.at("dataset", sorted(dataset), "needs a part called 'train'")
+        test = test if test is not None else dataset.get("test", dataset.get("validation"))
+        dataset = dataset["train"]
+    label = label or _named(dataset, LABELS, "label")
+    column = column or _inputs_of(dataset, label)
+    names = tuple(getattr(dataset.features.get(label), "names", None) or ())
+    parts = [None if part is None else _columns(part, column, label) for part in (dataset, test)]
+    assert parts[0] is not None
+    return _dataset(name, parts[0], parts[1], names, flips)
+
+
+Part = tuple[Tensor, Tensor]
+"""(inputs, labels)."""
+
+
+def _items(dataset: Any) -> Part:
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise ConfigError(f"from_torch needs a data set with a length and items, and got a {type(dataset).__name__}")
+    found = [dataset[index] for index in range(len(dataset))]
+    if not found or not isinstance(found[0], tuple | list) or len(found[0]) != 2:
+        raise ConfigError("from_torch needs items that are (input, label)")
+    return _stacked([item[0] for item in found]), torch.tensor([int(item[1]) for item in found])
+
+
+def _columns(dataset: Any, column: str, label: str) -> Part:
+    return _stacked(list(dataset[column])), torch.tensor([int(one) for one in dataset[label]])
+
+
+def _stacked(inputs: Sequence[Any]) -> Tensor:
+    tensors = [_tensor(one) for one in inputs]
+    shapes = sorted({tuple(one.shape) for one in tensors})
+    if len(shapes) > 1:
+        raise ConfigError(f"the inputs have different shapes, for instance {shapes[0]} and {shapes[-1]}; resize them")
+    return torch.stack(tensors)
+
+
+def _tensor(one: Any) -> Tensor:
+    if isinstance(one, Tensor):
+        return one
+    if isinstance(one, str):
+        raise ConfigError.at("input", one, "is text; tokenize it first, and name the column of token ids")
+    is_image = hasattr(one, "getbands")  # PIL's
+    array = np.array(one.convert("RGB") if is_image and one.mode not in ("L", "RGB") else one)
+    if is_image:
+        array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    elif array.dtype == np.float64:
+        array = array.astype(np.float32)
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _dataset(name: str, train: Part, test: Part | None, classes: tuple[str, ...], flips: bool) -> Dataset:
+    if test is None:
+        rest, held_out = split(len(train[1]), 0.2, derive(0, name, "test"))
+        train, test = (train[0][rest], train[1][rest]), (train[0][held_out], train[1][held_out])
+    bytes_ = train[0].dtype == torch.uint8 and train[0].ndim == 4
+    encode = measured(train[0]) if bytes_ else plain
+    n_classes = len(classes) or int(torch.cat([train[1], test[1]]).max()) + 1
+    parts = [Examples(Inputs(inputs, encode), labels, n_classes) for inputs, labels in (train, test)]
+    for examples in parts:
+        if wrong := wrong_labels(examples):
+            raise ConfigError(f"the data set '{name}' has {wrong}")
+    return Dataset(name, parts[0], parts[1], flips, classes)
+
+
+def _named(dataset: Any, wanted: Sequence[str], what: str) -> str:
+    found = [name for name in wanted if name in dataset.column_names]
+    if not found:
+        raise ConfigError(f"no column is called {' or '.join(wanted)}; name it: {what}=...")
+    return found[0]
+
+
+def _inputs_of(dataset: Any, label: str) -> str:
+    others = [name for name in dataset.column_names if name != label]
+    images = [name for name in others if type(dataset.features.get(name)).__name__ == "Image"]
+    if len(others) == 1 or len(images) == 1:
+        return str((images or others)[0])
+    raise ConfigError(f"which column holds the inputs? column=... is one of {', '.join(others)}")

@@ -1,0 +1,163 @@
+"""What the page shows of run folders, as plain JSON values. A folder that cannot be read becomes a line of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from feddf.config.errors import FeddfError, reason
+from feddf.report.read import Run, differing, read_run
+
+Json = dict[str, Any]
+LONGEST = 300
+"""Characters of a text that are shown: a client may have sent it."""
+
+
+class Snapshots:
+    """Reads run folders again and again; one that has not changed since the last time is not read again."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._known: dict[Path, tuple[object, Run, Json]] = {}
+
+    def take(self) -> Json:
+        """Return the state of all runs now."""
+        found: list[tuple[Run, Json]] = []
+        problems: list[Json] = []
+        for path in dict.fromkeys(folder for given in self._paths for folder in folders(given)):
+            try:
+                found.append(self._read(path))
+            except FeddfError as error:
+                problems.append({"path": str(path), "reason": _text(str(error))})
+            except Exception as error:  # a damaged file can fail in any way
+                problems.append({"path": str(path), "reason": _text(f"its files are damaged: {reason(error)}")})
+        for given in self._paths:
+            if not given.exists():
+                problems.append({"path": str(given), "reason": "there is no such folder"})
+        names = _names([run.path for run, _ in found])
+        return {
+            "runs": [{"name": name, **values} for name, (_, values) in zip(names, found, strict=True)],
+            "differs": differing([run for run, _ in found]) if len(found) > 1 else [],
+            "problems": problems,
+        }
+
+    def _read(self, path: Path) -> tuple[Run, Json]:
+        signature = [_stamp(path / name) for name in ("config.toml", "metrics.jsonl", "partition.json")]
+        known = self._known.get(path)
+        if known is None or known[0] != signature:
+            run = read_run(path)
+            known = signature, run, described(run)
+            self._known[path] = known
+        return known[1], {**known[2], **_progress(known[1], _stamp(path / "metrics.jsonl"))}
+
+
+def folders(path: Path) -> Iterator[Path]:
+    """Yield the run folders at a path: itself, or those one or two levels below it."""
+    if (path / "config.toml").is_file():
+        yield path
+        return
+    for pattern in ("*/config.toml", "*/*/config.toml"):
+        yield from sorted(found.parent for found in path.glob(pattern))
+
+
+def described(run: Run) -> Json:
+    """Return what a run's files say, every number finite or ``None`` and every text of a bounded length."""
+    names = run.prototypes
+    return {
+        "path": str(run.path),
+        "method": _text(run.method),
+        "seed": run.seed,
+        "rounds": int(run.value("rounds")),
+        "done": len(run.records),
+        "config": {_text(key): _text(_shown(value)) for key, value in run.config.items()},
+        "prototypes": [_text(name) for name in names],
+        "series": {
+            which: {_text(name): [_number(value) for value in run.curve(name, which)] for name in names}
+            for which in ("averaged", "fused")
+        },
+        "ensemble": [_number(value) for value in run.ensemble()],
+        "happened": [_happened(record) for record in run.records],
+        "seconds": {_text(stage): _number(value) for stage, value in run.seconds().items()},
+        "partition": _partition(run.path / "partition.json"),
+    }
+
+
+def _happened(record: Mapping[str, Any]) -> Json:
+    """Return who took part in a round, who was dropped and why, and how well each did."""
+    accuracies, dropped = record.get("accuracy_of_clients") or {}, record.get("dropped", [])
+    return {
+        "clients": [_text(name) for name in record.get("clients", [])],
+        "dropped": [{"client": _text(one["client"]), "reason": _text(one["reason"])} for one in dropped],
+        "worst": [_text(name) for name in _worst(record)],
+        "attempts": int(record.get("attempts", 1)),
+        "accuracies": {_text(name): _number(value) for name, value in accuracies.items()},
+        "seconds": {_text(stage): _number(value) for stage, value in record.get("seconds", {}).items()},
+    }
+
+
+def _worst(record: Mapping[str, Any]) -> Sequence[object]:
+    """Return the clients that drop-worst left out of the fusion."""
+    found = record.get("dropped_worst") or {}
+    names = found.get("clients", found) if isinstance(found, Mapping) else found
+    return list(names) if isinstance(names, Mapping | list) else []
+
+
+def _progress(run: Run, stamp: tuple[int, int] | None) -> Json:
+    """Return how far a run is, and how many seconds are left if the coming rounds take as long as those done."""
+    done, planned = len(run.records), int(run.value("rounds"))
+    spent = run.seconds()
+    a_round = sum(spent.get(stage, 0.0) for stage in ("train", "fuse", "evaluate")) / done if done else None
+    updated = stamp[0] / 1e9 if stamp else None
+    state = "finished" if done >= planned else "waiting"
+    if state == "waiting" and updated is not None:
+        late = max(120.0, 5 * (a_round or 0.0))
+        state = "running" if time.time() - updated < late else "stopped"
+    return {"state": state, "updated": updated, "seconds_left": (planned - done) * a_round if a_round else None}
+
+
+def _partition(path: Path) -> Json | None:
+    """Return how many examples of each class every client has, where the run wrote it down."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        counts = [[int(count) for count in row] for row in found["counts"]]
+        return {"counts": counts, "classes": [_text(name) for name in found.get("classes", [])]}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of paths that tell them apart."""
+    short = [path.name or str(path) for path in paths]
+    return [
+        name if short.count(name) == 1 else f"{path.parent.name}/{name}"
+        for name, path in zip(short, paths, strict=True)
+    ]
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def _text(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        return None
+    return round(value, 5)

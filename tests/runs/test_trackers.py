@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from feddf.config import ConfigError, Experiment, parse
+from feddf.runs.build import build
+from feddf.runs.run import run_experiment
+from feddf.runs.store import RunFolder
+from feddf.runs.trackers import numbers_of
+
+
+def small(track: list[str], rounds: int = 2) -> Experiment:
+    return parse(
+        {
+            "name": "small",
+            "rounds": rounds,
+            "data": {"name": "toy"},
+            "prototypes": ["mlp"],
+            "clients": {"number": 2, "fraction": 1.0},
+            "local": {"epochs": 1},
+            "fusion": {"method": "fedavg"},
+            "run": {"engine": "in-process", "track": track},
+        }
+    )
+
+
+def run(path: Path, track: list[str], rounds: int = 2) -> tuple[list[Any], list[str]]:
+    experiment, said = small(track, rounds), []
+    folder = RunFolder.open(path) if path.exists() else RunFolder.create(path, small(track))
+    folder.continue_as(experiment)
+    records = list(run_experiment(build(experiment), folder, complain=said.append))
+    return records, said
+
+
+SEEN: list[tuple[str, Any]] = []
+
+
+class Mine:
+    """A tracker of the user's own."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], done: int) -> None:
+        SEEN.append(("open", (folder.name, config["data.name"], done)))
+
+    def __call__(self, round: int, numbers: Mapping[str, float]) -> None:
+        SEEN.append(("round", round))
+        if round == 2 and "fails" in SEEN[0][1][0]:
+            raise OSError("no space")
+
+    def close(self) -> None:
+        SEEN.append(("close", None))
+
+
+def test_a_tracker_of_ones_own_sees_every_round_and_resumes(tmp_path: Path) -> None:
+    SEEN.clear()
+    _, said = run(tmp_path / "run", [f"{__name__}:Mine"])
+    run(tmp_path / "run", [f"{__name__}:Mine"], rounds=3)
+    assert said == []
+    assert SEEN == [
+        ("open", ("run", "toy", 0)), ("round", 1), ("round", 2), ("close", None),
+        ("open", ("run", "toy", 2)), ("round", 3), ("close", None),
+    ]  # fmt: skip
+
+
+def test_a_tracker_that_fails_says_so_once_and_stops_nothing(tmp_path: Path) -> None:
+    SEEN.clear()
+    records, said = run(tmp_path / "fails", [f"{__name__}:Mine"], rounds=3)
+    assert [record["round"] for record in records] == [1, 2, 3]
+    assert said == [f"the tracker '{__name__}:Mine' is left out of this run: OSError: no space"]
+    assert ("round", 3) not in SEEN
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    records, said = run(tmp_path / "run", ["wandb"])
+    assert len(records) == 2
+    assert said == ["the tracker 'wandb' is left out of this run: pip install 'feddf[wandb]'"]
+
+
+def test_an_unknown_tracker_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match=r"run.track = 'tensorbord': did you mean 'tensorboard'\?"):
+        small(["tensorbord"])
+
+
+def test_numbers_have_names_and_unknown_ones_are_left_out(tmp_path: Path) -> None:
+    records, _ = run(tmp_path / "run", [])
+    found = numbers_of({**records[0], "ensemble": None})
+    assert {"mlp/fused", "mlp/averaged", "clients/used", "clients/dropped", "seconds/train", "bytes/up"} <= found.keys()
+    assert "ensemble" not in found
+    assert found["clients/used"] == 2
+
+
+def test_tensorboard_has_the_curves_of_the_run_folder(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    records, said = run(tmp_path / "run", ["tensorboard"])
+    assert said == []
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    found = [(event.step, event.value) for event in events.Scalars("mlp/fused")]
+    assert found == [(record["round"], pytest.approx(record["models"]["mlp"]["fused"])) for record in records]
+
+
+def test_mlflow_has_the_curves_and_a_resumed_run_goes_on_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlruns.db'}")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlruns.db'}")
+    assert run(tmp_path / "run", ["mlflow"])[1] == []
+    assert run(tmp_path / "run", ["mlflow"], rounds=3)[1] == []
+    client = mlflow.MlflowClient()
+    (found,) = client.search_runs([client.get_experiment_by_name("small").experiment_id])
+    assert found.data.params["data.name"] == "toy"
+    assert [metric.step for metric in client.get_metric_history(found.info.run_id, "mlp/fused")] == [1, 2, 3]
+
+
+def test_wandb_works_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    assert run(tmp_path / "run", ["wandb"])[1] == []
+    (file,) = (tmp_path / "run").rglob("run-*.wandb")
+    assert b"mlp/fused" in file.read_bytes()
+
+
+def test_trackio_is_called_like_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trackio itself draws in a web server's packages; what is checked here is what it is asked to do."""
+    calls: list[Any] = []
+
+    class Run:
+        def log(self, numbers: dict[str, float], step: int) -> None:
+            calls.append((step, "mlp/fused" in numbers))
+
+        def finish(self) -> None:
+            calls.append("finish")
+
+    library = ModuleType("trackio")
+    library.init = lambda **given: calls.append((given["project"], given["name"], given["resume"])) or Run()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "trackio", library)
+    assert run(tmp_path / "run", ["trackio"])[1] == []
+    assert json.dumps(calls) == json.dumps([("small", "run", "allow"), (1, True), (2, True), "finish"])

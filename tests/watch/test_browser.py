@@ -1,0 +1,86 @@
+"""The page in a real browser: chromium, driven by playwright (pip install playwright). Skipped where they are not."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_watch import NASTY, record, write
+
+from feddf.watch.page import write_page
+from feddf.watch.server import Watch
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+playwright = pytest.importorskip("playwright.sync_api")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as running:
+        found = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    complaints: list[str] = []
+    found = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
+    found.on("pageerror", lambda error: complaints.append(str(error)))
+    found.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    yield found
+    found.close()
+    assert [text for text in complaints if "ERR_CONNECTION" not in text] == []
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    write(tmp_path / "fedavg", "fedavg", [0.3, 0.4, 0.5])
+    write(tmp_path / "feddf", "feddf", [0.4])
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.toml").write_text("rounds = [")
+    return tmp_path
+
+
+def test_it_follows_a_run_and_shows_text_as_text(page: Any, place: Path) -> None:
+    with Watch([place]) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        page.goto(server.address)
+        page.wait_for_selector("#charts canvas")
+        row = page.locator("#runs tbody tr", has_text="feddf").last
+        assert "running" in row.inner_text()
+        assert "1/3" in row.inner_text()
+        assert "damaged" in page.inner_text("#problems")
+        with (place / "feddf" / "metrics.jsonl").open("a") as log:
+            log.write(record(2, 0.6) + record(3, 0.7))
+        page.locator("#runs", has_text="70.0").wait_for(timeout=10_000)
+        assert page.title() == "feddf runs"
+        assert NASTY in page.inner_text("#dropped")
+        assert page.locator("#dropped script, #dropped img, #clients script").count() == 0
+        server.shutdown()
+    page.locator("#status", has_text="has ended").wait_for(timeout=10_000)
+
+
+def test_the_report_needs_no_server_and_works_by_keyboard_on_a_narrow_screen(page: Any, place: Path) -> None:
+    write_page([place], place / "page.html")
+    page.goto((place / "page.html").as_uri())
+    page.wait_for_selector("#charts canvas")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.keyboard.press("t")
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    box = page.get_by_label("show fedavg", exact=True)
+    box.focus()
+    page.keyboard.press("Space")
+    assert "fedavg" not in page.inner_text("#charts")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "show fedavg"  # the focus stays
+    page.keyboard.press("Space")
+    assert "fedavg" in page.inner_text("#charts")
+    page.select_option("#which", label="feddf")
+    assert page.locator("#partition circle").count() == 3
+    assert "fusion.method" in page.inner_text("#keys")

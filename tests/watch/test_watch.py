@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feddf.report.read import ReportError
+from feddf.watch.page import SCRIPTS, STYLES, embedded, part, whole_page, write_page
+from feddf.watch.server import Watch
+from feddf.watch.snapshot import LONGEST, Snapshots
+
+NASTY = "</script><script>document.title='taken'</script>"
+CONFIG = 'seed = 0\nrounds = 3\nfusion.method = "{method}"\ndata.name = "toy"\nclients.number = 4\n'
+
+
+def record(number: int, accuracy: float, **more: Any) -> str:
+    found = {
+        "round": number,
+        "clients": ["client-0", NASTY],
+        "ensemble": accuracy + 0.1,
+        "models": {"mlp": {"averaged": accuracy - 0.1, "fused": accuracy}},
+        "dropped": [{"client": "<img src=x onerror=alert(1)>", "reason": NASTY}],
+        "attempts": 1,
+        "accuracy_of_clients": {"client-0": 0.5, NASTY: None},
+        "dropped_worst": {"clients": {"client-0": 0.1}},
+        "seconds": {"train": 2.0, "fuse": 1.0, "evaluate": 0.5},
+        **more,
+    }
+    return json.dumps(found) + "\n"
+
+
+def write(path: Path, method: str, accuracies: list[float]) -> Path:
+    path.mkdir(parents=True)
+    (path / "config.toml").write_text(CONFIG.format(method=method))
+    (path / "metrics.jsonl").write_text("".join(record(i, value) for i, value in enumerate(accuracies, 1)))
+    (path / "partition.json").write_text(json.dumps({"classes": [NASTY, "b"], "counts": [[3, 0], [1, 2]]}))
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    write(tmp_path / "runs" / "fedavg", "fedavg", [0.3, 0.4, 0.5])
+    write(tmp_path / "runs" / "both" / "feddf", "feddf", [0.4, 0.6])
+    (tmp_path / "runs" / "damaged").mkdir()
+    (tmp_path / "runs" / "damaged" / "config.toml").write_text("rounds = [")
+    write(tmp_path / "runs" / "strange", "feddf", [])
+    (tmp_path / "runs" / "strange" / "metrics.jsonl").write_text('{"round": 1}\n[3]\n')
+    return tmp_path / "runs"
+
+
+def test_a_snapshot_has_every_run_and_a_line_about_those_that_cannot_be_read(place: Path) -> None:
+    found = Snapshots([place, place / "nowhere"]).take()
+    runs = {run["name"]: run for run in found["runs"]}
+    assert sorted(runs) == ["fedavg", "feddf"]
+    assert runs["fedavg"]["series"]["fused"]["mlp"] == [0.3, 0.4, 0.5]
+    assert (runs["fedavg"]["state"], runs["feddf"]["state"]) == ("finished", "running")
+    assert runs["feddf"]["seconds_left"] == pytest.approx(3.5)
+    assert runs["feddf"]["happened"][0]["worst"] == ["client-0"]
+    assert runs["feddf"]["partition"]["counts"] == [[3, 0], [1, 2]]
+    assert {Path(one["path"]).name for one in found["problems"]} == {"damaged", "strange", "nowhere"}
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_snapshot_follows_a_run_that_grows_and_reads_no_other_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = Snapshots([place / "fedavg", place / "both"])
+    snapshots.take()
+    read: list[str] = []
+    from feddf.watch import snapshot
+
+    original = snapshot.read_run
+    monkeypatch.setattr(snapshot, "read_run", lambda path: (read.append(path.name), original(path))[1])
+    with (place / "both" / "feddf" / "metrics.jsonl").open("a") as log:
+        log.write(record(3, 0.7))
+    runs = {run["name"]: run for run in snapshots.take()["runs"]}
+    assert read == ["feddf"]
+    assert (runs["feddf"]["done"], runs["feddf"]["state"]) == (3, "finished")
+
+
+def test_numbers_are_finite_and_texts_are_short(tmp_path: Path) -> None:
+    path = write(tmp_path / "run", "feddf", [])
+    odd = record(1, 0.5, ensemble=float("inf"), dropped=[{"client": "x" * 9999, "reason": "y"}])
+    (path / "metrics.jsonl").write_text(odd)
+    (run,) = Snapshots([path]).take()["runs"]
+    assert run["ensemble"] == [None]
+    assert len(run["happened"][0]["dropped"][0]["client"]) == LONGEST
+
+
+def test_text_cannot_leave_its_script_element(place: Path) -> None:
+    data = Snapshots([place]).take()
+    assert json.loads(embedded(data)) == data
+    assert "<" not in embedded(data)
+    page = whole_page(data)
+    assert page.count("<script") == page.count("</script>") == 1 + len(SCRIPTS)
+
+
+def test_one_file_holds_everything_and_its_policy_allows_nothing_else(place: Path, tmp_path: Path) -> None:
+    write_page([place / "fedavg"], tmp_path / "new" / "page.html")
+    page = (tmp_path / "new" / "page.html").read_text()
+    assert not re.search(r'<[^>]+(?:src|href)="(?!data:|#)', page)
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert "unsafe" not in policy
+    assert "connect-src" not in policy  # default-src 'none'
+    assert policy.count("sha256-") == len(SCRIPTS) + len(STYLES)
+    with pytest.raises(ReportError, match="cannot read"):
+        write_page([place / "damaged"], tmp_path / "page.html")
+
+
+@pytest.mark.parametrize("name", ["uplot.js", "uplot.css"])
+def test_the_files_of_others_are_unchanged(name: str) -> None:
+    said = dict(re.findall(r"\| `([\w.]+)` \| `(\w{64})` \|", part("VENDORED.md")))
+    assert hashlib.sha256(part(name).encode()).hexdigest() == said[name]
+
+
+def test_no_script_of_ours_makes_markup_of_text() -> None:
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", part("page.js"))
+
+
+@pytest.fixture
+def server(place: Path) -> Iterator[Watch]:
+    with Watch([place]) as found:
+        thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        yield found
+        found.shutdown()
+        thread.join(10)
+
+
+def ask(server: Watch, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    return answer, answer.read()
+
+
+def test_the_server_gives_the_page_and_the_state_and_nothing_else(server: Watch) -> None:
+    answer, body = ask(server, "/")
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    for name in re.findall(r'(?:src|href)="([\w.]+)"', body.decode()):
+        assert ask(server, f"/{name}")[0].status == 200
+    answer, body = ask(server, "/data.json")
+    assert len(json.loads(body)["runs"]) == 2
+    same, empty = ask(server, "/data.json", **{"If-None-Match": answer.headers["ETag"]})
+    assert (same.status, empty) == (304, b"")
+    for path in ("/../../etc/passwd", "/server.py", "/fedavg/config.toml", "/page.py"):
+        assert ask(server, path)[0].status == 404
+    for method in ("POST", "PUT", "DELETE"):
+        assert ask(server, "/", method)[0].status == 501
+
+
+def test_another_sites_name_for_this_machine_is_refused(server: Watch) -> None:
+    port = server.server_address[1]
+    assert ask(server, "/data.json", Host=f"localhost:{port}")[0].status == 200
+    for host in (f"evil.example:{port}", "127.0.0.1", f"127.0.0.1.evil.example:{port}"):
+        assert ask(server, "/data.json", Host=host)[0].status == 403
+
+
+def test_only_this_machine_can_reach_it(server: Watch) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+    with socket.socket() as other:
+        other.settimeout(1)
+        with pytest.raises(OSError, match=r"refused|unreachable|timed out"):
+            other.connect(("127.0.0.2", server.server_address[1]))

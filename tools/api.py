@@ -1,0 +1,55 @@
+"""Write docs/api.md: the names that ``import feddf`` offers, from their own signatures and docstrings.
+
+python tools/api.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from pathlib import Path
+
+import feddf
+
+INTRODUCTION = """# Python reference
+
+What `import feddf` offers, by the module that it comes from. Generated from the docstrings by `python tools/api.py`.
+"""
+
+
+def text_of(name: str) -> str:
+    """Return one name's entry."""
+    found = getattr(feddf, name)
+    doc = "" if isinstance(found, type(feddf.State)) else (getattr(found, "__doc__", None) or "")
+    doc = textwrap.dedent(inspect.cleandoc(doc))
+    doc = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", doc).replace("``", "`")
+    doc = re.sub(r"(?m)^(?=>>> )", "", doc)
+    if callable(found) and (inspect.isfunction(found) or inspect.isclass(found)):
+        try:
+            signature = str(inspect.signature(found))
+        except ValueError:
+            signature = "(...)"
+    else:
+        signature = ""
+    if len(signature) > 160 or "**data" in signature or " at 0x" in signature:
+        signature = "(...)"
+    examples = re.split(r"(?m)^(?=>>> )", doc, maxsplit=1)
+    body = examples[0].strip()
+    if "::" in body:  # a literal block of a docstring
+        body = body.replace("::\n", ":\n")
+    shown = f"\n\n```text\n{examples[1].strip()}\n```" if len(examples) > 1 else ""
+    return f"### `{name}`\n\n```text\n{name}{signature}\n```\n\n{body}{shown}\n"
+
+
+def page() -> str:
+    """Return the whole page."""
+    parts = [INTRODUCTION]
+    for module, names in feddf._HOMES.items():
+        parts.append(f"## feddf.{module}\n")
+        parts += [text_of(name) for name in sorted(names.split())]
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    (Path(__file__).parents[1] / "docs" / "api.md").write_text(page(), encoding="utf-8")
