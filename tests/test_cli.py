@@ -280,6 +280,7 @@ def test_a_run_that_goes_on_on_another_device_is_a_warning_and_refused_when_stri
     text = config.read_text()
     assert text.count('device = "cpu"') == 1  # among the versions; what was asked for is 'auto'
     config.write_text(text.replace('device = "cpu"', 'device = "cuda (a GPU)"'))
+    (copy / "config.sha256").unlink()
     warned = feddf("resume", str(copy), "run.device=cpu", cwd=tmp_path)
     assert warned.returncode == 0, warned.stderr
     assert "warning: bytes may differ: device cuda (a GPU) -> cpu" in warned.stderr

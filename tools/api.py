@@ -10,6 +10,8 @@ import re
 import textwrap
 from pathlib import Path
 
+from pydantic import BaseModel
+
 import feddf
 
 INTRODUCTION = """# Python reference
@@ -26,6 +28,8 @@ def text_of(name: str) -> str:
     doc = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", doc).replace("``", "`")
     doc = re.sub(r"(?m)^(?=>>> )", "", doc)
     if callable(found) and (inspect.isfunction(found) or inspect.isclass(found)):
+        if isinstance(found, type) and issubclass(found, BaseModel):
+            found.model_rebuild()  # its signature is complete only when it was used once
         try:
             signature = str(inspect.signature(found))
         except ValueError:

@@ -87,17 +87,18 @@ def test_a_student_that_rises_from_below_a_good_start_is_not_stopped() -> None:
     config = DistillConfig(steps=100, check=1, patience=2)
     student = nn.Linear(2, 2)
     snapshots = Snapshots(student, rising([0.9, 0.1, 0.2, 0.3, 0.4, 0.95]), config, Execution())
-    assert [snapshots.enough(step, student) for step in range(1, 6)] == [False] * 5
+    assert [snapshots.enough(step, student, student) for step in range(1, 6)] == [False] * 5
     assert snapshots.best.best_step == 5
     falling = Snapshots(student, rising([0.9, 0.5, 0.4, 0.3]), config, Execution())
-    assert [falling.enough(step, student) for step in range(1, 4)] == [False, False, True]
+    assert [falling.enough(step, student, student) for step in range(1, 4)] == [False, False, True]
     assert falling.best.best_step == 0  # the start is still what is returned
 
 
 def test_the_start_need_not_be_a_candidate() -> None:
     config = DistillConfig(steps=100, check=1, patience=2, keep_start=False)
     snapshots = Snapshots(nn.Linear(2, 2), rising([0.9, 0.5, 0.4]), config, Execution())
-    assert not snapshots.enough(1, nn.Linear(2, 2))
+    other = nn.Linear(2, 2)
+    assert not snapshots.enough(1, other, other)
     assert (snapshots.best.best_step, snapshots.best.first_score, snapshots.best.best_score) == (1, 0.9, 0.5)
 
 

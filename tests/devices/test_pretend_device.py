@@ -176,7 +176,7 @@ def teachers(broken: bool = False) -> AskedAgain:
     if broken:
         models[1].state["classifier.bias"][0] = -torch.inf  # type: ignore[index]
     weights = {"t1": torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), "t2": 2.0}
-    return AskedAgain(models, weights, avg_logits, 1.0, {"cnn": PROTOTYPE})
+    return AskedAgain(models, weights, avg_logits, 1.0, {"cnn": PROTOTYPE}, {})
 
 
 def test_teachers_asked_on_each_batch_answer_there_without_being_waited_for() -> None:

@@ -157,7 +157,7 @@ def test_teachers_asked_once_and_on_each_batch_give_the_same_gradients(tiny: Tin
     teachers = [model_of(update) for update in updates]
     answers = usable(Evaluation(in_process, tiny.prototypes, tiny.pool)(teachers))
     once = Remembered(avg_logits(Vote(answer.logits) for answer in answers))
-    again = AskedAgain(teachers, {teacher.id: 1.0 for teacher in teachers}, avg_logits, 1.0, tiny.prototypes)
+    again = AskedAgain(teachers, {teacher.id: 1.0 for teacher in teachers}, avg_logits, 1.0, tiny.prototypes, {})
     for name in tiny.prototypes:
         student = tiny.prototypes[name].load(tiny.server.models[name]).train()
         for chosen in torch.randperm(48, generator=torch.Generator().manual_seed(0)).split(16):

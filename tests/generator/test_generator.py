@@ -21,6 +21,7 @@ from feddf.generator.folder import GeneratorFolder
 from feddf.generator.pictures import png, read_images, sheet
 from feddf.models.dcgan import Discriminator, Generator
 from feddf.runtime.atomic import read_json_lines
+from feddf.runtime.device import CPU
 from test_cli import feddf
 
 STEPS = 7
@@ -143,7 +144,7 @@ def test_real_images_are_mirrored_half_of_the_time_and_reach_from_minus_one_to_o
     image = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
     image[:, :, :, :7] = 255
     straight = torch.where(image == 255, 1.0, -1.0)[0]
-    batches = torch.cat([training._batch(image, settings, step) for step in range(50)])
+    batches = torch.cat([training._batch(image, settings, step, CPU) for step in range(50)])
     as_they_are, mirrored = (sum(torch.equal(one, made) for made in batches) for one in (straight, straight.flip(2)))
     assert as_they_are + mirrored == len(batches) == 200
     assert 70 < mirrored < 130
@@ -152,7 +153,10 @@ def test_real_images_are_mirrored_half_of_the_time_and_reach_from_minus_one_to_o
 def test_every_step_has_images_and_latents_of_its_own(reference: Path) -> None:
     settings = GeneratorFolder(reference).settings()
     images = torch.arange(200, dtype=torch.uint8)[:, None, None, None].expand(-1, 3, 32, 32)
-    for draw in (lambda step: training._batch(images, settings, step), lambda step: training._latents(settings, step)):
+    for draw in (
+        lambda step: training._batch(images, settings, step, CPU),
+        lambda step: training._latents(settings, step),
+    ):
         assert torch.equal(draw(1), draw(1))
         assert len({tuple(draw(step).flatten().tolist()) for step in range(5)}) == 5
 
@@ -441,10 +445,10 @@ def test_without_pillow_the_remedy_is_said(place: Path, monkeypatch: pytest.Monk
 def test_control_c_says_how_to_go_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = training._step
 
-    def interrupted(players: Any, images: Tensor, settings: Any, step: int) -> tuple[float, float]:
+    def interrupted(players: Any, images: Tensor, settings: Any, step: int, *rest: Any) -> Any:
         if step == 4:
             raise KeyboardInterrupt
-        return original(players, images, settings, step)
+        return original(players, images, settings, step, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "_step", interrupted)

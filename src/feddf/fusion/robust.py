@@ -41,8 +41,8 @@ def norm_clipping(products: Tensor, weights: Tensor) -> Tensor:
 
     Sun et al., "Can You Really Backdoor Federated Learning?" (2019), with the cohort's median for the threshold.
 
-    >>> norm_clipping(torch.diag(torch.tensor([1.0, 1.0, 1e6])), torch.ones(3) / 3)
-    tensor([3.3333e-01, 3.3333e-01, 3.3333e-04])
+    >>> norm_clipping(torch.diag(torch.tensor([1.0, 1.0, 1e4])), torch.ones(3))
+    tensor([1.0000, 1.0000, 0.0100])
     """
     norms = products.diagonal().clamp_min(0).sqrt()
     return weights * (norms.median() / norms.clamp_min(1e-30)).clamp_max(1)

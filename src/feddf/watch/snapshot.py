@@ -11,6 +11,7 @@ from typing import Any
 
 from feddf.config.errors import FeddfError, reason
 from feddf.report.read import Run, differing, read_run
+from feddf.runtime.atomic import damaged_lines
 
 Json = dict[str, Any]
 LONGEST = 300
@@ -31,6 +32,9 @@ class Snapshots:
         for path in dict.fromkeys(folder for given in self._paths for folder in folders(given)):
             try:
                 found.append(self._read(path))
+                if lines := damaged_lines(path / "metrics.jsonl"):
+                    where = ", ".join(map(str, lines[:5]))
+                    problems.append({"path": str(path), "reason": f"its log is damaged in line {where}"})
             except FeddfError as error:
                 problems.append({"path": str(path), "reason": _text(str(error))})
             except Exception as error:  # a damaged file can fail in any way
