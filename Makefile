@@ -10,7 +10,7 @@ help:
 	@echo "make demo           FedAvg and FedDF on embedded digits, side by side (about a minute; SEEDS=0,1,2 for three)"
 	@echo "make test           ruff, mypy, import-linter and pytest"
 	@echo "make docs           the documentation site, in site/"
-	@echo "make soak           200 kills, 100,000 mutated files, 50 rounds with failures; writes docs/reliability.md (30 minutes)"
+	@echo "make soak           200 kills, 100,000 mutated files, 50 rounds with failures; writes docs/reliability.md (meant for 30 minutes)"
 	@echo "make long-test      the long forms of the tests: many kills, Ray, Flower's simulation, compiled steps"
 	@echo "make bench          the speed tables (70 minutes on a quiet machine; ONLY=local for one part)"
 	@echo "make deploy-test    a real Flower deployment on this machine: TLS, registered keys, accidents, intruders (5 minutes)"
