@@ -157,3 +157,24 @@ def test_the_geometric_median_is_a_minimum(n: int, seed: int) -> None:
 
     for step in np.random.default_rng(seed).normal(size=(20, 4)) * 0.01:
         assert total(found) <= total(found + step) + 1e-6
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_of_the_tensors_changes_no_bit(seed: int) -> None:
+    """A state that was read from a file has its tensors in any order; a sum must not follow it."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def state() -> State:
+        return {name: torch.randn(7 + 3 * place, generator=generator) for place, name in enumerate("hgfedcba")}
+
+    previous, states = state(), [state() for _ in range(4)]
+    shuffled = [dict(sorted(one.items(), reverse=seed % 2 == 0)) for one in (previous, *states)]
+    mixed = {key: shuffled[0][key] for key in ("c", "a", "h", "e", "b", "g", "d", "f")}
+
+    def updates(found: list[State]) -> list[Update]:
+        return [Update(str(number), "net", 1, one, 5) for number, one in enumerate(found)]
+
+    expected = robust.change_products(previous, updates(states)), robust.change_norms(previous, states)
+    for before in (mixed, shuffled[0]):
+        assert torch.equal(robust.change_products(before, updates(shuffled[1:])), expected[0])
+        assert torch.equal(robust.change_norms(before, shuffled[1:]), expected[1])

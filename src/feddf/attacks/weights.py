@@ -67,7 +67,7 @@ def mimic(config: AttackConfig, scene: Scene) -> Attack:
 
 def scaled_layer(config: AttackConfig, scene: Scene) -> Attack:
     """Multiply the last layer by s (1,000)."""
-    return Attack(forge=_last_layer(lambda weight, bias: (weight * _scale(config, 1e3), bias * _scale(config, 1e3))))
+    return Attack(forge=_last_layer(scene, lambda weight, bias: (_scale(config, 1e3) * weight, _scale(config, 1e3) * bias)))
 
 
 def constant_class(config: AttackConfig, scene: Scene) -> Attack:
@@ -78,12 +78,12 @@ def constant_class(config: AttackConfig, scene: Scene) -> Attack:
         chosen[config.target] = _scale(config, 50.0)
         return torch.zeros_like(weight), chosen
 
-    return Attack(forge=_last_layer(forged))
+    return Attack(forge=_last_layer(scene, forged))
 
 
 def shuffled_logits(config: AttackConfig, scene: Scene) -> Attack:
     """Answer with the next class's logit: the last layer's rows move by one."""
-    return Attack(forge=_last_layer(lambda weight, bias: (weight.roll(1, 0), bias.roll(1, 0))))
+    return Attack(forge=_last_layer(scene, lambda weight, bias: (weight.roll(1, 0), bias.roll(1, 0))))
 
 
 def label_flip(config: AttackConfig, scene: Scene) -> Attack:
@@ -141,10 +141,11 @@ def _moving(forge: Callable[[Forgery, Tensor, Tensor], Tensor]) -> Forge:
     return forged
 
 
-def _last_layer(forge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Forge:
+def _last_layer(scene: Scene, forge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Forge:
     def forged(forgery: Forgery) -> State:
         state = dict(forgery.own.state)
-        name = [key for key, tensor in state.items() if key.endswith("weight") and tensor.ndim == 2][-1]
+        model = scene.prototypes[forgery.own.prototype].load(state)  # a state alone need not be in the layers' order
+        name = [key for key, weight in model.named_parameters() if key.endswith("weight") and weight.ndim == 2][-1]
         beside = name.removesuffix("weight") + "bias"
         weight, bias = forge(state[name], state.get(beside, torch.zeros(len(state[name]))))
         return {**state, name: _cut(weight), **({beside: _cut(bias)} if beside in state else {})}
@@ -170,7 +171,8 @@ def moved(forgery: Forgery, change: Tensor) -> State:
 
 
 def _moving_keys(sent: State) -> list[str]:
-    return [key for key, tensor in sent.items() if tensor.is_floating_point() and not is_statistic(key)]
+    """Return the names of the weights, sorted: a state that was read from a file has its tensors in any order."""
+    return [key for key, tensor in sorted(sent.items()) if tensor.is_floating_point() and not is_statistic(key)]
 
 
 def _cut(tensor: Tensor) -> Tensor:

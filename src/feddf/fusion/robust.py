@@ -8,7 +8,7 @@ at a time. Counters (integer buffers) are the largest of all, as in the plain av
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 
 import torch
@@ -141,24 +141,30 @@ def trimmed_mean(values: Tensor, f: int) -> Tensor:
 def change_products(previous: State, updates: Sequence[Update]) -> Tensor:
     """Return ⟨Δ_i, Δ_j⟩ in float64, one tensor of the states at a time."""
     products = torch.zeros(len(updates), len(updates), dtype=torch.float64)
-    for key, before in previous.items():
-        if before.is_floating_point() and before.numel():
-            rows = _changes(before, [update.state[key] for update in updates])
-            products += rows @ rows.T
+    for rows in _changes(previous, [update.state for update in updates]):
+        products += rows @ rows.T
     return products
 
 
 def change_norms(previous: State, states: Sequence[State]) -> Tensor:
     """Return ‖state − previous‖ of each state, in float64."""
     squares = torch.zeros(len(states), dtype=torch.float64)
-    for key, before in previous.items():
-        if before.is_floating_point() and before.numel():
-            squares += _changes(before, [state[key] for state in states]).square().sum(dim=1)
+    for rows in _changes(previous, states):
+        squares += rows.square().sum(dim=1)
     return squares.sqrt()
 
 
-def _changes(before: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack([(tensor.to(torch.float64) - before.to(torch.float64)).flatten() for tensor in tensors])
+def _changes(previous: State, states: Sequence[State]) -> Iterator[Tensor]:
+    """Yield the changes of every floating tensor, a row for each state.
+
+    In the order of the tensors' names: a state that was read from a file has its tensors in any order, and a sum that
+    follows it would differ in its last bit between a run and a resumed one.
+    """
+    for key in sorted(previous):
+        before = previous[key]
+        if before.is_floating_point() and before.numel():
+            tensors = [state[key].to(torch.float64) - before.to(torch.float64) for state in states]
+            yield torch.stack([tensor.flatten() for tensor in tensors])
 
 
 def example_weights(updates: Sequence[Update]) -> Tensor:
