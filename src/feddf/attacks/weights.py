@@ -67,7 +67,8 @@ def mimic(config: AttackConfig, scene: Scene) -> Attack:
 
 def scaled_layer(config: AttackConfig, scene: Scene) -> Attack:
     """Multiply the last layer by s (1,000)."""
-    return Attack(forge=_last_layer(scene, lambda weight, bias: (_scale(config, 1e3) * weight, _scale(config, 1e3) * bias)))
+    s = _scale(config, 1e3)
+    return Attack(forge=_last_layer(scene, lambda weight, bias: (s * weight, s * bias)))
 
 
 def constant_class(config: AttackConfig, scene: Scene) -> Attack:
