@@ -71,7 +71,7 @@ def in_regions(server: ServerState) -> ServerState:
 first = ServerState(0, {"cnn": initial(prototypes["cnn"], seed=0)})
 for name, one_round in (("flat", flat), ("in regions", in_regions)):
     server = first
-    for _ in range(3):
+    for _ in range(2):
         server = one_round(server)
         reached = accuracy(prototypes["cnn"].load(server.models["cnn"]), digits.test)
         print(f"{name}, round {server.round}: {reached:.3f}")

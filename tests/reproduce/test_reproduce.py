@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -65,10 +66,13 @@ def test_all_of_them_run_and_have_a_verdict(smoke: Path) -> None:
 
 def test_finished_cells_are_used_again_and_give_the_same_bytes_elsewhere(smoke: Path, tmp_path: Path) -> None:
     arguments = ["reproduce", "table5", "--scale", "smoke", "--seeds", "0", "--out", str(tmp_path / "results")]
-    again = CliRunner().invoke(app, [*arguments, "--runs", str(smoke / "cells")])
-    count = json.loads((tmp_path / "results" / "table5.json").read_text())
+    shutil.copytree(smoke / "results" / "cells", tmp_path / "results" / "cells")
+    again = CliRunner().invoke(app, [*arguments, "--runs", str(tmp_path / "none")])
+    assert not (tmp_path / "none").exists()
+    count = json.loads((tmp_path / "results" / "smoke" / "table5.json").read_text())
     hashes = {name for cell in count["cells"] for name in cell["hashes"]}
     assert f"{len(hashes)} of {len(hashes)} runs are finished already" in again.output
+    shutil.rmtree(tmp_path / "results")
     CliRunner().invoke(app, [*arguments, "--runs", str(tmp_path / "cells")])
     for name in hashes:
         here, there = (RunFolder.open(root / name).latest()[0] for root in (smoke / "cells", tmp_path / "cells"))
@@ -86,6 +90,20 @@ def test_the_page_has_every_claim_and_needs_nothing_else(smoke: Path) -> None:
     assert "http" not in text.replace("http://www.w3.org", "").replace("http://creativecommons", "").replace(
         "http://purl.org", ""
     ).replace("https://matplotlib.org", "")
+
+
+def test_the_page_shows_every_scale_that_was_run(smoke: Path) -> None:
+    (one,) = (one for one in read_results(smoke / "results") if one["artefact"] == "fig1")
+    text = page([{**one, "scale": "cpu", "verdict": FAILS}, one], {"fig1": (one["title"], "")})
+    assert text.index("<th>cpu</th>") < text.index("<th>smoke</th>")
+    assert text.count("<section") == 1
+    assert f"Scale cpu: <span class='verdict fails'>{FAILS}" in text
+
+
+def test_finished_runs_keep_small_files_only(smoke: Path) -> None:
+    kept = list((smoke / "results" / "cells").glob("*/*"))
+    assert {path.name for path in kept} == {"config.toml", "metrics.jsonl"}
+    assert max(path.stat().st_size for path in kept) < 20_000
 
 
 def test_what_was_not_run_could_not_be_tested_and_text_is_no_markup() -> None:

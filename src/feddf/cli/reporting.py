@@ -30,7 +30,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Show the results of runs, and draw their learning curves; or make a page of what feddf reproduce found."""
-    if len(runs) == 1 and not (runs[0] / "config.toml").is_file() and any(runs[0].glob("*.json")):
+    if len(runs) == 1 and not (runs[0] / "config.toml").is_file() and _holds_results(runs[0]):
         claims_page(runs[0], html or out)
         return
     if picture_format is not None and picture_format not in FORMATS:
@@ -46,16 +46,18 @@ def report(
     summary(runs, out, picture_format, as_json)
 
 
+def _holds_results(folder: Path) -> bool:
+    return any(folder.glob("*.json")) or (not any(folder.glob("*/config.toml")) and any(folder.glob("*/*.json")))
+
+
 def claims_page(folder: Path, out: Path | None) -> None:
     """Write one self-contained page about the results in a folder."""
     from feddf.report.claims import page, read_results
     from feddf.reproduce.artefacts import NAMES, find
 
-    results = read_results(folder)
-    there = {one["artefact"] for one in results}
-    missing = {name: (find(name).title, f"not run yet: feddf reproduce {name}") for name in NAMES if name not in there}
+    titles = {name: (find(name).title, f"not run yet: feddf reproduce {name}") for name in NAMES}
     path = out or folder / "index.html"
-    path.write_text(page(results, missing), encoding="utf-8")
+    path.write_text(page(read_results(folder), titles), encoding="utf-8")
     out_console.print(f"page: {path}", soft_wrap=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -11,21 +11,31 @@ from rich.table import Table
 from feddf.cli.arguments import numbers, out_console
 from feddf.config.errors import ConfigError
 
+if TYPE_CHECKING:
+    from feddf.reproduce.artefact import Artefact, Scale
+
 
 def reproduce(
     artefact: Annotated[
         str | None,
-        typer.Argument(metavar="[ARTEFACT]", help="A table or figure of the paper, or 'all'.", show_default=False),
+        typer.Argument(
+            metavar="[ARTEFACT]",
+            help="A table or figure of the paper, several with commas between them, or 'all'.",
+            show_default=False,
+        ),
     ] = None,
     scale: Annotated[str, typer.Option(help="paper, cpu (a stated reduction) or smoke (seconds).")] = "cpu",
     seeds: Annotated[str, typer.Option(help="Seeds with commas between them.")] = "0,1,2",
     parallel: Annotated[int, typer.Option(help="Runs at a time, each in a process of its own.")] = 1,
-    runs: Annotated[Path, typer.Option(help="Where the runs are kept, to be resumed and shared.")] = Path("runs/cells"),
-    out: Annotated[Path, typer.Option(help="Where the results are written.")] = Path("results"),
+    runs: Annotated[Path, typer.Option(help="Where runs go on, to be resumed.")] = Path("runs/cells"),
+    out: Annotated[Path, typer.Option(help="Where the results are written, and finished runs found.")] = Path(
+        "results"
+    ),
     list_all: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
     estimate_only: Annotated[bool, typer.Option("--estimate", help="Only say how long it would take.")] = False,
 ) -> None:
     """Run a table or figure of the paper and check its claim, for instance: feddf reproduce table1 --scale smoke"""
+    from feddf.reproduce.artefact import SCALES
     from feddf.reproduce.artefacts import NAMES, find
 
     if list_all or artefact is None:
@@ -34,41 +44,39 @@ def reproduce(
             table.add_row(name, find(name).title)
         out_console.print(table)
         return
-    if scale not in ("paper", "cpu", "smoke"):
-        raise ConfigError.at("--scale", scale, "must be paper, cpu or smoke")
-    for name in NAMES if artefact == "all" else [artefact]:
-        _reproduce(name, scale, numbers("--seeds", seeds), parallel, runs, out, estimate_only)  # type: ignore[arg-type]
+    if scale not in SCALES:
+        raise ConfigError.at("--scale", scale, f"must be one of {', '.join(SCALES)}")
+    for name in NAMES if artefact == "all" else artefact.split(","):
+        _reproduce(find(name), scale, numbers("--seeds", seeds), parallel, runs, out, estimate_only)
 
 
 def _reproduce(
-    name: str,
-    scale: Literal["paper", "cpu", "smoke"],
+    artefact: Artefact,
+    scale: Scale,
     seeds: list[int],
     parallel: int,
     runs: Path,
     out: Path,
     estimate_only: bool,
 ) -> None:
-    from feddf.reproduce.artefacts import find
-    from feddf.reproduce.cells import experiments_of, hash_of
+    from feddf.reproduce.cells import experiments_of, to_do
     from feddf.reproduce.estimate import seconds_of
     from feddf.reproduce.results import reproduce, write
 
-    artefact = find(name)
-    experiments = experiments_of(artefact, scale, seeds)
-    unique = {hash_of(one): one for mine in experiments.values() for one in mine}
-    left = [one for key, one in unique.items() if not (runs / key / "models").exists()]
+    name, experiments = artefact.name, experiments_of(artefact, scale, seeds)
+    if not experiments:
+        out_console.print(f"{name}: nothing to do at the scale '{scale}'", soft_wrap=True)
+        return
+    left = to_do(experiments, out / "cells")
     if scale != "smoke" and artefact.compute is None:
-        hours = seconds_of(left, parallel) / 3600
-        out_console.print(
-            f"{name}: {len(left)} of {len(unique)} runs to do, about {hours:.1f} hours here", soft_wrap=True
-        )
+        hours = seconds_of(left.values(), parallel) / 3600
+        out_console.print(f"{name}: {len(left)} runs to do, about {hours:.1f} hours here", soft_wrap=True)
     if estimate_only:
         return
 
     def say(text: str) -> None:
         out_console.print(f"{name}: {text}", soft_wrap=True, highlight=False, markup=False)
 
-    found = reproduce(artefact, scale, seeds, runs, 0 if scale == "smoke" else parallel, say)
+    found = reproduce(artefact, scale, seeds, runs, out / "cells", 0 if scale == "smoke" else parallel, say)
     path = write(found, out)
     say(f"{found['verdict']} ({path})")

@@ -36,39 +36,65 @@ _CLASSES = {"holds": "holds", "holds in part": "part", "does not hold": "fails"}
 
 
 def read_results(folder: Path) -> list[Result]:
-    """Return the results in a folder, in the order of their names."""
+    """Return the results in a folder and in its folders of scales, the largest scale first."""
     found: list[Result] = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted([*folder.glob("*.json"), *folder.glob("*/*.json")]):
         try:
-            found.append(json.loads(path.read_text(encoding="utf-8")))
+            one = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ReportError(f"cannot read {path}: {error}") from None
+        if isinstance(one, dict) and "artefact" in one:
+            found.append(one)
     if not found:
         raise ReportError(f"{folder} holds no results; feddf reproduce writes some")
-    return found
+    return sorted(found, key=lambda one: ORDER.index(one["scale"]) if one["scale"] in ORDER else len(ORDER))
 
 
-def page(results: Sequence[Result], untested: Mapping[str, tuple[str, str]]) -> str:
-    """Return one self-contained page. ``untested`` are (title, what it would take) of what has no result."""
-    rows = [
-        f"<tr><td><a href='#{escape(one['artefact'])}'>{escape(one['title'])}</a></td>"
-        f"<td style='text-align:left'>{escape(one['claim'])}</td><td>{_verdict(one['verdict'])}</td></tr>"
-        for one in results
-    ]
-    rows += [
-        f"<tr><td>{escape(title)}</td><td style='text-align:left'>{escape(what)}</td>"
-        f"<td>{_verdict('could not be tested here')}</td></tr>"
-        for title, what in untested.values()
-    ]
+ORDER = ("paper", "cpu", "smoke")
+
+
+def page(results: Sequence[Result], titles: Mapping[str, tuple[str, str]]) -> str:
+    """Return one self-contained page.
+
+    ``titles`` are (title, what it would take to test it) of every artefact, in order.
+    """
+    scales = sorted({one["scale"] for one in results}, key=lambda scale: (*ORDER, scale).index(scale)) or [""]
+    by_name: dict[str, dict[str, Result]] = {}
+    for one in results:
+        by_name.setdefault(one["artefact"], {})[one["scale"]] = one
+    rows = "".join(_overview(name, *titles[name], by_name.get(name, {}), scales) for name in titles)
+    sections = "".join(_artefact(name, titles[name][0], by_name[name]) for name in titles if name in by_name)
+    head = "".join(f"<th>{escape(scale)}</th>" for scale in scales)
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>FedDF, reproduced</title><style>{_STYLE}</style></head><body><h1>FedDF, reproduced</h1>"
-        "<p>Each claim of the paper as a check on measured numbers. A comparison is clear when the difference is "
-        "larger than the spread of the seeds, √Σs², s being the sample standard deviation (n − 1).</p>"
-        f"<table><tr><th>table or figure</th><th style='text-align:left'>claim</th><th>verdict</th></tr>{''.join(rows)}"
-        f"</table>{''.join(map(_section, results))}</body></html>\n"
+        "<p>Each claim of the paper as a check on measured numbers, at each scale that was run. A comparison is clear "
+        "when the difference is larger than the spread of the seeds, √Σs², s being the sample standard deviation "
+        "(n − 1).</p><table><tr><th>table or figure</th><th style='text-align:left'>claim</th>"
+        f"{head}</tr>{rows}</table>{sections}</body></html>\n"
     )
+
+
+def _overview(name: str, title: str, needs: str, mine: Mapping[str, Result], scales: Sequence[str]) -> str:
+    """Return an artefact's line in the list of all claims."""
+    if not mine:
+        return (
+            f"<tr><td>{escape(title)}</td><td style='text-align:left'>{escape(needs)}</td>"
+            f"<td colspan='{len(scales)}'>{_verdict('could not be tested here')}</td></tr>"
+        )
+    claim = next(iter(mine.values()))["claim"]
+    verdicts = "".join(f"<td>{_verdict(mine[scale]['verdict']) if scale in mine else '–'}</td>" for scale in scales)
+    return (
+        f"<tr><td><a href='#{escape(name)}'>{escape(title)}</a></td>"
+        f"<td style='text-align:left'>{escape(claim)}</td>{verdicts}</tr>"
+    )
+
+
+def _artefact(name: str, title: str, mine: Mapping[str, Result]) -> str:
+    claim = next(iter(mine.values()))["claim"]
+    parts = "".join(map(_section, mine.values()))
+    return f"<section id='{escape(name)}'><h2>{escape(title)}</h2><p>{escape(claim)}</p>{parts}</section>"
 
 
 def _verdict(text: str) -> str:
@@ -84,13 +110,12 @@ def _section(one: Result) -> str:
     )
     versions = ", ".join(f"{name} {value}" for name, value in one["versions"].items())
     return (
-        f"<section id='{escape(one['artefact'])}'><h2>{escape(one['title'])}</h2>"
-        f"<p>{escape(one['claim'])} {_verdict(one['verdict'])}</p>{reduction}"
-        f"<p>{escape(one['unit'])}; scale {escape(one['scale'])}, seeds {escape(', '.join(map(str, one['seeds'])))}; "
+        f"<h3>Scale {escape(one['scale'])}: {_verdict(one['verdict'])}</h3>{reduction}"
+        f"<p>{escape(one['unit'])}; seeds {escape(', '.join(map(str, one['seeds'])))}; "
         f"the paper's number in grey.</p>{_table(one['cells'])}<ul>{findings}</ul>{_bars(one)}"
         f"{_curves(one['cells'])}"
         f"<p><code>{escape(one['command'])}</code><br>{one['hours']:g} hours, {escape(one['machine'])}, "
-        f"{escape(versions)}, {escape(one['date'])}</p></section>"
+        f"{escape(versions)}, {escape(one['date'])}</p>"
     )
 
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from feddf.report.read import Run
 
 Scale = Literal["paper", "cpu", "smoke"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
 Changes = Mapping[str, Any]
 """Values of keys, by their full names."""
 
@@ -68,10 +69,13 @@ class Artefact:
     measure: Callable[[Run], float]
     unit: str = "test accuracy in %, mean over the last fifth of the rounds"
     reduction: str = ""
+    """What is reduced at the scale ``cpu`` beyond what the scale says of itself."""
     reduced: Mapping[str, Changes] = field(default_factory=dict)
     subset: Mapping[str, Callable[[Cell], bool]] = field(default_factory=dict)
     """Which cells are run at a scale, where not all are."""
     higher_is_better: bool = True
+    reducible: bool = True
+    """Whether the scale ``cpu`` is smaller than the paper's."""
     compute: Callable[[Scale, Sequence[int]], dict[str, list[float]]] | None = None
     """For what is no run: (scale, seeds) -> the numbers of each cell."""
 

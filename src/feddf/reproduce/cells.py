@@ -16,6 +16,7 @@ from feddf.reproduce.scales import experiment_of
 from feddf.runs.build import build
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
+from feddf.runtime.atomic import write_atomically
 
 Say = Callable[[str], None]
 
@@ -38,24 +39,49 @@ def experiments_of(artefact: Artefact, scale: Scale, seeds: Sequence[int]) -> di
     }
 
 
-def run_cells(
-    experiments: Mapping[str, Sequence[Experiment]], folder: Path, parallel: int, say: Say
-) -> dict[str, list[Run]]:
-    """Run what is not finished yet, and return the runs of each cell. With ``parallel = 0`` all run in this process."""
+KEPT = ("config.toml", "metrics.jsonl", "failed.txt")
+"""What is kept of a finished cell: its configuration and its records, which are small, but no weights."""
+
+
+def to_do(experiments: Mapping[str, Sequence[Experiment]], kept: Path) -> dict[str, Experiment]:
+    """Return the experiments that have no kept result, by their hash."""
     unique = {hash_of(one): one for mine in experiments.values() for one in mine}
-    for name, experiment in unique.items():
+    return {name: one for name, one in unique.items() if not (kept / name / "config.toml").exists()}
+
+
+def run_cells(
+    experiments: Mapping[str, Sequence[Experiment]], folder: Path, kept: Path, parallel: int, say: Say
+) -> dict[str, list[Run]]:
+    """Run what is not finished yet, and return the runs of each cell. With ``parallel = 0`` all run in this process.
+
+    Runs go on in ``folder``; once one has ended, its small files are copied to ``kept``, where later calls find them.
+    """
+    missing = to_do(experiments, kept)
+    count = len({hash_of(one) for mine in experiments.values() for one in mine})
+    if len(missing) < count:
+        say(f"{count - len(missing)} of {count} runs are finished already")
+    for name, experiment in missing.items():
         if not (folder / name / "config.toml").exists():
             RunFolder.create(folder / name, experiment)
-    missing = [folder / name for name in unique if not has_ended(folder / name)]
-    if len(missing) < len(unique):
-        say(f"{len(unique) - len(missing)} of {len(unique)} runs are finished already")
+    going = [folder / name for name in missing if not has_ended(folder / name)]
     if parallel:
-        for done, (path, failure) in enumerate(run_folders(missing, parallel), 1):
-            say(f"{path.name}: {failure or 'done'} ({done} of {len(missing)})")
+        for done, (path, failure) in enumerate(run_folders(going, parallel), 1):
+            keep(path, kept)
+            say(f"{path.name}: {failure or 'done'} ({done} of {len(going)})")
     else:
-        for path in missing:
-            list(run_experiment(build(unique[path.name]), RunFolder.open(path)))
+        for path in going:
+            list(run_experiment(build(missing[path.name]), RunFolder.open(path)))
+    for name in missing:
+        keep(folder / name, kept)
     return {
-        cell: [read_run(folder / hash_of(one)) for one in mine if not failure_of(folder / hash_of(one))]
+        cell: [read_run(kept / hash_of(one)) for one in mine if not failure_of(kept / hash_of(one))]
         for cell, mine in experiments.items()
     }
+
+
+def keep(run: Path, kept: Path) -> None:
+    """Copy the small files of a finished run; the configuration last, because it says that the others are there."""
+    (kept / run.name).mkdir(parents=True, exist_ok=True)
+    for name in reversed(KEPT):
+        if (run / name).exists():
+            write_atomically(kept / run.name / name, (run / name).read_bytes())

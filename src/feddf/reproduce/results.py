@@ -16,12 +16,18 @@ from feddf.config import Experiment
 from feddf.report.read import Run
 from feddf.reproduce.artefact import Artefact, Measured, Scale, cells_at, verdict
 from feddf.reproduce.cells import experiments_of, hash_of, run_cells
-from feddf.reproduce.scales import experiment_of
+from feddf.reproduce.scales import experiment_of, reduction_of
 from feddf.runtime.atomic import write_atomically
 
 
 def reproduce(
-    artefact: Artefact, scale: Scale, seeds: Sequence[int], folder: Path, parallel: int, say: Callable[[str], None]
+    artefact: Artefact,
+    scale: Scale,
+    seeds: Sequence[int],
+    folder: Path,
+    kept: Path,
+    parallel: int,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Run the cells that are not finished, and return what was measured and the verdict on the claim."""
     runs: dict[str, list[Run]] = {}
@@ -30,7 +36,7 @@ def reproduce(
         values = artefact.compute(scale, seeds)
     else:
         experiments = experiments_of(artefact, scale, seeds)
-        runs = run_cells(experiments, folder, parallel, say)
+        runs = run_cells(experiments, folder, kept, parallel, say)
         values = {cell: [artefact.measure(run) for run in mine] for cell, mine in runs.items() if mine}
     findings = artefact.check(Measured(values, artefact.higher_is_better))
     return {
@@ -39,7 +45,7 @@ def reproduce(
         "claim": artefact.claim,
         "verdict": verdict(findings),
         "scale": scale,
-        "reduction": artefact.reduction if scale == "cpu" else "",
+        "reduction": reduction_of(artefact, scale),
         "unit": artefact.unit,
         "seeds": list(seeds),
         "command": f"feddf reproduce {artefact.name} --scale {scale} --seeds {','.join(map(str, seeds))}",
@@ -85,8 +91,8 @@ def _curve(run: Run) -> dict[str, list[float | None]]:
 
 
 def write(found: Mapping[str, Any], folder: Path) -> Path:
-    """Write an artefact's results; return the file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{found['artefact']}.json"
+    """Write an artefact's results into the folder of their scale; return the file."""
+    path: Path = folder / found["scale"] / f"{found['artefact']}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
     return path

@@ -9,6 +9,7 @@ that come with packages, and only shows that everything runs.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
@@ -54,11 +55,24 @@ IN_PLACE_OF_IMAGENET = ("imagenet32", "stl10")
 """Pools that few machines have: at ``cpu`` scale Tiny-ImageNet stands in for them."""
 
 
+REDUCTIONS: Mapping[Scale, str] = {
+    "cpu": "8,000 images at 16×16, ten clients, 15 rounds, a quarter of the local epochs, 150 distillation steps",
+    "smoke": "so small that it only shows that everything runs",
+}
+
+
+def reduction_of(artefact: Artefact, scale: Scale) -> str:
+    """Return what a scale takes away from an artefact, in words."""
+    if scale == "paper" or (scale == "cpu" and not artefact.reducible):
+        return ""
+    return "; ".join(part for part in (REDUCTIONS[scale], artefact.reduction if scale == "cpu" else "") if part)
+
+
 def experiment_of(artefact: Artefact, cell: Cell, scale: Scale, seed: int) -> Experiment:
     """Return the experiment behind a cell, at a scale, with a seed."""
     experiment = load(cell.preset)
     changes: dict[str, Any] = dict(cell.changes)
-    if scale == "cpu":
+    if scale == "cpu" and artefact.reducible:
         epochs = changes.get("local.epochs", experiment.local.epochs)
         rounds = max(15, changes.get("rounds", 0) // 20)  # FedMA's 900 become 45: five whole models of nine layers
         reduced = {"local.epochs": max(1, ceil(epochs / 4)), "rounds": rounds}

@@ -24,7 +24,7 @@ ARTEFACT = Artefact(
     ],
     check,
     final_accuracy,
-    reduction="CIFAR-10 with ResNet-8, a narrower ResNet-14 and a small CNN, 9 clients, 15 rounds",
+    reduction="CIFAR-10 only, with ResNet-8, a narrower ResNet-14 and a small CNN, 9 clients",
     reduced={
         "cpu": {
             "prototypes": (

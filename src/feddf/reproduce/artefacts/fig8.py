@@ -30,7 +30,7 @@ ARTEFACT = Artefact(
     check,
     measure,
     unit="ensemble minus fused accuracy in points",
-    reduction="none: it is small enough",
+    reducible=False,
     reduced=fig1.ARTEFACT.reduced,
     higher_is_better=False,
 )

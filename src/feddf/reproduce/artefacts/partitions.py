@@ -47,6 +47,5 @@ ARTEFACT = Artefact(
     check,
     final_accuracy,
     unit="mean share of a client's largest class, in %",
-    reduction="8,000 images over ten clients",
     compute=compute,
 )
