@@ -45,7 +45,7 @@ clients = [Client(f"client-{k:02d}", "cnn", shard) for k, shard in enumerate(sha
 
 settings = Settings(
     clients=ClientsConfig(number=12, fraction=1.0),
-    local=LocalConfig(epochs=5, rate=0.05),
+    local=LocalConfig(epochs=3, rate=0.05),
     distill=DistillConfig(steps=100, check=50, batch=32),
     run=RunConfig(threads=1),
 )

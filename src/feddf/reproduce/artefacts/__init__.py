@@ -1,4 +1,4 @@
-"""The tables and figures of the paper, by name, in its order."""
+"""The tables and figures of the paper, by name, in its order; and what goes beyond it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from feddf.reproduce.artefact import Artefact
 NAMES = (
     *("fig1", "fig2", "table1", "table2", "table3", "fig3", "table4", "fig4", "fig5", "fig6", "bound"),
     *("fig8", "partitions", "fig12", "fig13", "table5", "table6", "table7", "table8", "fig14", "fig15"),
+    "plus",
 )
 
 
