@@ -28,7 +28,7 @@ TESTS = {
     "local": ["tests/test_local.py"],
     "evaluate": ["tests/test_evaluate.py"],
     "data/partition": ["tests/data/test_partition.py", AUDIT],
-    "fusion/average": ["tests/fusion/test_average.py", "tests/fusion/test_batchnorm.py", "tests/fusion/test_defence.py"],
+    "fusion/average": ["tests/fusion/test_average.py", "tests/fusion/test_batchnorm.py"],
     "fusion/weights": ["tests/fusion/test_weights.py"],
     "fusion/ensemble": ["tests/fusion/test_ensemble.py"],
     "fusion/distill": ["tests/fusion/test_distill.py"],
