@@ -25,7 +25,7 @@ TESTS = {
     "states": ["tests/test_states.py", "tests/runs/test_store.py"],
     "admit": ["tests/test_admit.py"],
     "rounds": ["tests/test_rounds.py"],
-    "local": ["tests/test_local.py"],
+    "local": ["tests/test_local.py", AUDIT],
     "evaluate": ["tests/test_evaluate.py"],
     "data/partition": ["tests/data/test_partition.py", AUDIT],
     "fusion/average": ["tests/fusion/test_average.py", "tests/fusion/test_batchnorm.py"],

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from torch import nn
 from conftest import Tiny
 from feddf.config import LocalConfig
 from feddf.data.encode import plain
-from feddf.local import local_update, mini_batches, n_batches
+from feddf.local import local_update, log_prior, mini_batches, n_batches
 from feddf.states import digest, initial, read_off
 from feddf.types import Client, Examples, Finish, Inputs, Job, Prototype
 
@@ -114,6 +114,49 @@ def test_augmentation_is_seeded(tiny: Tiny) -> None:
     arguments = {"prototypes": tiny.prototypes, "train": tiny.train, "local": tiny.settings.local}
     one, two = (digest({"m": local_update(job_of(tiny), **arguments, augment=shift).state}) for _ in range(2))
     assert one == two != digest({"m": tiny.local(job_of(tiny)).state})
+
+
+class Noisy(nn.Linear):
+    """A model that draws from the global generator, as dropout does, and writes down what it drew."""
+
+    drawn: ClassVar[list[float]] = []
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.drawn.append(float(torch.rand(())))
+        return super().forward(inputs)
+
+
+def test_every_random_choice_follows_the_clients_seed_and_each_has_a_stream_of_its_own() -> None:
+    prototype = Prototype("noisy", partial(Noisy, 2, 2))
+    train = Examples(Inputs(torch.arange(16.0).reshape(8, 2), plain), torch.arange(8) % 2, 2)
+
+    def draws(seed: int, around: int) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {"shuffle": [], "augment": []}
+        Noisy.drawn.clear()
+
+        def augment(raw: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+            found["shuffle"] += raw[:, 0].tolist()
+            found["augment"].append(float(torch.rand((), generator=generator)))
+            return raw
+
+        job = Job(Client("a", "noisy", torch.arange(8)), 1, initial(prototype, 0), seed)
+        torch.manual_seed(around)
+        local = LocalConfig(epochs=2, batch=4, rate=0.1)
+        local_update(job, prototypes={"noisy": prototype}, train=train, local=local, augment=augment)
+        return {**found, "dropout": list(Noisy.drawn)}
+
+    one, again, other = draws(1, around=1), draws(1, around=2), draws(2, around=1)
+    assert one == again
+    assert all(one[name] != other[name] for name in one)
+    assert one["augment"] != one["dropout"]
+    assert len(set(one["augment"])) == len(set(one["dropout"])) == 4
+
+
+def test_the_prior_is_finite_for_classes_that_do_not_occur() -> None:
+    """log((n_c + ε) / n), ε = 0.001 n / M, by hand; without any label all classes are alike."""
+    expected = np.log([(3 + 0.001) / 4, (1 + 0.001) / 4, 0.001 / 4, 0.001 / 4])
+    np.testing.assert_allclose(log_prior(torch.tensor([0, 0, 0, 1]), 4), expected, rtol=1e-5)
+    assert len(set(log_prior(torch.tensor([], dtype=torch.int64), 3).tolist())) == 1
 
 
 @given(st.integers(0, 50), st.integers(2, 9))
