@@ -5,8 +5,8 @@
 
 Without a module all of :data:`TESTS` are done, which takes hours. Each module is tried with the tests that are about
 it, so that a change is noticed where a reader would look for it. For every module a line with the counts is printed,
-and the changes that no test noticed are written to ``DIR/MODULE.txt``. With ``--ending 37`` only those changes are tried
-whose number ends in 3 or 7: a fifth of them, spread evenly.
+and the changes that no test noticed are written to ``DIR/MODULE.txt``. With ``--ending 37`` only those changes are
+tried whose number ends in 3 or 7: a fifth of them, spread evenly.
 """
 
 from __future__ import annotations
