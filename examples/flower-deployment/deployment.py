@@ -30,9 +30,12 @@ class Limits:
 
     overall = 1800.0  # It takes five minutes on an idle machine
     step = 200.0  # More than the 60 s after which Flower calls a silent node offline
+    wait = 30.0  # What the app gives sites to come
+    deadline = 100.0  # And what it gives them to answer
 
     def stretch(self, times: float) -> None:
         self.overall, self.step = times * self.overall, times * self.step
+        self.wait, self.deadline = times * self.wait, times * self.deadline
 
 
 LIMITS = Limits()
@@ -210,6 +213,7 @@ class Deployment:
 
     def submit(self, app: Path, rounds: int) -> None:
         config = f'folder="{self.run_folder}" data="{self.folder}/server.npz" rounds={rounds}'
+        config += f" wait={LIMITS.wait} deadline={LIMITS.deadline}"
         self.runs.append(self.ask("run", str(app), LINK, "--run-config", config)["run-id"])
 
     def run_status(self, run_id: str) -> str:
