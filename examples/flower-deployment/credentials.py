@@ -21,9 +21,10 @@ def write_private(path: Path, key: Key, form: serialization.PrivateFormat) -> No
     path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
 
 
-def certificate(name: str, key: Key, signer: Key) -> bytes:
-    """A certificate of a day by the authority: itself if the key signs itself, else loopback's."""
+def certificate(name: str, key: Key, signer: Key, *, expired: bool = False) -> bytes:
+    """A certificate of a day, today or yesterday, by the authority: itself if the key signs itself, else loopback's."""
     now = datetime.datetime.now(datetime.UTC)
+    end = now - datetime.timedelta(hours=1) if expired else now + datetime.timedelta(days=1)
     is_authority = key is signer
     builder = (
         x509.CertificateBuilder()
@@ -31,8 +32,8 @@ def certificate(name: str, key: Key, signer: Key) -> bytes:
         .issuer_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, AUTHORITY)]))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_before(end - datetime.timedelta(days=1, minutes=5))
+        .not_valid_after(end)
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
@@ -45,11 +46,13 @@ def certificate(name: str, key: Key, signer: Key) -> bytes:
 
 
 def make_certificates(folder: Path) -> None:
-    """ca.pem, server.pem with server.key, and wrong-ca.pem: of the same name, but it signed nothing."""
+    """ca.pem, server.pem with server.key, both again but expired, and wrong-ca.pem, which signed nothing."""
     authority, wrong, server = new_key(), new_key(), new_key()
     (folder / "ca.pem").write_bytes(certificate(AUTHORITY, authority, authority))
+    (folder / "expired-ca.pem").write_bytes(certificate(AUTHORITY, authority, authority, expired=True))
     (folder / "wrong-ca.pem").write_bytes(certificate(AUTHORITY, wrong, wrong))
     (folder / "server.pem").write_bytes(certificate("localhost", server, authority))
+    (folder / "expired-server.pem").write_bytes(certificate("localhost", server, authority, expired=True))
     write_private(folder / "server.key", server, serialization.PrivateFormat.PKCS8)
 
 

@@ -1,10 +1,11 @@
 """Drive a real Flower deployment on loopback and check how it takes faults and intruders.
 
-    python deploy.py [--bin VENV/bin] [--rounds 9] [--keep]
+    python deploy.py [--bin VENV/bin] [--rounds 12] [--no-accidents] [--patience 1] [--keep]
 
 One SuperLink (TLS, SuperNode authentication, database) and three SuperNodes with three architectures run as processes
-of their own; a SuperNode, the ServerApp and the SuperLink are killed in mid-round, and SuperNodes with the wrong
-credentials must stay out. Exit code 0 only if all of it held; no process is left.
+of their own; a SuperNode, the ServerApp and the SuperLink are killed in mid-round, a SuperNode is revoked in mid-round,
+SuperNodes with the wrong credentials must stay out, and a SuperLink with an expired certificate must find no SuperNode.
+Exit code 0 only if all of it held; no process is left.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from deployment import LINK, SITES, STARTED, CheckFailed, Deployment, require, until
+from deployment import LIMITS, LINK, SITES, STARTED, CheckFailed, Deployment, require, until
 
 APP = Path(__file__).parent / "app"
 VICTIM = "west"
@@ -41,13 +42,15 @@ def bring_up(flower: Deployment) -> dict[str, str]:
     with step("SuperLink up, answers over TLS"):
         flower.start_superlink()
     with step("three SuperNode keys registered, and only these"):
-        keys = [f"{flower.folder}/{site}.pub" for site in SITES]
-        ids = [str(flower.ask("supernode", "register", key, LINK)["node-id"]) for key in keys]
-        require(flower.nodes() == dict.fromkeys(ids, "registered"), "three nodes are registered, none is online")
+        for site in SITES:
+            answer = flower.ask("supernode", "register", f"{flower.folder}/{site}.pub", LINK)
+            flower.ids[site] = str(answer["node-id"])
+        registered = dict.fromkeys(flower.ids.values(), "registered")
+        require(flower.nodes() == registered, "three nodes are registered, none is online")
     with step("three SuperNodes online under the registered ids"):
         for site in SITES:
             flower.start_member(site)
-        all_online = dict.fromkeys(ids, "online")
+        all_online = dict.fromkeys(flower.ids.values(), "online")
         until("three nodes are online", lambda: flower.nodes() == all_online)
     return all_online
 
@@ -57,6 +60,7 @@ def start_intruders(flower: Deployment) -> dict[str, str]:
     retries = ("--max-retries", "2")  # Without TLS the connection just breaks, which is else retried for ever
     intruders = {
         "wrong-ca": ((*flower.tls("wrong-ca.pem"), *flower.key("north")), "CERTIFICATE_VERIFY_FAILED"),
+        "expired-ca": ((*flower.tls("expired-ca.pem"), *flower.key("north")), "certificate has expired"),
         "no-tls": (("--insecure", *retries), "Server disconnected without sending a response"),
         "no-key": (flower.tls("ca.pem"), "[code: 2001] SuperNode authentication is enabled"),
         "unregistered-key": (
@@ -67,6 +71,21 @@ def start_intruders(flower: Deployment) -> dict[str, str]:
     for name, (security, _) in intruders.items():
         flower.start_supernode(name, *security)
     return {name: reason for name, (_, reason) in intruders.items()}
+
+
+def refuse_expired_server(flower: Deployment) -> None:
+    """A SuperLink with the right authority's, but expired, certificate: SuperNodes and `flwr` do not talk to it."""
+    reason, name = "certificate has expired", "expired-server"
+    with step(f"SuperLink with an expired certificate refused by a SuperNode ({reason})"):
+        flower.start_expired_superlink()
+        require(flower.health("expired-superlink", flower.expired_port) == reason, "TLS itself refuses it")
+        address = f"127.0.0.1:{flower.expired_port}"
+        flower.start_supernode(name, *flower.tls("ca.pem"), *flower.key("north"), address=address)
+        until(f"{name} ends with an error", flower.processes[name].poll)
+        log = (flower.folder / f"{name}.log").read_text()
+        require(reason in log, f"{name} ended for this reason")
+        require("SuperNode ID:" not in log, f"{name} got no id")
+        flower.kill_group("expired-superlink")
 
 
 def check_intruders(flower: Deployment, reasons: dict[str, str], all_online: dict[str, str]) -> None:
@@ -121,23 +140,49 @@ def lose_superlink(flower: Deployment, app: Path, rounds: int, all_online: dict[
         flower.wait_full_round()
 
 
-def scenario(flower: Deployment, app: Path, rounds: int) -> None:
+def revoke_supernode(flower: Deployment) -> None:
+    """Take back a registration while the node trains; nothing that it sends is used from the next round on."""
+    with step(f"SuperNode {VICTIM} revoked in mid-round: it ends, and no later round has it"):
+        flower.wait_mid_round()
+        revoked = flower.ids[VICTIM]
+        flower.ask("supernode", "unregister", revoked, LINK)
+        first = len(flower.lines()) + 2  # The round that is running may have its answer already
+        require(flower.nodes().get(revoked) != "online", "it is not online any more")
+        until("it ends by itself", lambda: flower.processes[VICTIM].poll() is not None)
+        until("two more rounds end", lambda: len(flower.lines()) > first)
+        later = [line for line in flower.lines() if line["round"] >= first]
+        require(all(set(line["clients"]) == set(SITES) - {VICTIM} for line in later), "later rounds have the others")
+        require({status for node, status in flower.nodes().items() if node != revoked} == {"online"}, "they are online")
+    with step(f"SuperNode {VICTIM} restarted with its revoked key: refused"):
+        logged = (flower.folder / f"{VICTIM}.log").stat().st_size
+        flower.start_member(VICTIM)
+        until("it ends with an error", flower.processes[VICTIM].poll)
+        log = (flower.folder / f"{VICTIM}.log").read_bytes()[logged:]
+        require(b"[code: 2004] Failed to activate SuperNode" in log, "it ended for this reason")
+        require(b"SuperNode ID:" not in log, "it got no id")
+
+
+def scenario(flower: Deployment, app: Path, rounds: int, accidents: bool) -> None:
     all_online = bring_up(flower)
+    refuse_expired_server(flower)
     reasons = start_intruders(flower)
     with step("app submitted over TLS, all three take part"):
         flower.submit(app, rounds)
         flower.wait_full_round()
-    lose_supernode(flower, all_online)
+    if accidents:
+        lose_supernode(flower, all_online)
     check_intruders(flower, reasons, all_online)
-    lose_serverapp(flower, app, rounds)
-    lose_superlink(flower, app, rounds, all_online)
+    if accidents:
+        lose_serverapp(flower, app, rounds)
+        lose_superlink(flower, app, rounds, all_online)
+    revoke_supernode(flower)
     *broken_off, last = flower.runs
     with step("last run completed; over all runs every round once and in order"):
         flower.wait_rounds(rounds)
         until("it is completed", lambda: flower.run_status(last) == "finished:completed")
         require([line["round"] for line in flower.lines()] == list(range(1, rounds + 1)), "all rounds are there")
-    with step("the two runs broken off are marked as failed"):
-        until("they are", lambda: {flower.run_status(run) for run in broken_off} == {"finished:failed"})
+    with step(f"runs broken off, marked as failed: {len(broken_off)}"):
+        until("they are", lambda: {flower.run_status(run) for run in broken_off} <= {"finished:failed"})
 
 
 def print_logs(flower: Deployment) -> None:
@@ -153,14 +198,17 @@ def print_logs(flower: Deployment) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Check a real Flower deployment on loopback.")
     parser.add_argument("--bin", type=Path, default=Path(sys.executable).parent, help="where flwr is installed")
-    parser.add_argument("--rounds", type=int, default=9, help="enough for each accident to find a round")
+    parser.add_argument("--rounds", type=int, default=12, help="enough for each accident to find a round")
+    parser.add_argument("--no-accidents", action="store_true", help="check only who may take part; 6 rounds are enough")
+    parser.add_argument("--patience", type=float, default=1.0, help="times as long as usual for each step")
     parser.add_argument("--keep", action="store_true", help="keep the folder with logs and database")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ends like Ctrl-C, with the teardown
+    LIMITS.stretch(arguments.patience)
     flower = Deployment(Path(tempfile.mkdtemp(prefix="flower-deploy-")), arguments.bin)
     good = False
     try:
-        scenario(flower, APP, arguments.rounds)
+        scenario(flower, APP, arguments.rounds, not arguments.no_accidents)
         good = True
     except (CheckFailed, subprocess.TimeoutExpired) as failure:
         print(f"FAILED {failure}")

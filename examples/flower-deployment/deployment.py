@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,9 +22,23 @@ Line = dict[str, Any]
 SITES = {"north": "mlp", "south": "wide", "west": "cnn"}
 """Every site's architecture."""
 LINK = "loopback"  # Name of the connection in Flower's config.toml
-OVERALL_SECONDS = 1800.0  # It takes five minutes on an idle machine
-STEP_SECONDS = 200.0  # More than the 60 s after which Flower calls a silent node offline
 STARTED = time.monotonic()
+
+
+class Limits:
+    """Seconds after which a check has failed; a busy machine needs more."""
+
+    overall = 1800.0  # It takes five minutes on an idle machine
+    step = 200.0  # More than the 60 s after which Flower calls a silent node offline
+    wait = 30.0  # What the app gives sites to come
+    deadline = 100.0  # And what it gives them to answer
+
+    def stretch(self, times: float) -> None:
+        self.overall, self.step = times * self.overall, times * self.step
+        self.wait, self.deadline = times * self.wait, times * self.deadline
+
+
+LIMITS = Limits()
 
 
 class CheckFailed(Exception):
@@ -37,7 +52,7 @@ def require(holds: bool, what: str) -> None:
 
 def until(what: str, probe: Callable[[], object]) -> None:
     """Poll until the probe gives something true."""
-    deadline = min(time.monotonic() + STEP_SECONDS, STARTED + OVERALL_SECONDS)
+    deadline = min(time.monotonic() + LIMITS.step, STARTED + LIMITS.overall)
     while not probe():
         if time.monotonic() > deadline:
             raise CheckFailed(f"not in time: {what}")
@@ -58,8 +73,12 @@ class Deployment:
         self.run_folder = folder / "run"
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
+        self.expired_port = free_port()
+        """Of a second SuperLink, whose certificate has expired."""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.runs: list[str] = []
+        self.ids: dict[str, str] = {}
+        """The node id of every site that was registered."""
         self.environment = os.environ | {
             "PATH": f"{binaries}:{os.environ['PATH']}",  # Flower starts its children by bare name
             "FLWR_HOME": f"{folder}/home",
@@ -87,29 +106,39 @@ class Deployment:
             )  # fmt: skip
 
     def start_superlink(self) -> None:
-        self.start(
-            "superlink", "flower-superlink", "--host", "127.0.0.1", "--port", str(self.port),
-            "--ssl-ca-certfile", f"{self.folder}/ca.pem", "--ssl-certfile", f"{self.folder}/server.pem",
-            "--ssl-keyfile", f"{self.folder}/server.key", "--enable-supernode-auth",
-            "--database", f"{self.folder}/state.db",
-        )  # fmt: skip
-        until("the SuperLink answers over TLS", self.superlink_healthy)
+        self._start_link("superlink", self.port, "server.pem", "state.db")
+        until("the SuperLink answers over TLS", lambda: self.health("superlink", self.port) == "200")
 
-    def superlink_healthy(self) -> bool:
-        require(self.processes["superlink"].poll() is None, "the SuperLink runs")
+    def start_expired_superlink(self) -> None:
+        self._start_link("expired-superlink", self.expired_port, "expired-server.pem", "expired.db")
+        until("it listens", lambda: self.health("expired-superlink", self.expired_port) != "")
+
+    def _start_link(self, name: str, port: int, certificate: str, database: str) -> None:
+        self.start(
+            name, "flower-superlink", "--host", "127.0.0.1", "--port", str(port),
+            "--ssl-ca-certfile", f"{self.folder}/ca.pem", "--ssl-certfile", f"{self.folder}/{certificate}",
+            "--ssl-keyfile", f"{self.folder}/server.key", "--enable-supernode-auth",
+            "--database", f"{self.folder}/{database}",
+        )  # fmt: skip
+
+    def health(self, name: str, port: int) -> str:
+        """The status of a SuperLink over TLS, or why its certificate is not accepted; empty while nothing listens."""
+        require(self.processes[name].poll() is None, f"{name} runs")
         context = ssl.create_default_context(cafile=str(self.folder / "ca.pem"))
         try:
-            with urllib.request.urlopen(f"https://{self.address}/health", timeout=5, context=context) as answer:
-                return bool(answer.status == 200)
+            with urllib.request.urlopen(f"https://127.0.0.1:{port}/health", timeout=5, context=context) as answer:
+                return str(answer.status)
+        except urllib.error.URLError as error:
+            return error.reason.verify_message if isinstance(error.reason, ssl.SSLCertVerificationError) else ""
         except OSError:
-            return False
+            return ""
 
-    def start_supernode(self, name: str, *security: str) -> None:
+    def start_supernode(self, name: str, *security: str, address: str | None = None) -> None:
         """Start one that calls itself ``name``; intruders claim the data of the first site."""
         site = name if name in SITES else next(iter(SITES))
         config = f'site="{name}" architecture="{SITES[site]}" data="{self.folder}/{site}.npz"'
         self.start(
-            name, "flower-supernode", "--superlink", self.address, "--port", str(free_port()),
+            name, "flower-supernode", "--superlink", address or self.address, "--port", str(free_port()),
             "--node-config", config, *security,
         )  # fmt: skip
 
@@ -170,7 +199,7 @@ class Deployment:
         """The output of one `flwr` command, which talks to the SuperLink over TLS."""
         done = subprocess.run(
             [str(self.binaries / "flwr"), *arguments],
-            env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=STEP_SECONDS,
+            env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=LIMITS.step,
         )  # fmt: skip
         require(done.returncode == 0, f"`flwr {' '.join(arguments)}` succeeds: {done.stdout}{done.stderr}")
         return done.stdout
@@ -184,6 +213,7 @@ class Deployment:
 
     def submit(self, app: Path, rounds: int) -> None:
         config = f'folder="{self.run_folder}" data="{self.folder}/server.npz" rounds={rounds}'
+        config += f" wait={LIMITS.wait} deadline={LIMITS.deadline}"
         self.runs.append(self.ask("run", str(app), LINK, "--run-config", config)["run-id"])
 
     def run_status(self, run_id: str) -> str:

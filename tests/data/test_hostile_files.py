@@ -52,10 +52,32 @@ CRASH = b"".join([
 ])  # fmt: skip
 
 
+def pointers(kind: str, size: int, fields: dict[str, Any] | None) -> bytes:
+    """A batch whose bytes numpy would take for the addresses of objects, or look for outside of the array.
+
+    An unpickler that may call nothing but numpy's own functions ends in a segmentation fault on each.
+    """
+    names = tuple(fields) if fields else None
+    dtype = Reduced(np.dtype, (kind, False, True), (3, "|", None, names, fields, size, -1, 0))
+    state = (1, (2, 3072), dtype, False, b"A" * 8 * DATA.size)
+    array = Reduced(np.zeros(1).__reduce__()[0], (np.ndarray, (0,), b"b"), state)
+    return pickle.dumps({b"data": array, b"labels": [0, 1]}, 2)
+
+
+BATCH = b"\x80\x02}"
+
+
 @pytest.mark.parametrize(
     "content",
     [
         pytest.param(CRASH, id="a dtype of objects"),
+        pytest.param(pointers("O8", -1, None), id="bytes for objects"),
+        pytest.param(pointers("V8", 8, {"x": (np.dtype("O"), 0)}), id="a field of objects"),
+        pytest.param(pointers("V8", 8, {"x": (np.dtype("u1"), 10**9)}), id="a field outside of its array"),
+        pytest.param(BATCH + b")" + b"\x85" * 300_000 + b"K\x01s.", id="a key of 300,000 tuples"),
+        pytest.param(BATCH + b")" + b"q\x00h\x00\x86" * 60 + b"K\x01s.", id="a key of 2**60 tuples"),
+        pytest.param(BATCH + b")" * 20_000 + b"(t" * 20_000 + b".", id="many marks"),
+        pytest.param(pickle.dumps({b"data": DATA, b"labels": [[0], [1]]}, 2), id="labels in lists"),
         pytest.param(pickle.dumps({b"data": np.array([object()])}, 2), id="an array of objects"),
         pytest.param(pickle.dumps({b"data": DATA.astype(np.int64), b"labels": [0, 1]}, 2), id="wide numbers"),
         pytest.param(pickle.dumps({b"data": Reduced(print, ("x",)), b"labels": []}, 2), id="a call"),

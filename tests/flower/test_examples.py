@@ -70,7 +70,9 @@ def test_the_app_of_the_deployment_fuses_three_architectures(tmp_path: Path) -> 
         {"site": site, "architecture": architecture, "data": str(tmp_path / f"{site}.npz")}
         for site, architecture in sites.items()
     ]
-    config = {"rounds": 1, "folder": str(tmp_path / "run"), "data": str(tmp_path / "server.npz")}
+    app = tomllib.loads((DEPLOYMENT / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    given = {"rounds": 1, "folder": str(tmp_path / "run"), "data": str(tmp_path / "server.npz")}
+    config = {**app["config"], **given}
     run(DEPLOYMENT / "app", "hospitals", config, nodes)
     (record,) = RunFolder.open(tmp_path / "run").records()
     assert record["clients"] == sorted(sites)

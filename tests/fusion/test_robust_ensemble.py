@@ -137,6 +137,16 @@ def test_trust_leaves_the_hostile_and_is_remembered(trained: Tiny, rule: object)
     assert seen["c1"] < before if rule is expguard else seen["c1"] == before
 
 
+def test_trust_that_was_lost_for_hundreds_of_rounds_leaves_an_ensemble(trained: Tiny) -> None:
+    rule = expguard(trained.resources, in_process)  # type: ignore[arg-type]
+    updates = updates_of(trained, {"c1"})
+    trust = rule(updates, {update.client_id: 1e-323 if update.client_id == "c1" else 1.0 for update in updates})
+    assert 0 < trust["c1"] < 1e-5
+    for least in (trust["c1"], 0.0):
+        alone = [update for update in updates if update.client_id == "c1"]
+        assert rule(alone, {"c1": least}) == {"c1": 1.0}  # a round of nobody else has to make do with it
+
+
 def test_non_finite_logits_are_refused_under_every_method(tiny: Tiny) -> None:
     settings = with_values(tiny.settings, {"fusion.method": "fedavg"})
     fuse = method_of(tiny.resources, settings, in_process).fuse

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hmac
 import json
 import os
 from dataclasses import replace
@@ -14,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from conftest import Tiny
-from feddf.config import parse
+from feddf.config import parse, with_values
 from feddf.report.read import read_run
 from feddf.runs.spool import DiskSpool
 from feddf.runs.store import RunFolder, StoreError
@@ -108,17 +109,26 @@ FOREIGN = {
     "fusion.method": "nowhere:rule",
     "data.name": "nowhere:data",
     "pool.sources": ["generator:somewhere"],
+    "run.track": ["nowhere:Tracker"],
+    "run": {"engine": "ray", "ray_address": "somewhere:6379"},
 }
+HIDDEN = {
+    "prototypes": [["no-where:Net"], ["folder:Net"], ["\u00e9vil:Net"]],
+    "data.name": ["images:data"],
+    "pool.sources": [["generator:some\nwhere"]],
+}
+"""Names of code that do not look like ``module:attribute`` at first sight, but are imported or run all the same."""
 
 
-@pytest.mark.parametrize("key", FOREIGN)
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [*FOREIGN.items(), *((key, value) for key, values in HIDDEN.items() for value in values)],
+)
 def test_code_that_a_foreign_folder_names_needs_trust(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: object
 ) -> None:
-    values = {"data": {"name": "toy"}, "pool": {"sources": ["plane"]}, "prototypes": ["mlp"]}
-    from feddf.config import with_values
-
-    folder = RunFolder.create(tmp_path / "run", with_values(parse(values), {key: FOREIGN[key]}))
+    changes = {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
+    folder = RunFolder.create(tmp_path / "run", with_values(EXPERIMENT, changes))
     folder.check_trust()  # one's own
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody-else"))
     with pytest.raises(StoreError, match=r"--trust"):
@@ -126,9 +136,21 @@ def test_code_that_a_foreign_folder_names_needs_trust(
     folder.check_trust(trust=True)
 
 
-def test_a_foreign_folder_without_code_needs_no_trust(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(folder.path / "somebody-else"))
+def test_a_foreign_folder_without_code_needs_no_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"data.name": "folder:/a:b", "pool.sources": ["images:c"], "run.device": "cpu:0", "about": "one: two"}
+    folder = RunFolder.create(tmp_path / "run", with_values(EXPERIMENT, changes))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody-else"))
     folder.check_trust()
+
+
+def test_a_key_that_was_emptied_makes_nothing_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = RunFolder.create(tmp_path / "run", with_values(EXPERIMENT, {"prototypes": ["nowhere:Net"]}))
+    (tmp_path / "feddf" / "key").write_bytes(b"")
+    content = (folder.path / "config.toml").read_bytes()
+    (folder.path / "origin").write_text(hmac.new(b"", content, "sha256").hexdigest())  # as anybody could make it
+    with pytest.raises(StoreError, match="--trust"):
+        folder.check_trust()
 
 
 def test_a_class_that_nobody_holds_is_said(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from PIL import Image
 
@@ -141,3 +142,30 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match=r"it has no config.json of feddf"):
         load_model(tmp_path / "empty")
+
+
+class Own(CNN):
+    """An architecture of a user's own."""
+
+
+def test_code_that_somebody_elses_model_names_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a description names would be called with what it says: a program with its arguments, for instance."""
+    canary = tmp_path / "canary"
+    spec = ModelSpec("subprocess:call", ("touch", str(canary)), ("a",), None)  # type: ignore[arg-type]
+    described = {name: value for name, value in spec.describe().items() if name != "origin"}
+    for mark in ({}, {"origin": 17}, {"origin": "0" * 64}, {"origin": "é"}):
+        folder = tmp_path / "foreign"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps({"feddf": {**described, **mark}}))
+        (folder / "model.safetensors").write_bytes(safetensors.torch.save({"x": torch.zeros(1)}))
+        with pytest.raises(ModelError, match="was made elsewhere and has code run: 'subprocess:call'"):
+            load_model(folder)
+    assert not canary.exists()
+    own = tmp_path / "own"
+    own.mkdir()
+    write_model(own, Own(SHAPE, 2), ModelSpec(f"{__name__}:Own", SHAPE, ("a", "b"), Images(SHAPE, (0.5,), (0.5,))), {})
+    load_model(own)  # nothing needs to be said for one's own
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody-else"))
+    with pytest.raises(ModelError, match="trust=True"):
+        load_model(own)
+    load_model(own, trust=True)

@@ -115,6 +115,7 @@ def predict(
     prototype: Annotated[
         str | None, typer.Option(help="One model of a run that has several.", show_default=False)
     ] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Run the code that somebody else's folder names.")] = False,
 ) -> None:
     """Classify images or texts: a line for each, with its class and the probabilities of all classes."""
     if out is not None and out.suffix not in (".csv", ".jsonl"):
@@ -122,7 +123,7 @@ def predict(
     from feddf.oneshot.predict import given, inputs_of
     from feddf.saved.folder import load_model
 
-    model = load_model(folder, prototype)
+    model = load_model(folder, prototype, trust=trust)
     found = inputs_of(model, inputs)
     predictions = model.predict(given(found))
     write = _as_lines if out is not None and out.suffix == ".jsonl" else _as_csv

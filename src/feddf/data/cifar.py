@@ -54,10 +54,10 @@ def decoded(content: bytes) -> Any:
     memo: dict[int, Any] = {}
 
     def since_mark() -> list[Any]:
-        at = max(i for i, value in enumerate(stack) if value is _MARK)
-        values = stack[at + 1 :]
-        del stack[at:]
-        return values
+        values: list[Any] = []
+        while (value := stack.pop()) is not _MARK:  # from the top: a file with many marks must not take quadratic time
+            values.append(value)
+        return values[::-1]
 
     for opcode, argument, _ in pickletools.genops(content):
         name = opcode.name
@@ -90,7 +90,7 @@ def decoded(content: bytes) -> Any:
             _as(dict, stack[-1]).update(_paired(values))
         elif name == "STACK_GLOBAL":
             attribute, module = stack.pop(), stack.pop()
-            stack.append(_named(str(module), str(attribute)))
+            stack.append(_named(_as(str, module), _as(str, attribute)))
         elif name == "REDUCE":
             given, asked = stack.pop(), stack.pop()
             stack.append(_made(asked, _as(tuple, given)))
@@ -174,6 +174,9 @@ def _as(kind: type, value: Any) -> Any:
 
 
 def _paired(values: list[Any]) -> dict[Any, Any]:
+    """Return a dict; its keys are plain, since to hash a tuple in a million tuples would crash the process."""
+    if not all(type(key) in (bytes, str, int) for key in values[::2]):
+        raise ValueError("a key in it is neither text nor a number")
     return dict(zip(values[::2], values[1::2], strict=True))
 
 
@@ -185,7 +188,7 @@ def read(path: Path, label_key: str) -> tuple[Tensor, Tensor]:
         array = _as(_Array, data)
         flat = np.frombuffer(array.content, np.uint8).reshape(array.shape, order="F" if array.fortran else "C")
         images = torch.from_numpy(flat.reshape(-1, 3, 32, 32).copy())
-        numbers = torch.tensor(labels, dtype=torch.int64)
+        numbers = torch.tensor([_as(int, label) for label in _as(list, labels)], dtype=torch.int64)
     except FileNotFoundError:
         raise
     except Exception as error:  # a damaged pickle can fail in any way
@@ -207,7 +210,7 @@ def names(path: Path) -> tuple[str, ...]:
         return ()
     try:
         content = _keyed(decoded(path.read_bytes()))
-        return tuple(_word(name) for name in content["fine_label_names"])
+        return tuple(_word(name) for name in _as(list, content["fine_label_names"]))
     except Exception as error:
         raise ValueError(f"{path} is not CIFAR's file of class names: {first_line(error)}") from error
 
@@ -217,4 +220,6 @@ def _keyed(content: Any) -> dict[str, Any]:
 
 
 def _word(value: Any) -> str:
+    if not isinstance(value, bytes | str | int):
+        raise ValueError(f"it has a {type(value).__name__} where a word should be")
     return value.decode() if isinstance(value, bytes) else str(value)

@@ -33,6 +33,9 @@ PRIOR = 0.1
 LEARNING_RATE = 2.0
 """ExpGuard's η, for distances between 0 and 1."""
 
+LEAST = 1e-6
+"""No trust of ExpGuard's falls below this: in the end it would be zero, and a cohort of such clients no ensemble."""
+
 
 def mixture(resources: Resources, engine: Engine, execution: Execution = Execution()) -> TrustRule:
     """Trust by the weights of the mixture that explains the server's validation examples best.
@@ -56,16 +59,18 @@ def expguard(resources: Resources, engine: Engine, execution: Execution = Execut
     """ExpGuard (Roux, Zimmer, Pokutta, ICLR 2025): w_k ← w_k exp(−η o_k), without labels.
 
     o_k is a teacher's mean distance from the geometric median of all answers on the pool, as a share of the largest
-    such distance. Scaled such that the most trusted client has 1. Deviation: their robust aggregate is another.
+    such distance. Scaled such that the most trusted client has 1. Deviations: their robust aggregate is another, and
+    their weights have no lower bound.
     """
     if resources.pool is None:
         raise ValueError("this trust is found on unlabeled inputs, and there are none")
     evaluation = Evaluation(engine, resources.prototypes, some_inputs(resources.pool, ENOUGH // 2), execution)
 
     def trust(updates: Sequence[Update], before: Mapping[str, float]) -> Mapping[str, float]:
-        had = torch.tensor([before[update.client_id] for update in updates], dtype=torch.float64)
-        scores = outlier_scores(_answers(evaluation, updates), had)
-        return _by_client(updates, had * torch.exp(-LEARNING_RATE * scores / scores.max().clamp_min(1e-12)))
+        had = torch.tensor([before[update.client_id] for update in updates], dtype=torch.float64).clamp_min(LEAST)
+        scores = outlier_scores(_answers(evaluation, updates), had / had.max())
+        now = had * torch.exp(-LEARNING_RATE * scores / scores.max().clamp_min(1e-12))
+        return {name: max(LEAST, value) for name, value in _by_client(updates, now).items()}
 
     return trust
 

@@ -12,12 +12,9 @@
 
 from __future__ import annotations
 
-import hmac
 import json
-import os
 import platform
 import re
-import secrets
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +29,6 @@ import torch
 from feddf.config import ConfigError, Experiment, Record, Settings, differences, parse
 from feddf.config.errors import FeddfError
 from feddf.config.experiment import S
-from feddf.config.keys import flat
 from feddf.runtime.atomic import (
     append_line,
     damaged_lines,
@@ -46,11 +42,10 @@ from feddf.runtime.atomic import (
 from feddf.runtime.compile import can_compile
 from feddf.runtime.device import described
 from feddf.runtime.execution import device_for
+from feddf.runtime.origin import is_mine, names_code, signed
 from feddf.types import ServerState, State
 
 CHECKPOINT = re.compile(r"round-[0-9]{4,}\.safetensors")
-OWN_CODE = re.compile(r"generator:.+|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-"""A ``module:attribute``, or a generator, whose ``.pt2`` file is a program."""
 
 
 class StoreError(FeddfError):
@@ -153,7 +148,7 @@ class RunFolder:
         """Raise where this folder came from somebody else and its configuration names code that would be run."""
         content = (self.path / "config.toml").read_bytes()
         origin = self.path / "origin"
-        mine = origin.is_file() and hmac.compare_digest(origin.read_bytes(), signed(content).encode())
+        mine = origin.is_file() and is_mine(content, origin.read_text(errors="replace"))
         named = [] if mine or trust else code_named_in(self.experiment())
         if named:
             raise StoreError(
@@ -232,27 +227,30 @@ def _round_of(record: Mapping[str, Any]) -> int:
     return number if type(number) is int else 0
 
 
-def signed(content: bytes) -> str:
-    """Return a mark that only this user's feddf can make: an HMAC under a key in the user's own state folder."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "feddf"
-    path = state / "key"
-    try:
-        if not path.exists():
-            state.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, secrets.token_bytes(32))
-            path.chmod(0o600)
-        key = path.read_bytes()
-    except OSError:  # no home: then no folder is known to be one's own
-        key = secrets.token_bytes(32)
-    return hmac.new(key, content, "sha256").hexdigest()
+NO_CODE: Any = {"about": True, "data": {"name", "folder"}, "pool": {"sources"}, "run": {"device"}}
+"""Keys whose text may have a colon and yet names no code; data sets and sources are looked at by themselves."""
 
 
 def code_named_in(experiment: Experiment) -> list[str]:
-    """Return what a configuration names that runs when it is used: modules of one's own, and generators' programs."""
-    values = [value for value in flat(experiment.model_dump()).values() if isinstance(value, str)]
-    values += [prototype.model for prototype in experiment.prototypes]
-    values += [source.name for source in experiment.pool.sources]
-    return sorted({value for value in values if OWN_CODE.fullmatch(value) and not value.startswith("folder:")})
+    """Return what a configuration names that runs when it is used: modules of one's own, and generators' programs.
+
+    A text with a colon counts wherever it stands, since a module's file may have any name. A Ray cluster's address
+    does too: its answers are unpickled. Folders of images do not.
+    """
+    named = list(_texts(experiment.model_dump(exclude=NO_CODE)))
+    if not experiment.data.name.startswith("folder:"):
+        named.append(experiment.data.name)
+    named += [one.name for one in experiment.pool.sources if not one.name.startswith(("folder:", "images:"))]
+    return sorted({name for name in named if names_code(name)})
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield every text in nested tables and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
 
 
 def pack(server: ServerState) -> bytes:

@@ -32,11 +32,12 @@ from feddf.types import State
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 
 
-def load_model(folder: str | Path, prototype: str | None = None) -> LoadedModel:
+def load_model(folder: str | Path, prototype: str | None = None, *, trust: bool = False) -> LoadedModel:
     """Return a model that feddf wrote, with its classes and its preprocessing.
 
     ``folder`` is a model folder (of ``feddf fuse``) or a run folder (of ``feddf run``), of which ``prototype`` names
-    one model where there are several.
+    one model where there are several. With ``trust``, an architecture of somebody else's own (``module:attribute``) is
+    imported and built.
 
     >>> load_model("nowhere")
     Traceback (most recent call last):
@@ -44,14 +45,14 @@ def load_model(folder: str | Path, prototype: str | None = None) -> LoadedModel:
     feddf.saved.model.ModelError: there is no folder nowhere
     """
     path = Path(folder).expanduser()
-    name, spec, weights = chosen(specs(path), prototype, path)
+    name, spec, weights = chosen(specs(path, trust=trust), prototype, path)
     if not weights.is_file():
         raise ModelError(f"{path} holds no weights of '{name}' yet: it has no {weights.relative_to(path)}")
     state = read_weights(weights)
     return loaded(*at_home(spec, state, path), str(weights))
 
 
-def specs(path: Path) -> dict[str, tuple[ModelSpec, Path]]:
+def specs(path: Path, *, trust: bool = False) -> dict[str, tuple[ModelSpec, Path]]:
     """Return the models that a folder describes, by name, with the files of their weights."""
     file = path / CONFIG
     if not path.is_dir():
@@ -62,10 +63,10 @@ def specs(path: Path) -> dict[str, tuple[ModelSpec, Path]]:
         raise ModelError(f"{path} is no folder of a model that feddf wrote: {known}")
     if "prototypes" in described:
         return {
-            name: (ModelSpec.read(values, str(file)), path / "models" / f"{name}.safetensors")
+            name: (ModelSpec.read(values, str(file), trust=trust), path / "models" / f"{name}.safetensors")
             for name, values in described["prototypes"].items()
         }
-    spec = ModelSpec.read(described, str(file))
+    spec = ModelSpec.read(described, str(file), trust=trust)
     return {spec.model: (spec, path / WEIGHTS)}
 
 

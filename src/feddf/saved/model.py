@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,12 +13,17 @@ from torch import Tensor, nn
 from feddf.config.errors import FeddfError, first_line
 from feddf.config.names import MODELS
 from feddf.evaluate import BATCH, evaluating
+from feddf.runtime.origin import is_mine, names_code, signed
 from feddf.saved.preprocess import Preprocess, described, from_description
 from feddf.states import fit_widths
 from feddf.types import Prototype, State
 
 FORMAT = 1
 """The version of the description in a ``config.json``."""
+
+
+ORIGIN = "origin"
+"""Under which a description that names code has the mark of whoever wrote it."""
 
 
 class ModelError(FeddfError):
@@ -45,7 +51,11 @@ class ModelSpec:
         return Prototype(self.model.rpartition(":")[2], build, fit_widths if self.fits else None)
 
     def describe(self) -> dict[str, Any]:
-        """Return the description as JSON."""
+        """Return the description as JSON; one that names code has a mark that says whose it is."""
+        described = self._described()
+        return {**described, ORIGIN: signed(_plain(described))} if names_code(self.model) else described
+
+    def _described(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "model": self.model,
@@ -57,10 +67,18 @@ class ModelSpec:
         }
 
     @classmethod
-    def read(cls, values: Mapping[str, Any], where: str) -> ModelSpec:
-        """Return the description in JSON; ``where`` is the file that it stands in."""
+    def read(cls, values: Mapping[str, Any], where: str, *, trust: bool = False) -> ModelSpec:
+        """Return the description in JSON; ``where`` is the file that it stands in.
+
+        One that somebody else made and that names code is refused: the code would be called with what the file says.
+        """
         if values.get("format") != FORMAT:
             raise ModelError(f"{where} has the format {values.get('format')!r}, and this version reads {FORMAT}")
+        rest = {name: value for name, value in values.items() if name != ORIGIN}
+        model = str(values.get("model"))
+        if names_code(model) and not trust and not is_mine(_plain(rest), values.get(ORIGIN)):
+            remedy = "look at that code, then say --trust, or load_model(..., trust=True)"
+            raise ModelError(f"{where} was made elsewhere and has code run: {model!r:.100}; {remedy}")
         try:
             encode = values["preprocessing"]
             return cls(
@@ -73,6 +91,10 @@ class ModelSpec:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(f"{where} does not describe a model: {first_line(error)}") from error
+
+
+def _plain(described: Mapping[str, Any]) -> bytes:
+    return json.dumps(described, sort_keys=True).encode()
 
 
 class Prediction(NamedTuple):

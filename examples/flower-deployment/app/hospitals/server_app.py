@@ -10,7 +10,7 @@ from hospitals.task import ARCHITECTURES, read
 app = ServerApp()
 
 SETTINGS = FlowerSettings(
-    clients=FlowerClientsConfig(number=3, quorum=0.6, deadline=100.0),
+    clients=FlowerClientsConfig(number=3, quorum=0.6),
     local=LocalConfig(epochs=20, batch=32, rate=0.1),
     distill=DistillConfig(steps=200, check=50),
     flower=FlowerConfig(evaluate_fraction=1.0),
@@ -20,13 +20,14 @@ SETTINGS = FlowerSettings(
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     data = str(context.run_config["data"])
+    clients = SETTINGS.clients.model_copy(update={"deadline": float(context.run_config["deadline"])})
     strategy = FedDF(
         ARCHITECTURES,
-        SETTINGS,
+        SETTINGS.model_copy(update={"clients": clients}),
         pool=read(data, "pool")[0],
         validation=read(data, "validation"),
         test=read(data, "test"),
         folder=str(context.run_config["folder"]),
-        wait=30.0,
+        wait=float(context.run_config["wait"]),
     )
     strategy.start(grid, num_rounds=int(context.run_config["rounds"]))

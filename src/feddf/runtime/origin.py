@@ -1,0 +1,42 @@
+"""Whose a file is: a mark that only this user's feddf can make, so that code is run for nobody else unasked."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from pathlib import Path
+
+from feddf.runtime.atomic import write_atomically
+
+KEY_BYTES = 32
+
+
+def signed(content: bytes) -> str:
+    """Return the mark of this content: an HMAC under a key in the user's own state folder."""
+    return hmac.new(_key(), content, "sha256").hexdigest()
+
+
+def is_mine(content: bytes, mark: object) -> bool:
+    """Say whether a mark is the one that this user's feddf gave to the content."""
+    return isinstance(mark, str) and hmac.compare_digest(mark.encode(), signed(content).encode())
+
+
+def names_code(name: str) -> bool:
+    """Say whether a name stands for code: a ``module:attribute``, whatever a module's file may be called."""
+    module, _, attribute = name.partition(":")
+    return bool(module and attribute)
+
+
+def _key() -> bytes:
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "feddf"
+    path = state / "key"
+    try:
+        if not path.exists():
+            state.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, secrets.token_bytes(KEY_BYTES))
+            path.chmod(0o600)
+        key = path.read_bytes()
+    except OSError:  # no home: then nothing is known to be one's own
+        key = b""
+    return key if len(key) == KEY_BYTES else secrets.token_bytes(KEY_BYTES)
