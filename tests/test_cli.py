@@ -107,7 +107,8 @@ def test_help_explains_every_command_and_each_of_its_arguments(words: tuple[str,
 
 def test_the_version_quiet_and_json(place: Path) -> None:
     assert feddf("--version", cwd=place).stdout == f"feddf {version('feddf')}\n"
-    assert feddf("--quiet", "report", "out", cwd=place).stdout == ""
+    for words in (("--quiet", "report", "out"), ("report", "out", "--quiet"), ("report", "-q", "out")):
+        assert feddf(*words, cwd=place).stdout == ""
     (found,) = json.loads(feddf("report", "out", "--json", cwd=place).stdout)
     assert (found["run"], found["method"], found["round"], found["rounds"]) == ("out", "feddf", 2, 2)
     assert 0 <= found["models"]["mlp"]["fused"] <= 1

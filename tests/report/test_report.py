@@ -205,6 +205,30 @@ def test_what_is_no_run_is_skipped_among_others_and_refused_alone(tmp_path: Path
         collect([tmp_path / "table.csv"])
 
 
+def test_a_broken_run_does_not_hide_the_others(tmp_path: Path) -> None:
+    good = write(tmp_path / "good", "feddf", 0, [0.5])
+    deeper = write(tmp_path / "compare" / "deeper", "fedavg", 0, [0.4])
+    for name, file, text in (
+        ("cut", "config.toml", "rounds = ["),
+        ("typed", "config.toml", 'rounds = "many"'),
+        ("odd", "metrics.jsonl", '{"round": 1, "models": {"a": 3}}\n'),
+    ):
+        (write(tmp_path / name, "feddf", 0, [0.5]) / file).write_text(text)
+    runs, skipped = collect([tmp_path, good])
+    assert [run.path for run in runs] == [good, deeper]
+    assert [line for name in ("cut", "odd", "typed") for line in skipped if str(tmp_path / name) in line] == skipped
+    assert len(skipped) == 3
+    assert "is damaged" in skipped[1]
+    with pytest.raises(ReportError, match=r"cannot read .*config.toml"):
+        collect([tmp_path / "cut"])
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    runs = [read_run(write(tmp_path / above / "feddf", "feddf", 0, [0.5])) for above in ("first", "second")]
+    assert "second/feddf" in text_of(runs_table(runs))
+    assert "first/feddf" in text_of(seconds_table(runs))
+
+
 def test_accuracies_that_nobody_knows_are_dashes(tmp_path: Path) -> None:
     path = write(tmp_path / "run", "feddf", 0, [0.1])
     unknown = {"averaged": None, "fused": None}

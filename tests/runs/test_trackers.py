@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-import json
+import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -131,19 +132,70 @@ def test_wandb_works_without_a_network(tmp_path: Path, monkeypatch: pytest.Monke
     assert b"mlp/fused" in file.read_bytes()
 
 
-def test_trackio_is_called_like_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trackio itself draws in a web server's packages; what is checked here is what it is asked to do."""
+def pretend_trackio(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Put something that notes how it is called, and that chats, in the place of Trackio."""
     calls: list[Any] = []
 
     class Run:
         def log(self, numbers: dict[str, float], step: int) -> None:
             calls.append((step, "mlp/fused" in numbers))
 
-        def finish(self) -> None:
-            calls.append("finish")
+    def init(**given: Any) -> Run:
+        print("* Trackio project initialized")
+        calls.append((given["project"], given["name"], given["resume"]))
+        return Run()
 
     library = ModuleType("trackio")
-    library.init = lambda **given: calls.append((given["project"], given["name"], given["resume"])) or Run()  # type: ignore[attr-defined]
+    library.init, library.finish = init, lambda: calls.append("finish")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "trackio", library)
+    return calls
+
+
+def test_trackio_is_called_like_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = pretend_trackio(monkeypatch)
     assert run(tmp_path / "run", ["trackio"])[1] == []
-    assert json.dumps(calls) == json.dumps([("small", "run", "allow"), (1, True), (2, True), "finish"])
+    run(tmp_path / "run", ["trackio"], rounds=3)
+    (project, name, first), *_, (_, again, second), _, _ = calls
+    assert calls[1:4] == [(1, True), (2, True), "finish"]
+    assert calls[5:] == [(3, True), "finish"]
+    assert (project, first, second) == ("small", "never", "allow")
+    assert name == again
+
+
+def test_runs_of_one_name_stay_apart_in_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = pretend_trackio(monkeypatch)
+    for above in ("first", "second"):
+        run(tmp_path / above / "feddf-seed0", ["trackio"])
+    names = [call[1] for call in calls if len(call) == 3]
+    assert len(set(names)) == 2
+    assert all(name.startswith("feddf-seed0-") for name in names)
+
+
+def test_what_a_tracker_prints_stays_out_of_the_standard_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend_trackio(monkeypatch)
+    run(tmp_path / "run", ["trackio"])
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "initialized" in printed.err
+
+
+def test_trackio_itself_has_the_curves_and_a_resumed_run_goes_on_in_them(tmp_path: Path) -> None:
+    pytest.importorskip("trackio")
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from test_trackers import run
+import trackio
+for rounds in (2, 3):
+    assert run(Path("run"), ["trackio"], rounds)[1] == []
+(found,) = trackio.Api().runs("small")
+print([row["step"] for row in trackio.sqlite_storage.SQLiteStorage.get_logs("small", found.name)])
+"""
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout == "[1, 2, 3]\n", done.stderr

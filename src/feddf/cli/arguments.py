@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import typer
 from rich.console import Console
 from rich.text import Text
-from typer.core import TyperArgument, TyperCommand
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from feddf.config.errors import ConfigError
 
@@ -44,15 +44,34 @@ out_console, err_console = PlainConsole(), PlainConsole(stderr=True)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def be_quiet(asked: bool) -> None:
+    """Print errors and warnings only from now on, if that was asked for."""
+    out_console.quiet = out_console.quiet or asked
+
+
 class Command(TyperCommand):
-    """A command whose positional arguments keep their help: click 8.5 drops what typer 0.20 gives it."""
+    """A command with the option --quiet, whose positional arguments keep their help.
+
+    (click 8.5 drops what typer 0.20 gives it.)
+    """
 
     def __init__(self, name: str | None, *, callback: Callable[..., Any] | None = None, **rest: Any) -> None:
         super().__init__(name, callback=callback, **rest)
+        self.params.append(_quiet_option())
         hints = get_type_hints(inspect.unwrap(callback), include_extras=True) if callback else {}
         for parameter in self.params:
             if isinstance(parameter, TyperArgument) and parameter.name in hints and not parameter.help:
                 parameter.help = next((found.help for found in hints[parameter.name].__metadata__), None)
+
+
+def _quiet_option() -> TyperOption:
+    return TyperOption(
+        param_decls=["--quiet", "-q"],
+        is_flag=True,
+        expose_value=False,
+        callback=lambda context, option, asked: be_quiet(asked),
+        help="Print errors and warnings only.",
+    )
 
 
 class App(typer.Typer):

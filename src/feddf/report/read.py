@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, cast
 
-from feddf.config.errors import FeddfError
+from feddf.config.errors import FeddfError, reason
 from feddf.config.keys import all_keys, flat, short
 from feddf.config.records import Record
 from feddf.runtime.atomic import read_json_lines
@@ -119,30 +119,54 @@ def _records(path: Path) -> list[dict[str, Any]]:
     return [one for one in read_json_lines(path / "metrics.jsonl") if type(one.get("round")) is int and "models" in one]
 
 
+def run_folders(path: Path) -> list[Path]:
+    """Return a folder itself, if it is a run's, or the run folders one or two levels below it."""
+    if (path / "config.toml").is_file():
+        return [path]
+    return [found.parent for pattern in ("*/config.toml", "*/*/config.toml") for found in sorted(path.glob(pattern))]
+
+
 def find_runs(path: Path) -> list[Run]:
-    """Return the run in a folder, or all runs directly below it."""
-    if (path / "config.toml").is_file() or not path.is_dir():
+    """Return the run in a folder, or all runs one or two levels below it."""
+    if not path.is_dir():
         return [read_run(path)]
-    found = [read_run(entry) for entry in sorted(path.iterdir()) if (entry / "config.toml").is_file()]
+    found = [read_run(folder) for folder in run_folders(path)]
     if not found:
         raise ReportError(f"{path} holds no run")
     return found
 
 
 def collect(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """Return all runs in some paths, and a line about each path that holds none; refuse if there is no run at all."""
+    """Return all runs in some paths, and a line about each that cannot be read; refuse if there is no run at all."""
     runs: list[Run] = []
     skipped: list[str] = []
-    for path in paths:
+    for path in dict.fromkeys(folder for given in paths for folder in run_folders(given) or [given]):
         try:
-            runs += find_runs(path)
+            runs += [_whole(run) for run in find_runs(path)]
         except ReportError as error:
-            if len(paths) == 1:
-                raise
             skipped.append(str(error))
     if not runs:
-        raise ReportError(f"none of these holds a run: {', '.join(map(str, paths))}")
+        raise ReportError("; ".join(skipped))
     return runs, skipped
+
+
+def _whole(run: Run) -> Run:
+    """Return a run of which all that a report shows can be read."""
+    try:
+        int(run.value("rounds"))
+        _ = run.seed, run.method, run.curve(), run.curve(None, "averaged"), run.ensemble(), run.seconds()
+    except Exception as error:  # a damaged file can fail in any way
+        raise ReportError(f"{run.path} is damaged: {reason(error)}") from None
+    return run
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of paths that tell them apart."""
+    short = [path.name or str(path) for path in paths]
+    return [
+        name if short.count(name) == 1 else f"{path.parent.name}/{name}"
+        for name, path in zip(short, paths, strict=True)
+    ]
 
 
 def differing(runs: Sequence[Run], kinds: Sequence[str] = ("task", "method")) -> list[str]:

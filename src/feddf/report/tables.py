@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from feddf.report.read import ReportError, Run, differing, setting
+from feddf.report.read import ReportError, Run, differing, setting, short_names
 
 WHICH: tuple[Literal["averaged"], Literal["fused"]] = ("averaged", "fused")
 
@@ -24,8 +24,8 @@ def runs_table(runs: Sequence[Run]) -> Table:
         table.add_column(column, overflow="fold")
     for column in ("averaged", "fused", "best", "ensemble"):
         table.add_column(column, justify="right", no_wrap=True)
-    for run in runs:
-        name = [run.path.name, *([setting(run, keys)] if keys else [])]
+    for run, short in zip(runs, short_names([run.path for run in runs]), strict=True):
+        name = [short, *([setting(run, keys)] if keys else [])]
         for prototype in run.prototypes:
             averaged, fused = run.curve(prototype, "averaged"), run.curve(prototype)
             row = [*name, f"{run.rounds[-1]}/{run.value('rounds')}", prototype]
@@ -186,10 +186,10 @@ def seconds_table(runs: Sequence[Run]) -> Table:
     table.add_column("run")
     for stage in stages:
         table.add_column(stage, justify="right")
-    for run in runs:
+    for run, short in zip(runs, short_names([run.path for run in runs]), strict=True):
         total = run.seconds()
         cells = [f"{total[stage] / len(run.records):.1f}" if stage in total else "–" for stage in stages]
-        table.add_row(run.path.name, *cells)
+        table.add_row(short, *cells)
     return table
 
 

@@ -6,8 +6,9 @@ A tracker that fails, or whose package is missing, says so once and is left out 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -54,7 +55,8 @@ def tracking(
 
     def attempt(name: str, action: Callable[[], Any]) -> Any:
         try:
-            return action()
+            with redirect_stdout(sys.stderr):  # a tracker may chat; the standard output is the command's own
+                return action()
         except Exception as error:  # whatever a tracker does, the run goes on
             open_ones.pop(name, None)
             missing = isinstance(error, ImportError) and name in list(TRACKERS)
@@ -125,16 +127,19 @@ class _Mlflow:
 
 
 class _Wandb:
-    """Also Trackio, which has the same calls. The id follows from the folder, so that a resumed run goes on."""
+    """Also Trackio, which has the same calls."""
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: Any, finish: Callable[[], None]) -> None:
         self._run = run
+        self.close = finish
 
     def __call__(self, round: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=round)
 
-    def close(self) -> None:
-        self._run.finish()
+
+def _identity(folder: Path) -> str:
+    """Return a name that follows from the folder's place, so that a resumed run goes on, and no other run joins it."""
+    return sha256(str(folder.resolve()).encode()).hexdigest()[:16]
 
 
 def tensorboard(folder: Path, config: Mapping[str, Any], done: int) -> Tracker:
@@ -150,16 +155,16 @@ def mlflow(folder: Path, config: Mapping[str, Any], done: int) -> Tracker:
 def wandb(folder: Path, config: Mapping[str, Any], done: int) -> Tracker:
     """Weights & Biases; with the variable WANDB_MODE=offline nothing leaves the machine."""
     library: Any = import_module("wandb")
-    project, identity = str(config.get("name", "feddf")), sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    return _Wandb(
-        library.init(
-            project=project, name=folder.name, id=identity, resume="allow", dir=str(folder), config=dict(config)
-        )
+    project = str(config.get("name", "feddf"))
+    run = library.init(
+        project=project, name=folder.name, id=_identity(folder), resume="allow", dir=str(folder), config=dict(config)
     )
+    return _Wandb(run, run.finish)
 
 
 def trackio(folder: Path, config: Mapping[str, Any], done: int) -> Tracker:
-    """Trackio, on this machine: ``trackio show``."""
+    """Trackio, on this machine: ``trackio show``. It knows runs by their names alone."""
     library: Any = import_module("trackio")
-    project = str(config.get("name", "feddf"))
-    return _Wandb(library.init(project=project, name=folder.name, config=dict(config), resume="allow"))
+    project, name = str(config.get("name", "feddf")), f"{folder.name}-{_identity(folder)[:6]}"
+    run = library.init(project=project, name=name, config=dict(config), resume="allow" if done else "never")
+    return _Wandb(run, library.finish)  # finished by the run itself, Trackio would finish it again at the end

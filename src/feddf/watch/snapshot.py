@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from feddf.config.errors import FeddfError, reason
-from feddf.report.read import Run, differing, read_run
+from feddf.report.read import Run, differing, read_run, run_folders, short_names
 from feddf.runtime.atomic import damaged_lines
 
 Json = dict[str, Any]
@@ -29,7 +29,7 @@ class Snapshots:
         """Return the state of all runs now."""
         found: list[tuple[Run, Json]] = []
         problems: list[Json] = []
-        for path in dict.fromkeys(folder for given in self._paths for folder in folders(given)):
+        for path in dict.fromkeys(folder for given in self._paths for folder in run_folders(given)):
             try:
                 found.append(self._read(path))
                 if lines := damaged_lines(path / "metrics.jsonl"):
@@ -42,7 +42,7 @@ class Snapshots:
         for given in self._paths:
             if not given.exists():
                 problems.append({"path": str(given), "reason": "there is no such folder"})
-        names = _names([run.path for run, _ in found])
+        names = short_names([run.path for run, _ in found])
         return {
             "runs": [{"name": name, **values} for name, (_, values) in zip(names, found, strict=True)],
             "differs": differing([run for run, _ in found]) if len(found) > 1 else [],
@@ -57,15 +57,6 @@ class Snapshots:
             known = signature, run, described(run)
             self._known[path] = known
         return known[1], {**known[2], **_progress(known[1], _stamp(path / "metrics.jsonl"))}
-
-
-def folders(path: Path) -> Iterator[Path]:
-    """Yield the run folders at a path: itself, or those one or two levels below it."""
-    if (path / "config.toml").is_file():
-        yield path
-        return
-    for pattern in ("*/config.toml", "*/*/config.toml"):
-        yield from sorted(found.parent for found in path.glob(pattern))
 
 
 def described(run: Run) -> Json:
@@ -133,15 +124,6 @@ def _partition(path: Path) -> Json | None:
         return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of paths that tell them apart."""
-    short = [path.name or str(path) for path in paths]
-    return [
-        name if short.count(name) == 1 else f"{path.parent.name}/{name}"
-        for name, path in zip(short, paths, strict=True)
-    ]
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
