@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.export.passes import move_to_device_pass
 
 from feddf.config.errors import first_line
 from feddf.config.fuse import TeacherConfig
 from feddf.oneshot.teachers import Ask, Teacher, TeacherError, check_sizes, file_hash, preprocess_of
+from feddf.runtime.device import CPU
 
 
 def of_program(path: Path, config: TeacherConfig) -> Teacher:
@@ -22,8 +24,9 @@ def of_program(path: Path, config: TeacherConfig) -> Teacher:
     sizes = _input_sizes(_read(path, name), path)
 
     @contextmanager
-    def opened() -> Iterator[Ask]:
-        module = _read(path, name).module()
+    def opened(device: torch.device) -> Iterator[Ask]:
+        program = _read(path, name)
+        module = (program if device == CPU else move_to_device_pass(program, device)).module()
         fixed = sizes[0]
 
         def ask(inputs: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from feddf.oneshot.pool import Given, Labelled, Raw
 from feddf.oneshot.report import Report, reported
 from feddf.oneshot.student import STUDENT, Apprentice, StudentPlan, student_of
 from feddf.oneshot.teachers import Teacher, TeacherError, of_module, read_teachers
+from feddf.runtime.execution import of_answers
 from feddf.saved.model import LoadedModel, ModelSpec
 from feddf.saved.preprocess import Images, of_inputs
 from feddf.seeds import derive
@@ -59,6 +60,7 @@ def fuse(
     ensemble: EnsembleConfig = EnsembleConfig(),
     distill: DistillConfig | None = None,
     run: RunConfig = RunConfig(),
+    device: str | None = None,
     seed: int = 0,
     cache: Path | None = None,
     progress: Progress = quiet,
@@ -68,6 +70,8 @@ def fuse(
     ``teachers`` are modules, paths that ``feddf fuse`` takes, or :class:`~feddf.oneshot.teachers.Teacher` values.
     ``unlabeled`` are inputs as the models take them, bytes of images with an encoding (``Inputs``), or texts.
     Labelled ``validation`` examples are used for early stopping; those of ``test`` are measured on and nothing else.
+    Teachers and student compute on a ``device`` (that of ``run``, if none is named: the first accelerator that works,
+    else the CPU); the model that is returned is on the CPU.
 
     >>> from torch import nn
     >>> _ = torch.manual_seed(0)
@@ -81,7 +85,9 @@ def fuse(
     if len(raw) < 2:
         raise FeddfError(f"the pool is empty: it has {len(raw)} inputs, and needs at least two")
     distill = distill or DistillConfig(stop="validation" if validation is not None else "held-out-loss")
-    with remembering(cache, progress) as memory:
+    run = run.model_copy(update={"device": device}) if device is not None else run
+    execution = of_answers(run)
+    with remembering(cache, progress, execution) as memory:
         asking = Asking(memory, raw, plan.preprocess)
         given = _teachers(teachers)
         known = [asking.n_outputs(teacher) for teacher in given]
@@ -95,8 +101,11 @@ def fuse(
         fused, answers = _fused(
             apprentice, listed, classes, asking, labelled.get("validation"), ensemble, distill, run, seed
         )
-        module = apprentice.prototype.load(fused.server.models[STUDENT])
-        report = reported(module, apprentice.preprocess, listed, classes, asking, answers, labelled, fused.notes)
+        state = fused.server.models[STUDENT]
+        with execution.begun() as place:
+            tried = apprentice.prototype.load(state, place)
+            report = reported(tried, apprentice.preprocess, listed, classes, asking, answers, labelled, fused.notes)
+        module = apprentice.prototype.load(state)
     model = LoadedModel(module, apprentice.spec) if apprentice.spec else module
     return FusionResult(model.eval(), classes, apprentice.spec, report, tuple(dict.fromkeys(memory.asked)))
 

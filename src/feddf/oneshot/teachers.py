@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -16,13 +17,14 @@ from feddf.config.errors import ConfigError, FeddfError, nearest
 from feddf.config.fuse import InputsConfig, TeacherConfig
 from feddf.config.names import MODELS
 from feddf.evaluate import evaluating, folded
+from feddf.runtime.device import device_of
 from feddf.saved.folder import at_home, description, read_weights, specs
 from feddf.saved.model import ModelSpec, fitting
 from feddf.saved.preprocess import Features, Images, Preprocess, Tokens
 from feddf.types import State
 
 Ask = Callable[[Tensor], Tensor]
-"""Encoded inputs -> outputs, one row an input."""
+"""Encoded inputs -> outputs, one row an input, both on the device that the teacher was opened on."""
 
 Outputs = Literal["logits", "probabilities"]
 
@@ -35,15 +37,15 @@ class TeacherError(FeddfError):
 class Teacher:
     """One model to fuse.
 
-    ``opened`` makes it ready inside a block. ``content`` is a hash of its files: answers of a teacher without one (a
-    module in memory) are not remembered on disk. ``preprocess`` is ``None`` where it takes what the student takes, and
-    ``classes`` are empty where nobody said what its outputs mean. ``takes`` are the sizes of one input that a file
-    prescribes, ``None`` where any will do. ``spec`` and ``state`` are those of an architecture
-    of feddf, which a student can start as.
+    ``opened`` makes it ready on a device inside a block; without ``moves`` it works on the CPU only. ``content`` is a
+    hash of its files: answers of a teacher without one (a module in memory) are not remembered on disk. ``preprocess``
+    is ``None`` where it takes what the student takes, and ``classes`` are empty where nobody said what its outputs
+    mean. ``takes`` are the sizes of one input that a file prescribes, ``None`` where any will do. ``spec`` and
+    ``state`` are those of an architecture of feddf, which a student can start as.
     """
 
     id: str
-    opened: Callable[[], AbstractContextManager[Ask]]
+    opened: Callable[[torch.device], AbstractContextManager[Ask]]
     classes: tuple[str, ...] = ()
     preprocess: Preprocess | None = None
     outputs: Outputs = "logits"
@@ -53,6 +55,7 @@ class Teacher:
     takes: tuple[int | None, ...] = ()
     spec: ModelSpec | None = None
     state: Callable[[], State] | None = None
+    moves: bool = True
 
 
 def of_module(
@@ -64,12 +67,13 @@ def of_module(
     outputs: Outputs = "logits",
     examples: int = 1,
 ) -> Teacher:
-    """Return a module in memory as a teacher."""
+    """Return a module in memory as a teacher. It stays where it is: on another device, a copy of it is asked."""
 
     @contextmanager
-    def opened() -> Iterator[Ask]:
-        with evaluating(module), torch.inference_mode():
-            yield folded(module)
+    def opened(device: torch.device) -> Iterator[Ask]:
+        there = module if device_of(module) == device else deepcopy(module).to(device)
+        with evaluating(there):
+            yield folded(there)
 
     return Teacher(id, opened, tuple(classes), preprocess, outputs, examples)
 
@@ -210,16 +214,16 @@ def of_weights(path: Path, spec: ModelSpec, id: str, home: Path | None) -> Teach
         return at_home(spec, read_weights(path), home or path.parent)[1]
 
     @contextmanager
-    def opened() -> Iterator[Ask]:
+    def opened(device: torch.device) -> Iterator[Ask]:
         try:
-            module = here.prototype.load(state())
+            module = here.prototype.load(state(), device)
         except FeddfError:
             raise
         except Exception as error:
             raise TeacherError(
                 f"teacher {id}: {path} does not fit the model '{spec.model}': {fitting(error)}"
             ) from error
-        with evaluating(module), torch.inference_mode():
+        with evaluating(module):
             yield folded(module)
 
     content = file_hash([path], repr((spec.model, sorted(spec.options.items()), spec.shape)))

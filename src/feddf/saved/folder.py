@@ -25,6 +25,7 @@ from torch import nn
 from feddf.config.errors import first_line
 from feddf.models.transformer import Transformer
 from feddf.runtime.atomic import write_atomically
+from feddf.runtime.device import choose, placed
 from feddf.saved.model import LoadedModel, ModelError, ModelSpec, loaded
 from feddf.saved.preprocess import Tokens
 from feddf.types import State
@@ -32,11 +33,12 @@ from feddf.types import State
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 
 
-def load_model(folder: str | Path, prototype: str | None = None) -> LoadedModel:
+def load_model(folder: str | Path, prototype: str | None = None, device: str = "cpu") -> LoadedModel:
     """Return a model that feddf wrote, with its classes and its preprocessing.
 
     ``folder`` is a model folder (of ``feddf fuse``) or a run folder (of ``feddf run``), of which ``prototype`` names
-    one model where there are several.
+    one model where there are several. On another ``device`` (``auto`` is the first accelerator that works) it takes
+    encoded inputs that are there; ``predict`` moves them itself.
 
     >>> load_model("nowhere")
     Traceback (most recent call last):
@@ -48,7 +50,7 @@ def load_model(folder: str | Path, prototype: str | None = None) -> LoadedModel:
     if not weights.is_file():
         raise ModelError(f"{path} holds no weights of '{name}' yet: it has no {weights.relative_to(path)}")
     state = read_weights(weights)
-    return loaded(*at_home(spec, state, path), str(weights))
+    return loaded(*at_home(spec, state, path), str(weights), placed(choose(device)))
 
 
 def specs(path: Path) -> dict[str, tuple[ModelSpec, Path]]:
