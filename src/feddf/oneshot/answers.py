@@ -24,7 +24,7 @@ from feddf.batches import batches as raw_batches
 from feddf.config.errors import FeddfError, first_line
 from feddf.evaluate import BATCH, BATCH_ON_DEVICE
 from feddf.oneshot.pool import Raw
-from feddf.oneshot.teachers import Ask, Teacher, TeacherError
+from feddf.oneshot.teachers import Ask, Teacher, TeacherError, check_sizes
 from feddf.runtime.compile import in_precision
 from feddf.runtime.device import CPU
 from feddf.runtime.device import described as name_of
@@ -128,6 +128,7 @@ def asked(
     """Open a teacher on a device and give its logits, a batch at a time, on the CPU."""
     run = where(teacher, execution)
     try:
+        check_sizes(teacher, preprocess)
         inputs = raw.inputs(preprocess)
     except ValueError as error:
         raise TeacherError(f"teacher {teacher.id}: {first_line(error)}") from error
@@ -155,7 +156,8 @@ def _outputs(teacher: Teacher, ask: Ask, batch: Tensor) -> Tensor:
     except Exception as error:  # a user's model may fail in any way
         shape = tuple(batch.shape)
         raise TeacherError(
-            f"teacher {teacher.id} cannot answer inputs of shape {shape}: {first_line(error)}"
+            f"teacher {teacher.id} cannot answer inputs of shape {shape}; "
+            f"does it take others (size, channels, max_tokens)? It says: {first_line(error)}"
         ) from error
     if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(batch) or outputs.shape[1] < 2:
         given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__

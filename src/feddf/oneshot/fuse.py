@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from feddf.config.errors import FeddfError
+from feddf.config.errors import ConfigError
 from feddf.config.experiment import Settings
 from feddf.config.fuse import EnsembleConfig, TeacherConfig
 from feddf.config.names import DROP_RULES
@@ -83,7 +83,7 @@ def fuse(
     plan = student if isinstance(student, StudentPlan) else StudentPlan(student)
     raw, plan = _raw(unlabeled, plan)
     if len(raw) < 2:
-        raise FeddfError(f"the pool is empty: it has {len(raw)} inputs, and needs at least two")
+        raise ConfigError(f"the pool is empty: it has {len(raw)} inputs, and needs at least two")
     distill = distill or DistillConfig(stop="validation" if validation is not None else "held-out-loss")
     run = run.model_copy(update={"device": device}) if device is not None else run
     execution = of_answers(run)
@@ -196,6 +196,6 @@ def _labelled(given: Examples | Given, classes: tuple[str, ...], like: Raw) -> L
     if not isinstance(given, Examples):
         return given(classes)
     if given.n_classes != len(classes):
-        raise FeddfError(f"the labelled examples have {given.n_classes} classes, and the student has {len(classes)}")
+        raise ConfigError(f"the labelled examples have {given.n_classes} classes, and the student has {len(classes)}")
     rows = given.inputs.raw if isinstance(given.inputs.raw, Tensor) else given.inputs.raw[torch.arange(len(given))]
     return Labelled(Raw(rows, like.encode), given.labels, len(classes))

@@ -51,9 +51,9 @@ def of_onnx(path: Path, config: TeacherConfig) -> Teacher:
 
     files = [path, *sorted(path.parent.glob(f"{path.name}.data"))]  # large weights lie beside the file
     content = file_hash(files)
-    return check_sizes(
-        Teacher(name, opened, (), preprocess, content=content, source=str(path), takes=sizes[1:], moves=False)
-    )
+    teacher = Teacher(name, opened, (), preprocess, content=content, source=str(path), takes=sizes[1:], moves=False)
+    check_sizes(teacher, preprocess)
+    return teacher
 
 
 def _session(path: Path, name: str) -> Any:

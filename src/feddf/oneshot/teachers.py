@@ -32,6 +32,8 @@ Outputs = Literal["logits", "probabilities"]
 class TeacherError(FeddfError):
     """A teacher cannot be used; one line says which, why and what would be right."""
 
+    exit_code = 2
+
 
 @dataclass(frozen=True)
 class Teacher:
@@ -196,11 +198,15 @@ def _of_weights(path: Path, config: TeacherConfig) -> Teacher:
         raise TeacherError(
             f"teacher {path}: say how large its images are, with size = 32 for instance (or a tokenizer)"
         )
-    state = read_weights(_there(path))
+    id, state = config.name or path.stem, read_weights(_there(path))
     preprocess = preprocess_of(config)
     assert preprocess is not None, "it has a size or a tokenizer"
     spec = ModelSpec(config.model, preprocess.shape, config.classes, preprocess, config.options)
-    teacher = of_weights(path, spec if config.classes else _numbered(spec, state), config.name or path.stem, None)
+    count = _outputs_of(spec, state)
+    if config.classes and count not in (None, len(config.classes)):
+        raise TeacherError(f"teacher {id}: it has {count} outputs, and its class list has {len(config.classes)} names")
+    classes = config.classes or tuple(str(number) for number in range(count or 2))
+    teacher = of_weights(path, replace(spec, classes=classes), id, None)
     return teacher if config.classes else replace(teacher, classes=())
 
 
@@ -230,19 +236,23 @@ def of_weights(path: Path, spec: ModelSpec, id: str, home: Path | None) -> Teach
     return Teacher(id, opened, spec.classes, here.preprocess, "logits", 1, content, str(path), (), here, state)
 
 
-def _numbered(spec: ModelSpec, state: State) -> ModelSpec:
-    """Return a description with numbers as classes: as many as the architecture needs for its weights to fit."""
+def _outputs_of(spec: ModelSpec, state: State) -> int | None:
+    """Return how many outputs the architecture has if its weights are to fit; ``None`` if none will do.
+
+    What is wrong then will be said when the teacher is asked.
+    """
     shapes = {key: tensor.shape for key, tensor in state.items()}
-    for count in sorted({len(tensor) for tensor in state.values() if tensor.ndim in (1, 2)}):
+    counts = sorted({len(tensor) for tensor in state.values() if tensor.ndim in (1, 2)})
+    for count in sorted(counts, key=lambda one: one != len(spec.classes)):  # what the user says is tried first
         tried = replace(spec, classes=tuple(str(number) for number in range(count)))
         try:
             with torch.random.fork_rng(devices=[]):
                 found = tried.prototype.build().state_dict()
-        except Exception:  # what is wrong with it will be said when it is asked
-            return tried
+        except Exception:
+            return None
         if {key: tensor.shape for key, tensor in found.items()} == shapes:
-            return tried
-    return replace(spec, classes=("0", "1"))  # nothing fits, which will be said when it is asked
+            return count
+    return None
 
 
 def _fed(spec: ModelSpec, config: TeacherConfig) -> ModelSpec:
@@ -286,16 +296,20 @@ def fed(teacher: Teacher, otherwise: Preprocess | None) -> Preprocess | None:
     return teacher.preprocess or otherwise
 
 
-def check_sizes(teacher: Teacher) -> Teacher:
-    """Return a teacher whose own preprocessing fits the sizes that its file takes, or say that it does not."""
-    if isinstance(teacher.preprocess, Images) and teacher.takes:
-        shape = teacher.preprocess.shape
-        if len(teacher.takes) != 3 or any(
-            size not in (None, given) for size, given in zip(teacher.takes, shape, strict=True)
-        ):
-            takes, given = ("×".join(str(size or "any") for size in sizes) for sizes in (teacher.takes, shape))
-            raise TeacherError(f"teacher {teacher.id}: its file takes inputs of {takes}, and it would be fed {given}")
-    return teacher
+def check_sizes(teacher: Teacher, preprocess: Preprocess | None) -> None:
+    """Raise :class:`TeacherError` where a preprocessing does not fit the sizes that a teacher's file takes."""
+    if preprocess is None or not teacher.takes:
+        return
+    shape = preprocess.shape
+    if len(teacher.takes) != len(shape) or any(
+        size not in (None, given) for size, given in zip(teacher.takes, shape, strict=True)
+    ):
+        takes, given = ("×".join(str(size or "any") for size in sizes) for sizes in (teacher.takes, shape))
+        key = "max_tokens" if isinstance(preprocess, Tokens) else "size and channels"
+        raise TeacherError(
+            f"teacher {teacher.id}: its file takes inputs of {takes}, and it would be fed {given}; "
+            f"say how it is fed with {key}"
+        )
 
 
 def file_hash(paths: Sequence[Path], more: str = "") -> str:

@@ -22,7 +22,7 @@ import safetensors
 import safetensors.torch
 from torch import nn
 
-from feddf.config.errors import first_line
+from feddf.config.errors import FeddfError, first_line
 from feddf.models.transformer import Transformer
 from feddf.runtime.atomic import write_atomically
 from feddf.runtime.device import choose, placed
@@ -115,7 +115,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.rename(path)
     except OSError as error:
-        raise ModelError(f"cannot write the folder {path}: {error.strerror or error}") from error
+        raise FeddfError(f"cannot write the folder {path}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

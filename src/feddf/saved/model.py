@@ -25,6 +25,8 @@ FORMAT = 1
 class ModelError(FeddfError):
     """A saved model cannot be used as asked; one line says why and what would be right."""
 
+    exit_code = 2
+
 
 @dataclass(frozen=True)
 class ModelSpec:
