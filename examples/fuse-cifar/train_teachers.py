@@ -3,7 +3,7 @@
 Three architectures and two file formats: run it once, then fuse the files with ``feddf fuse`` (see README.md). The
 files in CIFAR-10's own layout are looked for in the folder that FEDDF_DATA names.
 
-    python examples/fuse-cifar/train_teachers.py OUT [IMAGES=25000] [EPOCHS=8]
+    python examples/fuse-cifar/train_teachers.py OUT [IMAGES=25000] [EPOCHS=8] [SEED=0]
 """
 
 from __future__ import annotations
@@ -54,14 +54,15 @@ def train(model: nn.Module, examples: Examples, epochs: int, seed: int) -> nn.Mo
     return model.eval()
 
 
-def main(out: Path, images: int, epochs: int) -> None:
+def main(out: Path, images: int, epochs: int, seed: int) -> None:
     data = load_dataset("data", "cifar10", DataConfig(name="cifar10", image_size=SIDE))
-    some = data.train.take(torch.randperm(len(data.train), generator=torch.Generator().manual_seed(0))[:images])
-    parts = dirichlet(some.labels, len(TEACHERS), PartitionConfig(alpha=0.5, min_size=500), n_classes=10, seed=1)
+    some = data.train.take(torch.randperm(len(data.train), generator=torch.Generator().manual_seed(seed))[:images])
+    parts = dirichlet(some.labels, len(TEACHERS), PartitionConfig(alpha=0.5, min_size=500), n_classes=10, seed=seed + 1)
     out.mkdir(parents=True, exist_ok=True)
-    for seed, ((name, architecture, options), part) in enumerate(zip(TEACHERS, parts, strict=True)):
-        torch.manual_seed(seed)
-        model = train(MODELS[architecture]((3, SIDE, SIDE), 10, **options), some.take(part), epochs, seed)
+    for number, ((name, architecture, options), part) in enumerate(zip(TEACHERS, parts, strict=True)):
+        own = 100 * seed + number
+        torch.manual_seed(own)
+        model = train(MODELS[architecture]((3, SIDE, SIDE), 10, **options), some.take(part), epochs, own)
         held = torch.bincount(some.labels[part], minlength=10).tolist()
         print(f"{name}: {architecture}, {len(part)} images, of each class {held}", flush=True)
         if name in AS_ONNX:
@@ -72,4 +73,9 @@ def main(out: Path, images: int, epochs: int) -> None:
 
 if __name__ == "__main__":
     words = dict(word.split("=") for word in sys.argv[2:])
-    main(Path(sys.argv[1]), int(words.get("IMAGES", "25000")), int(words.get("EPOCHS", "8")))
+    main(
+        Path(sys.argv[1]),
+        int(words.get("IMAGES", "25000")),
+        int(words.get("EPOCHS", "8")),
+        int(words.get("SEED", "0")),
+    )

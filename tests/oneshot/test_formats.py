@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -199,6 +201,19 @@ def test_a_damaged_file_is_one_line(suffix: str, tmp_path: Path) -> None:
     assert "not a whole" in said
 
 
+def test_torch_logs_nothing_about_a_damaged_program(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It would be a traceback above our own line."""
+    (tmp_path / "m.pt2").write_bytes(b"PK and nothing more")
+    logger = logging.getLogger("torch.export")
+    logger.addHandler(caplog.handler)
+    try:
+        with pytest.raises(TeacherError, match="not a whole"):
+            read_teacher(TeacherConfig(path=str(tmp_path / "m.pt2")))
+        assert not caplog.records
+    finally:
+        logger.removeHandler(caplog.handler)
+
+
 def test_what_is_missing_or_does_not_fit_is_one_line(tmp_path: Path) -> None:
     model = models()["all"]
     config = as_safetensors(model, tmp_path)
@@ -221,7 +236,10 @@ def test_what_is_missing_or_does_not_fit_is_one_line(tmp_path: Path) -> None:
 def test_a_file_that_takes_another_size_is_refused(tmp_path: Path) -> None:
     as_onnx(models()["all"], tmp_path)
     said = refused(TeacherConfig(path=str(tmp_path / "m.onnx"), **{**FED, "size": 16}))
-    assert said == "teacher m: its file takes inputs of 1×8×8, and it would be fed 1×16×16"
+    assert said.startswith("teacher m: its file takes inputs of 1×8×8, and it would be fed 1×16×16; say how")
+    (teacher,) = read_teacher(TeacherConfig(path=str(tmp_path / "m.onnx")))
+    with pytest.raises(TeacherError, match="takes inputs of 1×8×8, and it would be fed 3×8×8"):
+        answers(replace(teacher, preprocess=Images((3, 8, 8), (0.4,) * 3, (0.3,) * 3)))
 
 
 def test_maps_that_contradict_each_other_are_refused(tmp_path: Path) -> None:

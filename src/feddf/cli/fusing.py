@@ -62,6 +62,9 @@ def fuse(
     cache: Annotated[
         Path | None, typer.Option(help="Where answers are remembered (default: the user's cache).", show_default=False)
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where to compute: auto (the default), cpu, cuda, ...", show_default=False)
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on after an interruption; a finished fusion is left as it is.")
     ] = False,
@@ -87,7 +90,9 @@ def fuse(
         "onnx": onnx or None,
         "cache": str(cache) if cache else None,
     }
-    asked = load_fuse(config, {key: value for key, value in values.items() if value is not None}, overrides or [])
+    chosen = [f"run.device={device}"] if device else []
+    given = {key: value for key, value in values.items() if value is not None}
+    asked = load_fuse(config, given, [*(overrides or []), *chosen])
     from feddf.oneshot.folder import fuse_to_folder, is_result_of
 
     if resume and is_result_of(out, asked):
@@ -116,6 +121,7 @@ def predict(
         str | None, typer.Option(help="One model of a run that has several.", show_default=False)
     ] = None,
     trust: Annotated[bool, typer.Option("--trust", help="Run the code that somebody else's folder names.")] = False,
+    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, ...")] = "auto",
 ) -> None:
     """Classify images or texts: a line for each, with its class and the probabilities of all classes."""
     if out is not None and out.suffix not in (".csv", ".jsonl"):
@@ -123,7 +129,7 @@ def predict(
     from feddf.oneshot.predict import given, inputs_of
     from feddf.saved.folder import load_model
 
-    model = load_model(folder, prototype, trust=trust)
+    model = load_model(folder, prototype, device, trust=trust)
     found = inputs_of(model, inputs)
     predictions = model.predict(given(found))
     write = _as_lines if out is not None and out.suffix == ".jsonl" else _as_csv

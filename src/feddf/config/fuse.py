@@ -35,6 +35,8 @@ class InputsConfig(Section):
 class TeacherConfig(InputsConfig):
     """``[[teachers]]``: one model that was trained already, and what has to be known about it."""
 
+    place = "teachers"
+
     path: str = key(..., "a folder of feddf, a .safetensors, .pt2 or .onnx file, or a Hugging Face folder or name")
     name: str = key("", "its name in the report (default: from its path)", max_length=64)
     model: str | None = key(None, "the architecture of a .safetensors file", names=MODELS)
@@ -53,6 +55,8 @@ class TeacherConfig(InputsConfig):
 
 class StudentConfig(InputsConfig):
     """``[student]``: what the teachers are fused into."""
+
+    place = "student"
 
     model: str | None = key(None, "its architecture (default: that of the teacher that it starts as)", names=MODELS)
     options: dict[str, Any] = key({}, "the options of that architecture")
@@ -82,6 +86,8 @@ class LabelledConfig(Section):
 
 class EnsembleConfig(Section):
     """``[ensemble]``: how the teachers' answers become one."""
+
+    place = "ensemble"
 
     average: str = key("logits", "what is averaged over the teachers", kind="method", names=TARGETS)
     weights: str = key("uniform", "how much each teacher counts", kind="method", names=TEACHER_WEIGHTS)
@@ -132,6 +138,8 @@ class FuseConfig(Section):
             raise ConfigError.at("distill.start", self.distill.start, "say it with student.start")
         if self.student.model is None and self.student.start in ("new", "average"):
             raise ConfigError.at("student.model", None, "name an architecture, or a teacher as student.start")
+        if twice := [name for name in self.student.classes if self.student.classes.count(name) > 1]:
+            raise ConfigError.at("student.classes", list(self.student.classes), f"'{twice[0]}' is named twice")
         if self.pool.augment:
             raise ConfigError.at("pool.augment", True, "teachers are asked once, so the pool stays as it is")
         if self.validation is None:

@@ -49,12 +49,13 @@ class Names(Mapping[str, Any]):
         kind, colon, rest = str(name).partition(":")
         return bool(rest) and f"{kind}:" in self._places if colon else name in self._places
 
-    def check(self, name: str, *others: Names) -> None:
+    def check(self, name: str, *others: Names, key: str | None = None) -> None:
         """Raise :class:`ConfigError` for a name that is neither known, here or there, nor a ``module:attribute``."""
         module, _, attribute = name.partition(":")
         if not (module and attribute) and not any(name in names for names in (self, *others)):
             known = [f"{known}PATH" if known[-1] == ":" else known for names in (self, *others) for known in names]
-            raise ConfigError.at(self.key, name, f"{nearest(name, known)} (your own is written as module:attribute)")
+            allowed = f"{nearest(name, known)} (your own is written as module:attribute)"
+            raise ConfigError.at(key or self.key, name, allowed)
 
     def _imported(self, name: str, place: str) -> Any:
         module, _, attribute = place.partition(":")

@@ -10,7 +10,7 @@ of ``feddf config`` and of the documentation is made from them. Its kind says wh
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -68,6 +68,9 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
+    place: ClassVar[str | None] = None
+    """What the section is called in complaints about its names, where it is not what the names are best known by."""
+
     @field_validator("*", mode="before")
     @classmethod
     def _lists_are_tuples(cls, given: Any) -> Any:
@@ -78,7 +81,8 @@ class Section(BaseModel):
     def _name_is_known(cls, value: Any, info: ValidationInfo) -> Any:
         extra = extra_of(cls.model_fields[str(info.field_name)])
         if extra.get("names") is not None and value not in (extra["also"], None):
-            extra["names"].check(value, *extra["others"])
+            called = f"{cls.place}.{info.field_name}" if cls.place else None
+            extra["names"].check(value, *extra["others"], key=called)
         return value
 
 

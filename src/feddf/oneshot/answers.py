@@ -20,10 +20,15 @@ import torch
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
+from feddf.batches import batches as raw_batches
 from feddf.config.errors import FeddfError, first_line
-from feddf.evaluate import BATCH
+from feddf.evaluate import BATCH, BATCH_ON_DEVICE
 from feddf.oneshot.pool import Raw
-from feddf.oneshot.teachers import Teacher, TeacherError
+from feddf.oneshot.teachers import Ask, Teacher, TeacherError, check_sizes
+from feddf.runtime.compile import in_precision
+from feddf.runtime.device import CPU
+from feddf.runtime.device import described as name_of
+from feddf.runtime.execution import Execution
 from feddf.saved.preprocess import Preprocess, described
 
 VERSION = 1
@@ -48,8 +53,10 @@ def default_cache() -> Path:
 class Memory:
     """Asks teachers and remembers what they said. ``asked`` are the ids of those that had to be asked."""
 
-    def __init__(self, folder: Path, fleeting: Path, progress: Progress = quiet) -> None:
-        self._folder, self._fleeting, self._progress = folder, fleeting, progress
+    def __init__(
+        self, folder: Path, fleeting: Path, progress: Progress = quiet, execution: Execution = Execution()
+    ) -> None:
+        self._folder, self._fleeting, self._progress, self._execution = folder, fleeting, progress, execution
         self.asked: list[str] = []
         self._shown: set[Path] = set()
 
@@ -73,13 +80,16 @@ class Memory:
     def n_outputs(self, teacher: Teacher, raw: Raw, preprocess: Preprocess | None) -> int:
         """Return a teacher's number of outputs: from its remembered answers, or by two inputs that it is tried on."""
         found = _mapped(self._path(teacher, preprocess, raw.fingerprint), len(raw))
-        return n_outputs(teacher, raw, preprocess) if found is None else int(found.shape[1])
+        return n_outputs(teacher, raw, preprocess, self._execution) if found is None else int(found.shape[1])
 
     def _path(self, teacher: Teacher, preprocess: Preprocess | None, inputs: str) -> Path:
         if teacher.content is None:  # nobody can say whether a module in memory is the same as the last time
             name = hashlib.sha256(f"{teacher.id} {inputs}".encode()).hexdigest()[:32]
             return self._fleeting / f"{name}.npy"
         said = [VERSION, teacher.content, inputs, described(preprocess) if preprocess else None, teacher.outputs]
+        run = where(teacher, self._execution)
+        if (run.device, run.precision) != ("cpu", "float32"):  # elsewhere the last bits are others
+            said += [name_of(torch.device(run.device)), run.precision]
         return self._folder / f"{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]}.npy"
 
     def _ask(self, teacher: Teacher, raw: Raw, preprocess: Preprocess | None, path: Path) -> None:
@@ -94,7 +104,7 @@ class Memory:
         whole: np.memmap | None = None
         done = 0
         self._progress(teacher.id, done, len(raw))
-        with asked(teacher, raw, preprocess) as batches:
+        with asked(teacher, raw, preprocess, self._execution) as batches:
             for outputs in batches:
                 if whole is None:
                     whole = open_memmap(path, "w+", np.float32, (len(raw), outputs.shape[1]))
@@ -112,22 +122,33 @@ class Memory:
 
 
 @contextmanager
-def asked(teacher: Teacher, raw: Raw, preprocess: Preprocess | None) -> Iterator[Iterator[Tensor]]:
-    """Open a teacher and give its logits, a batch at a time."""
+def asked(
+    teacher: Teacher, raw: Raw, preprocess: Preprocess | None, execution: Execution = Execution()
+) -> Iterator[Iterator[Tensor]]:
+    """Open a teacher on a device and give its logits, a batch at a time, on the CPU."""
+    run = where(teacher, execution)
     try:
+        check_sizes(teacher, preprocess)
         inputs = raw.inputs(preprocess)
     except ValueError as error:
         raise TeacherError(f"teacher {teacher.id}: {first_line(error)}") from error
-    with teacher.opened() as ask:
+    with run.begun() as device, teacher.opened(device) as ask:
+        order = torch.arange(len(inputs)).split(BATCH if device == CPU else BATCH_ON_DEVICE)
+        forward = in_precision(ask, run.precision)
 
         def batches() -> Iterator[Tensor]:
-            for chunk in torch.arange(len(inputs)).split(BATCH):
-                yield as_logits(teacher, _outputs(teacher, ask, inputs.batch(chunk)))
+            for _, chunk in raw_batches(inputs.raw, order, device):
+                yield as_logits(teacher, _outputs(teacher, forward, inputs.encode(chunk)))
 
         yield batches()
 
 
-def _outputs(teacher: Teacher, ask: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
+def where(teacher: Teacher, execution: Execution) -> Execution:
+    """Return how a teacher is executed: as everybody, or on the CPU if it works there only."""
+    return execution if teacher.moves else Execution()
+
+
+def _outputs(teacher: Teacher, ask: Ask, batch: Tensor) -> Tensor:
     try:
         outputs = ask(batch)
     except FeddfError:
@@ -135,13 +156,14 @@ def _outputs(teacher: Teacher, ask: Callable[[Tensor], Tensor], batch: Tensor) -
     except Exception as error:  # a user's model may fail in any way
         shape = tuple(batch.shape)
         raise TeacherError(
-            f"teacher {teacher.id} cannot answer inputs of shape {shape}: {first_line(error)}"
+            f"teacher {teacher.id} cannot answer inputs of shape {shape}; "
+            f"does it take others (size, channels, max_tokens)? It says: {first_line(error)}"
         ) from error
     if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(batch) or outputs.shape[1] < 2:
         given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         allowed = f"one row of logits an input is needed, for a batch of {len(batch)}"
         raise TeacherError(f"teacher {teacher.id} gives {given}; {allowed}")
-    return outputs.detach().to(torch.float32)
+    return outputs.detach().to(CPU, torch.float32)
 
 
 def as_logits(teacher: Teacher, outputs: Tensor) -> Tensor:
@@ -153,18 +175,20 @@ def as_logits(teacher: Teacher, outputs: Tensor) -> Tensor:
     return outputs.clamp(min=SMALLEST).log()
 
 
-def n_outputs(teacher: Teacher, raw: Raw, preprocess: Preprocess | None) -> int:
+def n_outputs(teacher: Teacher, raw: Raw, preprocess: Preprocess | None, execution: Execution) -> int:
     """Return a teacher's number of outputs, by asking it about the first two inputs."""
     few = Raw(raw.rows[:2], raw.encode)
-    with asked(teacher, few, preprocess) as batches:
+    with asked(teacher, few, preprocess, execution) as batches:
         return int(next(batches).shape[1])
 
 
 @contextmanager
-def remembering(folder: Path | None, progress: Progress = quiet) -> Iterator[Memory]:
+def remembering(
+    folder: Path | None, progress: Progress = quiet, execution: Execution = Execution()
+) -> Iterator[Memory]:
     """Give a memory; the answers of modules that live in memory only are forgotten at the end of the block."""
     with TemporaryDirectory(prefix="feddf-answers-") as fleeting:
-        yield Memory(folder or default_cache(), Path(fleeting), progress)
+        yield Memory(folder or default_cache(), Path(fleeting), progress, execution)
 
 
 @contextmanager

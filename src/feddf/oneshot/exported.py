@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.export.passes import move_to_device_pass
 
 from feddf.config.errors import first_line
 from feddf.config.fuse import TeacherConfig
 from feddf.oneshot.teachers import Ask, Teacher, TeacherError, check_sizes, file_hash, preprocess_of
+from feddf.runtime.device import CPU
+from feddf.runtime.silence import silence
 
 
 def of_program(path: Path, config: TeacherConfig) -> Teacher:
@@ -22,8 +24,9 @@ def of_program(path: Path, config: TeacherConfig) -> Teacher:
     sizes = _input_sizes(_read(path, name), path)
 
     @contextmanager
-    def opened() -> Iterator[Ask]:
-        module = _read(path, name).module()
+    def opened(device: torch.device) -> Iterator[Ask]:
+        program = _read(path, name)
+        module = (program if device == CPU else move_to_device_pass(program, device)).module()
         fixed = sizes[0]
 
         def ask(inputs: Tensor) -> Tensor:
@@ -36,13 +39,13 @@ def of_program(path: Path, config: TeacherConfig) -> Teacher:
 
     content = file_hash([path])
     teacher = Teacher(name, opened, (), preprocess_of(config), content=content, source=str(path), takes=sizes[1:])
-    return check_sizes(teacher)
+    check_sizes(teacher, teacher.preprocess)
+    return teacher
 
 
 def _read(path: Path, name: str) -> Any:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with silence():
             return torch.export.load(path)
     except Exception as error:  # a damaged archive can fail in any way
         raise TeacherError(

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from feddf.config.errors import FeddfError
+from feddf.config.errors import ConfigError
 from feddf.config.experiment import Settings
 from feddf.config.fuse import EnsembleConfig, TeacherConfig
 from feddf.config.names import DROP_RULES
@@ -28,6 +28,7 @@ from feddf.oneshot.pool import Given, Labelled, Raw
 from feddf.oneshot.report import Report, reported
 from feddf.oneshot.student import STUDENT, Apprentice, StudentPlan, student_of
 from feddf.oneshot.teachers import Teacher, TeacherError, of_module, read_teachers
+from feddf.runtime.execution import of_answers
 from feddf.saved.model import LoadedModel, ModelSpec
 from feddf.saved.preprocess import Images, of_inputs
 from feddf.seeds import derive
@@ -59,6 +60,7 @@ def fuse(
     ensemble: EnsembleConfig = EnsembleConfig(),
     distill: DistillConfig | None = None,
     run: RunConfig = RunConfig(),
+    device: str | None = None,
     seed: int = 0,
     cache: Path | None = None,
     progress: Progress = quiet,
@@ -68,6 +70,8 @@ def fuse(
     ``teachers`` are modules, paths that ``feddf fuse`` takes, or :class:`~feddf.oneshot.teachers.Teacher` values.
     ``unlabeled`` are inputs as the models take them, bytes of images with an encoding (``Inputs``), or texts.
     Labelled ``validation`` examples are used for early stopping; those of ``test`` are measured on and nothing else.
+    Teachers and student compute on a ``device`` (that of ``run``, if none is named: the first accelerator that works,
+    else the CPU); the model that is returned is on the CPU.
 
     >>> from torch import nn
     >>> _ = torch.manual_seed(0)
@@ -79,9 +83,11 @@ def fuse(
     plan = student if isinstance(student, StudentPlan) else StudentPlan(student)
     raw, plan = _raw(unlabeled, plan)
     if len(raw) < 2:
-        raise FeddfError(f"the pool is empty: it has {len(raw)} inputs, and needs at least two")
+        raise ConfigError(f"the pool is empty: it has {len(raw)} inputs, and needs at least two")
     distill = distill or DistillConfig(stop="validation" if validation is not None else "held-out-loss")
-    with remembering(cache, progress) as memory:
+    run = run.model_copy(update={"device": device}) if device is not None else run
+    execution = of_answers(run)
+    with remembering(cache, progress, execution) as memory:
         asking = Asking(memory, raw, plan.preprocess)
         given = _teachers(teachers)
         known = [asking.n_outputs(teacher) for teacher in given]
@@ -95,8 +101,11 @@ def fuse(
         fused, answers = _fused(
             apprentice, listed, classes, asking, labelled.get("validation"), ensemble, distill, run, seed
         )
-        module = apprentice.prototype.load(fused.server.models[STUDENT])
-        report = reported(module, apprentice.preprocess, listed, classes, asking, answers, labelled, fused.notes)
+        state = fused.server.models[STUDENT]
+        with execution.begun() as place:
+            tried = apprentice.prototype.load(state, place)
+            report = reported(tried, apprentice.preprocess, listed, classes, asking, answers, labelled, fused.notes)
+        module = apprentice.prototype.load(state)
     model = LoadedModel(module, apprentice.spec) if apprentice.spec else module
     return FusionResult(model.eval(), classes, apprentice.spec, report, tuple(dict.fromkeys(memory.asked)))
 
@@ -187,6 +196,6 @@ def _labelled(given: Examples | Given, classes: tuple[str, ...], like: Raw) -> L
     if not isinstance(given, Examples):
         return given(classes)
     if given.n_classes != len(classes):
-        raise FeddfError(f"the labelled examples have {given.n_classes} classes, and the student has {len(classes)}")
+        raise ConfigError(f"the labelled examples have {given.n_classes} classes, and the student has {len(classes)}")
     rows = given.inputs.raw if isinstance(given.inputs.raw, Tensor) else given.inputs.raw[torch.arange(len(given))]
     return Labelled(Raw(rows, like.encode), given.labels, len(classes))

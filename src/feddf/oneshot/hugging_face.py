@@ -40,13 +40,13 @@ def of_pretrained(config: TeacherConfig) -> Teacher:
     preprocess = _images(place, config) if kind == "Image" else _tokens(place, config)
 
     @contextmanager
-    def opened() -> Iterator[Ask]:
+    def opened(device: torch.device) -> Iterator[Ask]:
         automatic = getattr(library, f"AutoModelFor{kind}Classification")
         try:
-            model = automatic.from_pretrained(place, use_safetensors=True).eval()
+            model = automatic.from_pretrained(place, use_safetensors=True).eval().to(device)
         except Exception as error:
             raise TeacherError(f"teacher {name}: {path} cannot be loaded: {first_line(error)}") from error
-        with torch.inference_mode():
+        with torch.no_grad():
             yield lambda inputs: _asked(model, preprocess, inputs)
 
     classes = tuple(str(described.id2label[number]) for number in range(described.num_labels))

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +11,7 @@ from torch import Tensor, nn
 from feddf.config.errors import FeddfError, first_line
 from feddf.evaluate import evaluating
 from feddf.runtime.packages import onnxruntime
+from feddf.runtime.silence import silence
 
 TOLERANCE = 1e-3
 """The most that a logit of the ONNX file may differ by, relative to the largest logit."""
@@ -27,7 +23,7 @@ def write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> float:
     A file that differs is not kept.
     """
     try:
-        with evaluating(model), torch.inference_mode(mode=False), torch.no_grad(), _quiet():
+        with evaluating(model), torch.inference_mode(mode=False), torch.no_grad(), silence():
             expected: Tensor = model(inputs)
             batch = torch.export.Dim("batch", min=1)
             program = torch.onnx.export(
@@ -58,16 +54,3 @@ def write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> float:
 def _run(path: Path, inputs: Tensor) -> Tensor:
     session = onnxruntime().InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return torch.from_numpy(np.asarray(session.run(None, {"inputs": inputs.numpy()})[0]))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Let the exporter, which reports every step, say nothing."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

@@ -24,7 +24,8 @@ TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)"
 def of_onnx(path: Path, config: TeacherConfig) -> Teacher:
     """Return an ONNX file as a teacher. Its first output are the logits (or probabilities, if ``outputs`` says so).
 
-    It takes one input, images or rows of tokens; a text model may also take an attention mask.
+    It takes one input, images or rows of tokens; a text model may also take an attention mask. It runs on the CPU,
+    whatever the device.
     """
     name = config.name or path.stem
     session = _session(path, name)
@@ -37,7 +38,7 @@ def of_onnx(path: Path, config: TeacherConfig) -> Teacher:
     others = [one.name for one in given if one.name != main.name]
 
     @contextmanager
-    def opened() -> Iterator[Ask]:
+    def opened(device: torch.device) -> Iterator[Ask]:
         running = _session(path, name)
 
         def ask(inputs: Tensor) -> Tensor:
@@ -49,8 +50,10 @@ def of_onnx(path: Path, config: TeacherConfig) -> Teacher:
         yield (lambda inputs: in_batches(ask, inputs, fixed)) if fixed is not None else ask
 
     files = [path, *sorted(path.parent.glob(f"{path.name}.data"))]  # large weights lie beside the file
-    teacher = Teacher(name, opened, (), preprocess, content=file_hash(files), source=str(path), takes=sizes[1:])
-    return check_sizes(teacher)
+    content = file_hash(files)
+    teacher = Teacher(name, opened, (), preprocess, content=content, source=str(path), takes=sizes[1:], moves=False)
+    check_sizes(teacher, preprocess)
+    return teacher
 
 
 def _session(path: Path, name: str) -> Any:

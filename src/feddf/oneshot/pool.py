@@ -104,6 +104,8 @@ def unlabeled(config: FuseConfig, preprocesses: Sequence[Preprocess | None]) -> 
     for source in config.pool.sources:
         if source.name in ("train", "validation"):
             raise ConfigError.at("pool.sources", source.name, "there are no clients here; name other unlabeled inputs")
+        if source.name.startswith(LINES):
+            raise ConfigError.at("pool.sources", source.name, "no model reads texts; name a folder of images")
     return Raw(_images(config.pool, config.folder, largest(preprocesses), seed))
 
 

@@ -15,6 +15,7 @@ from feddf.oneshot.classes import same
 from feddf.oneshot.ensemble import Answered, Asking
 from feddf.oneshot.pool import Labelled
 from feddf.oneshot.teachers import Teacher
+from feddf.runtime.device import CPU
 from feddf.saved.preprocess import Preprocess, described
 
 BINS = 15
@@ -72,7 +73,7 @@ def reported(
     labelled: Mapping[str, Labelled],
     notes: Mapping[str, Any],
 ) -> Report:
-    """Measure everybody; one teacher's answers are in memory at a time."""
+    """Measure everybody, the student on the device that it is on; one teacher's answers are in memory at a time."""
     pool = asking.pool
     said: dict[str, Tensor] = {}
     sets: dict[str, dict[str, Figures]] = {name: {} for name in labelled}
@@ -83,11 +84,11 @@ def reported(
             probabilities = place.logits(asking.logits(teacher, examples.raw)).softmax(dim=1)
             sets[name][teacher.id] = figures(probabilities, examples.labels, place.known)
     said[ENSEMBLE] = _named(answered.pool)
-    said[STUDENT] = _named(logits(module, pool.stored(preprocess)))
+    said[STUDENT] = _named(logits(module, pool.stored(preprocess)).to(CPU))
     everything = torch.ones(len(classes))
     for name, examples in labelled.items():
         sets[name][ENSEMBLE] = figures(answered.about(examples.raw), examples.labels, everything)
-        answers = logits(module, examples.raw.stored(preprocess)).softmax(dim=1)
+        answers = logits(module, examples.raw.stored(preprocess)).to(CPU).softmax(dim=1)
         sets[name][STUDENT] = figures(answers, examples.labels, everything)
     names = tuple(said)
     agreement = tuple(tuple(accuracy_of_names(said[one], said[other]) for other in names) for one in names)

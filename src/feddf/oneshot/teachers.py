@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -16,13 +17,14 @@ from feddf.config.errors import ConfigError, FeddfError, nearest
 from feddf.config.fuse import InputsConfig, TeacherConfig
 from feddf.config.names import MODELS
 from feddf.evaluate import evaluating, folded
+from feddf.runtime.device import device_of
 from feddf.saved.folder import at_home, description, read_weights, specs
 from feddf.saved.model import ModelSpec, fitting
 from feddf.saved.preprocess import Features, Images, Preprocess, Tokens
 from feddf.types import State
 
 Ask = Callable[[Tensor], Tensor]
-"""Encoded inputs -> outputs, one row an input."""
+"""Encoded inputs -> outputs, one row an input, both on the device that the teacher was opened on."""
 
 Outputs = Literal["logits", "probabilities"]
 
@@ -30,20 +32,22 @@ Outputs = Literal["logits", "probabilities"]
 class TeacherError(FeddfError):
     """A teacher cannot be used; one line says which, why and what would be right."""
 
+    exit_code = 2
+
 
 @dataclass(frozen=True)
 class Teacher:
     """One model to fuse.
 
-    ``opened`` makes it ready inside a block. ``content`` is a hash of its files: answers of a teacher without one (a
-    module in memory) are not remembered on disk. ``preprocess`` is ``None`` where it takes what the student takes, and
-    ``classes`` are empty where nobody said what its outputs mean. ``takes`` are the sizes of one input that a file
-    prescribes, ``None`` where any will do. ``spec`` and ``state`` are those of an architecture
-    of feddf, which a student can start as.
+    ``opened`` makes it ready on a device inside a block; without ``moves`` it works on the CPU only. ``content`` is a
+    hash of its files: answers of a teacher without one (a module in memory) are not remembered on disk. ``preprocess``
+    is ``None`` where it takes what the student takes, and ``classes`` are empty where nobody said what its outputs
+    mean. ``takes`` are the sizes of one input that a file prescribes, ``None`` where any will do. ``spec`` and
+    ``state`` are those of an architecture of feddf, which a student can start as.
     """
 
     id: str
-    opened: Callable[[], AbstractContextManager[Ask]]
+    opened: Callable[[torch.device], AbstractContextManager[Ask]]
     classes: tuple[str, ...] = ()
     preprocess: Preprocess | None = None
     outputs: Outputs = "logits"
@@ -53,6 +57,7 @@ class Teacher:
     takes: tuple[int | None, ...] = ()
     spec: ModelSpec | None = None
     state: Callable[[], State] | None = None
+    moves: bool = True
 
 
 def of_module(
@@ -64,12 +69,13 @@ def of_module(
     outputs: Outputs = "logits",
     examples: int = 1,
 ) -> Teacher:
-    """Return a module in memory as a teacher."""
+    """Return a module in memory as a teacher. It stays where it is: on another device, a copy of it is asked."""
 
     @contextmanager
-    def opened() -> Iterator[Ask]:
-        with evaluating(module), torch.inference_mode():
-            yield folded(module)
+    def opened(device: torch.device) -> Iterator[Ask]:
+        there = module if device_of(module) == device else deepcopy(module).to(device)
+        with evaluating(there):
+            yield folded(there)
 
     return Teacher(id, opened, tuple(classes), preprocess, outputs, examples)
 
@@ -192,11 +198,15 @@ def _of_weights(path: Path, config: TeacherConfig) -> Teacher:
         raise TeacherError(
             f"teacher {path}: say how large its images are, with size = 32 for instance (or a tokenizer)"
         )
-    state = read_weights(_there(path))
+    id, state = config.name or path.stem, read_weights(_there(path))
     preprocess = preprocess_of(config)
     assert preprocess is not None, "it has a size or a tokenizer"
     spec = ModelSpec(config.model, preprocess.shape, config.classes, preprocess, config.options)
-    teacher = of_weights(path, spec if config.classes else _numbered(spec, state), config.name or path.stem, None)
+    count = _outputs_of(spec, state)
+    if config.classes and count not in (None, len(config.classes)):
+        raise TeacherError(f"teacher {id}: it has {count} outputs, and its class list has {len(config.classes)} names")
+    classes = config.classes or tuple(str(number) for number in range(count or 2))
+    teacher = of_weights(path, replace(spec, classes=classes), id, None)
     return teacher if config.classes else replace(teacher, classes=())
 
 
@@ -210,35 +220,39 @@ def of_weights(path: Path, spec: ModelSpec, id: str, home: Path | None) -> Teach
         return at_home(spec, read_weights(path), home or path.parent)[1]
 
     @contextmanager
-    def opened() -> Iterator[Ask]:
+    def opened(device: torch.device) -> Iterator[Ask]:
         try:
-            module = here.prototype.load(state())
+            module = here.prototype.load(state(), device)
         except FeddfError:
             raise
         except Exception as error:
             raise TeacherError(
                 f"teacher {id}: {path} does not fit the model '{spec.model}': {fitting(error)}"
             ) from error
-        with evaluating(module), torch.inference_mode():
+        with evaluating(module):
             yield folded(module)
 
     content = file_hash([path], repr((spec.model, sorted(spec.options.items()), spec.shape)))
     return Teacher(id, opened, spec.classes, here.preprocess, "logits", 1, content, str(path), (), here, state)
 
 
-def _numbered(spec: ModelSpec, state: State) -> ModelSpec:
-    """Return a description with numbers as classes: as many as the architecture needs for its weights to fit."""
+def _outputs_of(spec: ModelSpec, state: State) -> int | None:
+    """Return how many outputs the architecture has if its weights are to fit; ``None`` if none will do.
+
+    What is wrong then will be said when the teacher is asked.
+    """
     shapes = {key: tensor.shape for key, tensor in state.items()}
-    for count in sorted({len(tensor) for tensor in state.values() if tensor.ndim in (1, 2)}):
+    counts = sorted({len(tensor) for tensor in state.values() if tensor.ndim in (1, 2)})
+    for count in sorted(counts, key=lambda one: one != len(spec.classes)):  # what the user says is tried first
         tried = replace(spec, classes=tuple(str(number) for number in range(count)))
         try:
             with torch.random.fork_rng(devices=[]):
                 found = tried.prototype.build().state_dict()
-        except Exception:  # what is wrong with it will be said when it is asked
-            return tried
+        except Exception:
+            return None
         if {key: tensor.shape for key, tensor in found.items()} == shapes:
-            return tried
-    return replace(spec, classes=("0", "1"))  # nothing fits, which will be said when it is asked
+            return count
+    return None
 
 
 def _fed(spec: ModelSpec, config: TeacherConfig) -> ModelSpec:
@@ -282,16 +296,20 @@ def fed(teacher: Teacher, otherwise: Preprocess | None) -> Preprocess | None:
     return teacher.preprocess or otherwise
 
 
-def check_sizes(teacher: Teacher) -> Teacher:
-    """Return a teacher whose own preprocessing fits the sizes that its file takes, or say that it does not."""
-    if isinstance(teacher.preprocess, Images) and teacher.takes:
-        shape = teacher.preprocess.shape
-        if len(teacher.takes) != 3 or any(
-            size not in (None, given) for size, given in zip(teacher.takes, shape, strict=True)
-        ):
-            takes, given = ("×".join(str(size or "any") for size in sizes) for sizes in (teacher.takes, shape))
-            raise TeacherError(f"teacher {teacher.id}: its file takes inputs of {takes}, and it would be fed {given}")
-    return teacher
+def check_sizes(teacher: Teacher, preprocess: Preprocess | None) -> None:
+    """Raise :class:`TeacherError` where a preprocessing does not fit the sizes that a teacher's file takes."""
+    if preprocess is None or not teacher.takes:
+        return
+    shape = preprocess.shape
+    if len(teacher.takes) != len(shape) or any(
+        size not in (None, given) for size, given in zip(teacher.takes, shape, strict=True)
+    ):
+        takes, given = ("×".join(str(size or "any") for size in sizes) for sizes in (teacher.takes, shape))
+        key = "max_tokens" if isinstance(preprocess, Tokens) else "size and channels"
+        raise TeacherError(
+            f"teacher {teacher.id}: its file takes inputs of {takes}, and it would be fed {given}; "
+            f"say how it is fed with {key}"
+        )
 
 
 def file_hash(paths: Sequence[Path], more: str = "") -> str:

@@ -26,13 +26,16 @@ def forward_of(model: nn.Module, compile: bool, precision: str = "float32") -> F
     """Return how to call the model: as it is, or through compiled code that all models of its architecture share.
 
     A parametrised model (a binarised one) is of a class of its own and would be compiled again every time: it is called
-    as it is. In bfloat16, weights stay in float32 and so do the logits that are returned.
+    as it is.
     """
-    forward = _forward_of(model, compile)
-    return _in_bfloat16(forward) if precision == "bfloat16" else forward
+    return in_precision(_forward_of(model, compile), precision)
 
 
-def _in_bfloat16(forward: Forward) -> Forward:
+def in_precision(forward: Forward, precision: str) -> Forward:
+    """Return a forward pass in this precision. In bfloat16, weights stay in float32 and so do the logits."""
+    if precision != "bfloat16":
+        return forward
+
     def cast(inputs: Tensor) -> Tensor:
         with torch.autocast(inputs.device.type, torch.bfloat16):
             logits = forward(inputs)

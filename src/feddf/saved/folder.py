@@ -22,9 +22,10 @@ import safetensors
 import safetensors.torch
 from torch import nn
 
-from feddf.config.errors import first_line
+from feddf.config.errors import FeddfError, first_line
 from feddf.models.transformer import Transformer
 from feddf.runtime.atomic import write_atomically
+from feddf.runtime.device import choose, placed
 from feddf.saved.model import LoadedModel, ModelError, ModelSpec, loaded
 from feddf.saved.preprocess import Tokens
 from feddf.types import State
@@ -32,12 +33,15 @@ from feddf.types import State
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 
 
-def load_model(folder: str | Path, prototype: str | None = None, *, trust: bool = False) -> LoadedModel:
+def load_model(
+    folder: str | Path, prototype: str | None = None, device: str = "cpu", *, trust: bool = False
+) -> LoadedModel:
     """Return a model that feddf wrote, with its classes and its preprocessing.
 
     ``folder`` is a model folder (of ``feddf fuse``) or a run folder (of ``feddf run``), of which ``prototype`` names
-    one model where there are several. With ``trust``, an architecture of somebody else's own (``module:attribute``) is
-    imported and built.
+    one model where there are several. On another ``device`` (``auto`` is the first accelerator that works) it takes
+    encoded inputs that are there; ``predict`` moves them itself. With ``trust``, an architecture of somebody else's own
+    (``module:attribute``) is imported and built.
 
     >>> load_model("nowhere")
     Traceback (most recent call last):
@@ -49,7 +53,7 @@ def load_model(folder: str | Path, prototype: str | None = None, *, trust: bool 
     if not weights.is_file():
         raise ModelError(f"{path} holds no weights of '{name}' yet: it has no {weights.relative_to(path)}")
     state = read_weights(weights)
-    return loaded(*at_home(spec, state, path), str(weights))
+    return loaded(*at_home(spec, state, path), str(weights), placed(choose(device)))
 
 
 def specs(path: Path, *, trust: bool = False) -> dict[str, tuple[ModelSpec, Path]]:
@@ -114,7 +118,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.rename(path)
     except OSError as error:
-        raise ModelError(f"cannot write the folder {path}: {error.strerror or error}") from error
+        raise FeddfError(f"cannot write the folder {path}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

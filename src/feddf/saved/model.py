@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from feddf.config.errors import FeddfError, first_line
 from feddf.config.names import MODELS
 from feddf.evaluate import BATCH, evaluating
+from feddf.runtime.device import CPU, device_of, moved
 from feddf.runtime.origin import is_mine, names_code, signed
 from feddf.saved.preprocess import Preprocess, described, from_description
 from feddf.states import fit_widths
@@ -28,6 +30,8 @@ ORIGIN = "origin"
 
 class ModelError(FeddfError):
     """A saved model cannot be used as asked; one line says why and what would be right."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class LoadedModel(nn.Module):
         return logits
 
     def predict(self, given: Any, batch: int = BATCH) -> list[Prediction]:
-        """Classify image files (or arrays of bytes), texts or rows of numbers, whatever the model is for."""
+        """Classify image files (or arrays of bytes), texts or rows of numbers, on the device that the model is on."""
         if self.preprocess is None:
             raise ModelError("the model's preprocessing is a function of a program; encode inputs and call the model")
         inputs = list(given) if isinstance(given, Sequence | Tensor) and not isinstance(given, str) else [given]
@@ -130,7 +134,8 @@ class LoadedModel(nn.Module):
     def _predicted(self, raw: Tensor) -> list[Prediction]:
         assert self.preprocess is not None
         with evaluating(self):
-            rows = self(self.preprocess(raw)).softmax(dim=1).tolist()
+            answers: Tensor = self(self.preprocess(moved(raw, device_of(self)))).softmax(dim=1)
+        rows = answers.to(CPU).tolist()
         return [
             Prediction(
                 self.classes[max(range(len(row)), key=row.__getitem__)], dict(zip(self.classes, row, strict=True))
@@ -139,10 +144,10 @@ class LoadedModel(nn.Module):
         ]
 
 
-def loaded(spec: ModelSpec, state: State, where: str) -> LoadedModel:
-    """Return a described architecture with these weights, in eval mode."""
+def loaded(spec: ModelSpec, state: State, where: str, device: torch.device = CPU) -> LoadedModel:
+    """Return a described architecture with these weights, on a device, in eval mode."""
     try:
-        return LoadedModel(spec.prototype.load(state), spec).eval()
+        return LoadedModel(spec.prototype.load(state, device), spec).eval()
     except FeddfError:
         raise
     except Exception as error:  # a user's own architecture may do anything

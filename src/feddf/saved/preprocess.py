@@ -20,6 +20,12 @@ from feddf.data.unlabeled import adapt
 from feddf.types import Inputs, Rows
 
 
+class InputError(FeddfError):
+    """What a model is given is nothing that it takes; one line says what it is."""
+
+    exit_code = 2
+
+
 @dataclass(frozen=True)
 class Images:
     """Bytes, resized to ``shape`` (channels, height, width), in an order of colours: (x / 255 − mean) / std.
@@ -104,7 +110,7 @@ class Features:
         """Return rows of numbers as one batch."""
         rows = torch.tensor(np.asarray(given, dtype=np.float32))
         if tuple(rows.shape[1:]) != self.shape:
-            raise FeddfError(f"the model takes inputs of shape {self.shape}, and was given {tuple(rows.shape[1:])}")
+            raise InputError(f"the model takes inputs of shape {self.shape}, and was given {tuple(rows.shape[1:])}")
         return rows
 
 
@@ -146,16 +152,16 @@ def _pixels(given: Any, side: int | None) -> Tensor:
     """Return one image as a batch; a file is cut to a square and resized as those of a folder of images are."""
     if isinstance(given, str | Path):
         if not Path(given).is_file():
-            raise FeddfError(f"there is no image file {given}")
+            raise InputError(f"there is no image file {given}")
         try:
             given = read_image(Path(given), side)
         except ValueError as error:
-            raise FeddfError(str(error)) from error
+            raise InputError(str(error)) from error
     if isinstance(given, Tensor):
         return given[None] if given.ndim == 3 else given
     array = np.array(given)  # a copy: what Pillow gives is not writable
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
-        raise FeddfError(f"an image is H×W or H×W×C bytes, and this is {array.shape} of {array.dtype}")
+        raise InputError(f"an image is H×W or H×W×C bytes, and this is {array.shape} of {array.dtype}")
     return torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)[None]
 
 
