@@ -17,9 +17,9 @@ from feddf.config.sections import cohort_size
 from feddf.engines import in_process
 from feddf.fusion.average import fedavg
 from feddf.fusion.feddf import feddf
-from feddf.rounds import Federation, QuorumError, collect, run_round, run_rounds, sample
+from feddf.rounds import Federation, QuorumError, collect, jobs_for, run_round, run_rounds, sample
 from feddf.states import digest
-from feddf.types import Client, Failure, Fused, Fusion, Job, Refusal, Update
+from feddf.types import Client, Failure, Fused, Fusion, Job, Refusal, ServerState, Update
 
 
 def members(n: int) -> list[Client]:
@@ -183,3 +183,73 @@ def test_spare_clients_are_sampled_and_not_needed(tiny: Tiny) -> None:
     closed = run_round(tiny.server, federation, engine=in_process, train=train, fuse=fuse)
     assert [update.client_id for update in closed.updates] == sampled[2:]
     assert len(sample(replace(federation, config=config.model_copy(update={"spare": 100})), 1)) == 6
+
+
+def test_a_cohort_is_held_for_its_rounds_and_every_federation_has_samples_of_its_own() -> None:
+    config = ClientsConfig(number=20, fraction=0.3)
+    held = Federation(members(20), config, 0, rounds_per_cohort=3)
+    samples = [sample(held, number) for number in range(1, 10)]
+    assert [samples[i] == samples[i + 1] for i in range(8)] == [True, True, False] * 2 + [True, True]
+    assert samples[0] == sample(Federation(members(20), config, 0), 1), "the first cohort is that of the first round"
+    assert sample(Federation(members(20), config, 1), 1) != samples[0]
+
+
+def test_what_clients_are_asked_has_the_next_rounds_number_and_seeds_that_nobody_shares(tiny: Tiny) -> None:
+    servers = [tiny.server, replace(tiny.server, round=1)]
+    federations = [tiny.federation, replace(tiny.federation, seed=tiny.federation.seed + 1)]
+    jobs = [job for federation in federations for server in servers for job in jobs_for(server, federation, members(3))]
+    assert [job.round for job in jobs] == [1, 1, 1, 2, 2, 2] * 2
+    assert len({job.seed for job in jobs}) == 12
+    assert [job.seed for job in jobs[:3]] == [job.seed for job in jobs_for(tiny.server, tiny.federation, three)]
+
+
+class Kept:
+    """A spool in memory that writes down what it is asked."""
+
+    def __init__(self) -> None:
+        self.updates: dict[tuple[str, int], Update] = {}
+
+    def recall(self, job: Job) -> Update | None:
+        return self.updates.get((job.id, job.round))
+
+    def keep(self, job: Job, update: Update) -> Update | Failure:
+        self.updates[job.id, job.round] = update
+        return update
+
+
+def test_an_interrupted_round_trains_only_those_whose_updates_were_not_kept_or_are_damaged(tiny: Tiny) -> None:
+    spool, seeds = Kept(), []
+
+    def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
+        seeds.append(seed)
+        return plain(tiny)(server, updates, seed)
+
+    def train(job: Job) -> Update:
+        trained.append(job.id)
+        return tiny.local(job)
+
+    trained: list[str] = []
+    first = run_round(tiny.server, tiny.federation, engine=in_process, train=train, fuse=fuse, spool=spool)
+    cohort = sorted(trained)
+    assert {name for name, _ in spool.updates} == set(cohort)
+    lost, damaged = cohort[0], cohort[1]
+    del spool.updates[lost, 1]
+    spool.updates[damaged, 1] = replace(spool.updates[damaged, 1], n_examples=-1)
+    trained.clear()
+    again = run_round(tiny.server, tiny.federation, engine=in_process, train=train, fuse=fuse, spool=spool)
+    assert sorted(trained) == [lost, damaged]
+    assert digest(again.server.models) == digest(first.server.models)
+    run_round(first.server, tiny.federation, engine=in_process, train=train, fuse=fuse, spool=spool)
+    assert seeds[0] == seeds[1] != seeds[2], "the fusion's seed is the round's"
+    assert set(first.seconds) == {"train", "fuse"}
+    assert all(value > 0 for value in first.seconds.values())
+
+
+def test_a_stranger_who_fails_is_recorded_with_the_reason() -> None:
+    def engine(function: Callable, jobs: Sequence) -> Iterator:
+        return iter([Failure("nobody", "x" * 400)])
+
+    _, failures = collect(engine, lambda job: job, [])
+    assert failures[0].client_id == "unknown"
+    assert failures[0].reason.startswith("somebody who was not asked: xxx")
+    assert len(failures[0].reason) == 300
