@@ -197,7 +197,8 @@ def test_a_cohort_is_held_for_its_rounds_and_every_federation_has_samples_of_its
 def test_what_clients_are_asked_has_the_next_rounds_number_and_seeds_that_nobody_shares(tiny: Tiny) -> None:
     servers = [tiny.server, replace(tiny.server, round=1)]
     federations = [tiny.federation, replace(tiny.federation, seed=tiny.federation.seed + 1)]
-    jobs = [job for federation in federations for server in servers for job in jobs_for(server, federation, members(3))]
+    three = tiny.federation.clients[:3]
+    jobs = [job for federation in federations for server in servers for job in jobs_for(server, federation, three)]
     assert [job.round for job in jobs] == [1, 1, 1, 2, 2, 2] * 2
     assert len({job.seed for job in jobs}) == 12
     assert [job.seed for job in jobs[:3]] == [job.seed for job in jobs_for(tiny.server, tiny.federation, three)]
