@@ -358,3 +358,32 @@ def test_partition_draws_and_measures_several_alphas(tmp_path: Path) -> None:
         assert mistake.returncode == 2
         assert said in mistake.stderr
     assert "cifar11" in feddf("partition", "cifar11", cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize("words", [("resume",), ("bound",)])
+def test_code_that_somebody_elses_run_names_is_not_run_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "small.toml").write_text(CONFIG)
+    assert feddf("run", "small.toml", "--out", "run", "rounds=1", cwd=tmp_path).returncode == 0
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace('"mlp"', '"their-own:Net"'))
+    (tmp_path / "run" / "config.sha256").unlink(missing_ok=True)
+    monkeypatch.delitem(sys.modules, "their-own", raising=False)
+    (tmp_path / "their-own.py").write_text("open('canary', 'w').close()\n")
+    done = feddf(*words, "run", cwd=tmp_path)
+    assert not (tmp_path / "canary").exists()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "their-own:Net; look at that code, then say --trust" in done.stderr.replace("\n", " ")
+    feddf(*words, "run", "--trust", cwd=tmp_path)
+    assert (tmp_path / "canary").exists()
+
+
+def test_a_report_shows_names_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(CONFIG)
+    name = "run [/] [red]\x1b[2J"
+    assert feddf("run", "small.toml", "--out", name, "rounds=1", cwd=tmp_path).returncode == 0
+    done = feddf("report", name, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "run [/] [red]?[2J" in done.stdout
+    assert "\x1b" not in done.stdout

@@ -149,7 +149,7 @@ def revoke_supernode(flower: Deployment) -> None:
         first = len(flower.lines()) + 2  # The round that is running may have its answer already
         require(flower.nodes().get(revoked) != "online", "it is not online any more")
         until("it ends by itself", lambda: flower.processes[VICTIM].poll() is not None)
-        until("two more rounds end", lambda: len(flower.lines()) > first)
+        flower.wait_rounds(first)
         later = [line for line in flower.lines() if line["round"] >= first]
         require(all(set(line["clients"]) == set(SITES) - {VICTIM} for line in later), "later rounds have the others")
         require({status for node, status in flower.nodes().items() if node != revoked} == {"online"}, "they are online")
@@ -199,7 +199,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Check a real Flower deployment on loopback.")
     parser.add_argument("--bin", type=Path, default=Path(sys.executable).parent, help="where flwr is installed")
     parser.add_argument("--rounds", type=int, default=12, help="enough for each accident to find a round")
-    parser.add_argument("--no-accidents", action="store_true", help="check only who may take part; 6 rounds are enough")
+    parser.add_argument("--no-accidents", action="store_true", help="check only who may take part; 4 rounds are enough")
     parser.add_argument("--patience", type=float, default=1.0, help="times as long as usual for each step")
     parser.add_argument("--keep", action="store_true", help="keep the folder with logs and database")
     arguments = parser.parse_args()

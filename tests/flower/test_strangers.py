@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from torch import nn
 
 from feddf.config import ConfigError, DistillConfig, FusionConfig
-from feddf.flower import FedDF, FlowerClientsConfig, FlowerSettings
+from feddf.flower import FedDF, FlowerClientsConfig, FlowerConfig, FlowerSettings
 from feddf.flower.roster import FORGET_AFTER, Roster, most_clients
 from feddf.types import Client
+from flower.local_grid import LocalGrid, Node
 
 
 def meet(roster: Roster, names: dict[int, str]) -> None:
@@ -87,3 +90,30 @@ def test_the_defence_is_on_unless_it_is_turned_off(tmp_path: Path) -> None:
     clients = FlowerClientsConfig(number=3)
     assert FlowerSettings(clients=clients, fusion=FusionConfig(momentum=0.3)).fusion.defence == "robust"  # type: ignore[arg-type]
     assert FlowerSettings(clients=clients, fusion=FusionConfig(defence="none")).fusion.defence == "none"  # type: ignore[arg-type]
+
+
+def test_a_client_that_claims_a_billion_examples_does_not_decide_the_average(tmp_path: Path) -> None:
+    """Three send zeros and ten examples each; the fourth sends ones, and claims all examples of the world."""
+
+    def site(value: float, count: int) -> ClientApp:
+        app = ClientApp()
+
+        @app.train()
+        def train(message: Message, context: Context) -> Message:
+            state = message.content["arrays"].to_torch_state_dict()  # type: ignore[union-attr]
+            sent = ArrayRecord({key: torch.full_like(tensor, value) for key, tensor in state.items()})
+            content = RecordDict({"arrays": sent, "metrics": MetricRecord({"num-examples": count})})
+            return Message(content, reply_to=message)
+
+        return app
+
+    settings = FlowerSettings(
+        clients=FlowerClientsConfig(number=4, fraction=1.0),
+        fusion=FusionConfig(method="fedavg", defence="none"),
+        flower=FlowerConfig(evaluate_fraction=0.0),
+    )
+    over = FedDF({"line": lambda: nn.Linear(4, 2)}, settings, folder=tmp_path, wait=0.0, poll=0.0)
+    sites = [site(0.0, 10), site(0.0, 10), site(0.0, 10), site(1.0, 10**9)]
+    over.start(LocalGrid({number: Node(app, {}) for number, app in enumerate(sites, 1)}), num_rounds=1)
+    (fused,) = {float(value) for tensor in over.models["line"].values() for value in tensor.flatten()}
+    assert fused == pytest.approx(100 / 130)  # ten times the median, not 1 - 3e-8
