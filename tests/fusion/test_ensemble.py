@@ -284,3 +284,47 @@ def test_a_fusion_remembers_its_ensemble_for_the_next_round(tiny: Tiny) -> None:
     assert digest(fuse(first, updates[2:], 1).server.models) != digest(forgetful.models)
     assert first.memory.keys() == {"ensemble"}
     assert not feddf(tiny.resources, tiny.settings, in_process)(tiny.server, updates, 0).server.memory
+
+
+def test_asked_on_each_batch_a_teacher_that_cannot_be_loaded_is_refused_by_its_name(tiny: Tiny) -> None:
+    updates = [Update("c0", "cnn", 1, {"nothing": torch.ones(1)}, 20), updates_of(tiny)[1]]
+    answers, _ = ensemble(tiny.resources, with_values(tiny.settings, {"teachers.ask": "each-batch"}), in_process)(
+        updates, 0, {}
+    )
+    chosen = torch.arange(4)
+    with pytest.raises(Refusal) as refusal:
+        answers(chosen, tiny.pool.batch(chosen))
+    assert [failure.client_id for failure in refusal.value.failures] == ["c0"]
+    assert "could not be asked" in refusal.value.failures[0].reason
+
+
+@pytest.mark.parametrize("ask", ["once", "each-batch"])
+def test_weights_that_depend_on_the_sample_and_trust_reach_the_target(tiny: Tiny, ask: str) -> None:
+    """w_k(d) = trust_k exp(−H(σ(z_k(d)))), against NumPy."""
+    updates = [replace(update, trust=trust) for update, trust in zip(updates_of(tiny)[:2], (1.0, 0.25), strict=True)]
+    changes = {"teachers.ask": ask, "teachers.weights": "certainty"}
+    answers, _ = ensemble(tiny.resources, with_values(tiny.settings, changes), in_process)(updates, 0, {})
+    chosen = torch.arange(10)
+    inputs = tiny.pool.batch(chosen)
+    total, weights = np.zeros((10, 3)), np.zeros((10, 1))
+    for update in updates:
+        model = tiny.prototypes[update.prototype].load(update.state).eval()
+        z = model(inputs).detach().double().numpy()
+        p = softmax(z, axis=1)
+        weight = update.trust * np.exp((p * np.log(p)).sum(axis=1, keepdims=True))
+        total, weights = total + weight * z, weights + weight
+    np.testing.assert_allclose(answers(chosen, inputs), softmax(total / weights, axis=1), atol=1e-5)
+
+
+def test_an_ensemble_says_what_does_not_go_together(tiny: Tiny) -> None:
+    each_batch = with_values(tiny.settings, {"teachers.ask": "each-batch"})
+    sampled = each_batch.model_copy(
+        update={
+            "teachers": each_batch.teachers.model_copy(update={"swag_samples": 2})
+        }  # past the configuration's checks
+    )
+    with pytest.raises(ValueError, match="they need ask = 'once'"):
+        ensemble(tiny.resources, sampled, in_process)
+    augmented = replace(tiny.resources, augment=lambda raw, generator: raw)
+    with pytest.raises(ValueError, match="needs ask = 'each-batch'"):
+        ensemble(augmented, tiny.settings, in_process)
