@@ -58,6 +58,18 @@ def test_a_client_that_was_away_for_long_is_taken_back(tmp_path: Path) -> None:
     assert [client.id for client in roster.clients] == ["a", "b"]
 
 
+@pytest.mark.parametrize("content", [b'{"a": "m", ', b"\xff", b"[1]", b'{"a": 3}', b"[" * 100_000])
+def test_a_damaged_roster_is_put_aside(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "roster.json"
+    path.write_bytes(content)
+    roster = Roster(path, ["m"])
+    assert roster.clients == []
+    assert (tmp_path / "roster.json.damaged").read_bytes() == content
+    meet(roster, {1: "a"})
+    assert Roster(path, ["m"]).clients == [Client("a", "m")]
+    assert Roster(path, ["another"]).clients == []  # whose architecture nobody has
+
+
 def strategy(folder: Path, **given: Any) -> FedDF:
     settings = FlowerSettings(clients=FlowerClientsConfig(number=3), distill=DistillConfig(stop="steps"))
     return FedDF({"line": lambda: nn.Linear(4, 2)}, settings, folder=folder, **given)

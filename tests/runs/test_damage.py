@@ -36,7 +36,7 @@ def log(folder: RunFolder, rounds: int) -> list[bytes]:
     return folder.metrics.read_bytes().splitlines()
 
 
-@pytest.mark.parametrize("broken", [b'{"round": 2, "models', b"\xff\xfe not text", b"", b"17"])
+@pytest.mark.parametrize("broken", [b'{"round": 2, "models', b"\xff\xfe not text", b"", b"17", b"[" * 100_000])
 def test_one_damaged_line_of_the_log_costs_that_line_only(folder: RunFolder, broken: bytes) -> None:
     lines = log(folder, 4)
     as_it_was = b"\n".join([lines[0], broken, *lines[2:]]) + b"\n"

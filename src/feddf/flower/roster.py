@@ -43,6 +43,22 @@ def most_clients(expected: int) -> int:
     return 2 * expected + 8
 
 
+def _read(path: Path) -> dict[str, str]:
+    """Return the clients in a roster's file; a damaged one is put aside, and its clients introduce themselves again."""
+    if not path.exists():
+        return {}
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(known, dict) and all(type(prototype) is str for prototype in known.values()):
+            return known
+    except (ValueError, RecursionError):
+        pass
+    aside = path.with_name(f"{path.name}.damaged")
+    path.replace(aside)
+    _log.warning("feddf: %s is damaged: it is kept as %s, and all clients are asked who they are", path, aside.name)
+    return {}
+
+
 class Roster:
     """The clients of a run. ``clients`` grows as they come; ``members`` names nodes, where only those may take part.
 
@@ -58,8 +74,7 @@ class Roster:
     ) -> None:
         self._path, self._prototypes, self._members, self._most = path, prototypes, members, most
         self._absent: dict[str, int] = {}
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        self.clients = [Client(name, prototype) for name, prototype in sorted(known.items())]
+        self.clients = [Client(*known) for known in sorted(_read(path).items()) if known[1] in prototypes]
         self._nodes: dict[str, int] = {}
         self._claims: dict[int, Client] = {}
         self._asked: dict[str, int] = {}

@@ -84,7 +84,7 @@ def _json_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     for number, line in enumerate(lines, 1):
         try:
             value = json.loads(line.decode("utf-8"))
-        except ValueError:  # not JSON, or not UTF-8
+        except (ValueError, RecursionError):  # not JSON, or not UTF-8, or brackets without end
             value = None
         if isinstance(value, dict):
             found.append(value)
