@@ -45,7 +45,7 @@ clients = [Client(f"client-{k:02d}", "cnn", shard) for k, shard in enumerate(sha
 
 settings = Settings(
     clients=ClientsConfig(number=12, fraction=1.0),
-    local=LocalConfig(epochs=3, rate=0.05),
+    local=LocalConfig(epochs=5, rate=0.05),
     distill=DistillConfig(steps=100, check=50, batch=32),
     run=RunConfig(threads=1),
 )
@@ -71,7 +71,7 @@ def in_regions(server: ServerState) -> ServerState:
 first = ServerState(0, {"cnn": initial(prototypes["cnn"], seed=0)})
 for name, one_round in (("flat", flat), ("in regions", in_regions)):
     server = first
-    for _ in range(2):
+    for _ in range(3):
         server = one_round(server)
         reached = accuracy(prototypes["cnn"].load(server.models["cnn"]), digits.test)
         print(f"{name}, round {server.round}: {reached:.3f}")
