@@ -13,7 +13,7 @@ help:
 	@echo "make soak           200 kills, 100,000 mutated files, 50 rounds with failures; writes docs/reliability.md (meant for 30 minutes)"
 	@echo "make long-test      the long forms of the tests: many kills, Ray, Flower's simulation, compiled steps"
 	@echo "make bench          the speed tables (70 minutes on a quiet machine; ONLY=local for one part)"
-	@echo "make deploy-test    a real Flower deployment on this machine: TLS, registered keys, accidents, intruders (5 minutes)"
+	@echo "make deploy-test    a real Flower deployment on this machine: TLS, registered keys, accidents, intruders, a revocation (5 to 10 minutes)"
 	@echo "make clean          remove .venv and caches"
 
 .venv/demo: pyproject.toml constraints.txt
