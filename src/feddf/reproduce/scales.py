@@ -28,6 +28,7 @@ CPU: Changes = {
     "distill.batch": 64,
     "distill.check": 50,
     "distill.patience": 150,
+    "run.threads": 1,  # several cells run at a time, and threads that wait for each other are slow on busy cores
 }
 
 SMOKE: Changes = {

@@ -36,6 +36,7 @@ TASKS: dict[str, tuple[str, Changes]] = {
             "data.image_size": 16,
             "pool.size": 4_000,
             "distill.steps": 250,
+            "run.threads": 1,
         },
     ),
 }
