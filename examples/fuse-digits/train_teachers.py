@@ -51,6 +51,7 @@ def main(out: Path, teachers: int, epochs: int) -> None:
         "name": "digits",
         "student": {"model": "cnn", **FED},
         "pool": {"sources": ["digits"]},
+        "ensemble": {"average": "logits"},
         "distill": {"steps": 1500, "stop": "steps"},
         "test": {"name": "mnist-5k"},
         "teachers": listed,

@@ -95,7 +95,7 @@ def main(minilm: str, out: Path, examples: int, epochs: int, seed: int) -> None:
         padding="max_length", truncation=True, max_length=TOKENS, return_tensors="pt",
     )  # fmt: skip
     tokens, labels = rows["input_ids"], texts.labels[used]
-    partition = PartitionConfig(alpha=0.3, min_size=200)
+    partition = PartitionConfig(alpha=0.5, min_size=200)
     shards = dirichlet(labels, len(DESKS), partition, n_classes=len(CLASSES), seed=seed + 2)
     out.mkdir(parents=True, exist_ok=True)
     for number, ((name, kind), part) in enumerate(zip(DESKS.items(), shards, strict=True)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from feddf.config.fuse import EnsembleConfig, load_fuse
 from feddf.data.files import read_image
 from feddf.evaluate import accuracy, logits
 from feddf.fusion.distill import distill
-from feddf.fusion.ensemble import Remembered, avg_logits
+from feddf.fusion.ensemble import Remembered, avg_logits, avg_probabilities
 from feddf.oneshot.folder import fuse_to_folder
 from feddf.seeds import derive
 from feddf.types import Vote
@@ -32,11 +33,13 @@ def plan(**values: object) -> feddf.StudentPlan:
     return feddf.StudentPlan("cnn", ENCODE, {"width": 4}, **values)  # type: ignore[arg-type]
 
 
-def test_it_is_the_distillation_of_feddf(tmp_path: Path) -> None:
-    """Against the pieces put together by hand: averaged logits, then one distillation from the same start."""
+@pytest.mark.parametrize(("average", "target"), [("logits", avg_logits), (None, avg_probabilities)])
+def test_it_is_the_distillation_of_feddf(average: str | None, target: Any) -> None:
+    """Against the pieces put together by hand: averaged answers, then one distillation from the same start."""
+    ensemble = EnsembleConfig(average=average) if average else EnsembleConfig()
     student = models()["last"].__class__((1, 8, 8), 3, width=4)
-    fused = feddf.fuse([models()["all"], models()["wide"]], student, POOL, distill=QUICK, seed=7)
-    answers = avg_logits([Vote(logits(models()[name], POOL)) for name in ("all", "wide")])
+    fused = feddf.fuse([models()["all"], models()["wide"]], student, POOL, ensemble=ensemble, distill=QUICK, seed=7)
+    answers = target([Vote(logits(models()[name], POOL)) for name in ("all", "wide")])
     seed = derive(derive(7, "fuse"), "student")
     expected = distill(student, Remembered(answers), POOL, QUICK, score=None, seed=seed)
     for key, tensor in expected.state.items():

@@ -89,7 +89,7 @@ class EnsembleConfig(Section):
 
     place = "ensemble"
 
-    average: str = key("logits", "what is averaged over the teachers", kind="method", names=TARGETS)
+    average: str = key("probabilities", "what is averaged over the teachers", kind="method", names=TARGETS)
     weights: str = key("uniform", "how much each teacher counts", kind="method", names=TEACHER_WEIGHTS)
     drop_worst: str = key(
         "none", "leave out teachers that know nothing, by which rule", kind="method", names=DROP_RULES, also="none"
