@@ -55,8 +55,10 @@ lint: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test: lint
-	$(BIN)/pytest
+# Lint uses the time in which tests wait; what it says is printed after theirs.
+test: .venv/dev
+	@$(MAKE) --no-print-directory lint > .venv/lint.log 2>&1 & lint=$$!; \
+	$(BIN)/pytest; tests=$$?; wait $$lint; linted=$$?; cat .venv/lint.log; test $$tests = 0 -a $$linted = 0
 
 clean:
 	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

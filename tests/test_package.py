@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import feddf
+from soak import soak
 
 ROOT = Path(__file__).parent.parent
 MODULES = [module.name for module in pkgutil.walk_packages(feddf.__path__, "feddf.") if module.name != "feddf.__main__"]
@@ -139,7 +140,13 @@ def test_a_report_can_be_made_where_torch_is_not_installed(tmp_path: Path) -> No
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(path.name, marks=[soak] if path.name == "hierarchical_fusion.py" else [])
+        for path in sorted((ROOT / "examples").glob("*.py"))
+    ],
+)
 def test_the_examples_run(example: str, tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / example)]
     calm = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}  # threads that wait must not take the cores of other tests

@@ -81,7 +81,7 @@ class ModelSpec:
         rest = {name: value for name, value in values.items() if name != ORIGIN}
         model = str(values.get("model"))
         if names_code(model) and not trust and not is_mine(_plain(rest), values.get(ORIGIN)):
-            remedy = "look at that code, then say --trust, or load_model(..., trust=True)"
+            remedy = "look at that code, then load it by load_model(..., trust=True), or predict with --trust"
             raise ModelError(f"{where} was made elsewhere and has code run: {model!r:.100}; {remedy}")
         try:
             encode = values["preprocessing"]
