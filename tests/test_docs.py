@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from feddf.config import Experiment, load
-from feddf.config.fuse import FuseConfig, all_fuse_keys, fuse_markdown
+from feddf.config.fuse_config import FuseConfig, all_fuse_keys, fuse_markdown
 from feddf.config.keys import all_keys, flat, markdown, resolve
 from feddf.config.presets import presets
 from feddf.experiments.variants import variant

@@ -67,7 +67,7 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.runs.run import run_experiment as run_experiment
     from feddf.runs.store import RunFolder as RunFolder
     from feddf.runtime.execution import Execution as Execution
-    from feddf.saved.folder import load_model as load_model
+    from feddf.saved.model_folder import load_model as load_model
     from feddf.states import initial as initial
     from feddf.types import Client as Client
     from feddf.types import Engine as Engine

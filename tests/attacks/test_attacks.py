@@ -9,7 +9,7 @@ import torch
 from conftest import Tiny
 from feddf.admit import admit
 from feddf.attacks.hostile import Forgery, Scene, active, attackers, forging
-from feddf.attacks.weights import changes, with_trigger
+from feddf.attacks.on_weights import changes, with_trigger
 from feddf.config import load, parse, with_values
 from feddf.config.names import ATTACKS
 from feddf.config.sections import AttackConfig

@@ -17,7 +17,7 @@ from matplotlib.image import imread, imsave
 from torch import Tensor, nn
 
 from feddf.generator import GeneratorError, load_generator, sample_images, train_generator, training
-from feddf.generator.folder import GeneratorFolder
+from feddf.generator.generator_folder import GeneratorFolder
 from feddf.generator.pictures import png, read_images, sheet
 from feddf.models.dcgan import Discriminator, Generator
 from feddf.runtime.atomic import read_json_lines

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from conftest import stripes
 from feddf.config.errors import FeddfError
-from feddf.config.fuse import TeacherConfig
+from feddf.config.fuse_config import TeacherConfig
 from feddf.config.names import MODELS
 from feddf.evaluate import logits
-from feddf.oneshot.answers import asked
+from feddf.oneshot.cached_answers import asked
 from feddf.oneshot.onnx_export import write_onnx
-from feddf.oneshot.pool import Raw
 from feddf.oneshot.teachers import Teacher, TeacherError, fed, read_teacher, read_teachers
+from feddf.oneshot.unlabeled_inputs import Raw
 from feddf.runtime.packages import transformers
 from feddf.saved.preprocess import Images
 

@@ -16,12 +16,12 @@ import feddf
 from conftest import stripes
 from feddf.config import ConfigError, DistillConfig
 from feddf.config.errors import FeddfError
-from feddf.config.fuse import EnsembleConfig, load_fuse
+from feddf.config.fuse_config import EnsembleConfig, load_fuse
 from feddf.data.files import read_image
 from feddf.evaluate import accuracy, logits
 from feddf.fusion.distill import distill
 from feddf.fusion.ensemble import Remembered, avg_logits, avg_probabilities
-from feddf.oneshot.folder import fuse_to_folder
+from feddf.oneshot.result_folder import fuse_to_folder
 from feddf.seeds import derive
 from feddf.types import Vote
 

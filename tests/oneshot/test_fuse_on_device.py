@@ -18,8 +18,8 @@ import feddf
 from conftest import stripes
 from feddf.cli import app
 from feddf.config import ConfigError, DistillConfig, RunConfig
-from feddf.config.fuse import TeacherConfig
-from feddf.oneshot import answers
+from feddf.config.fuse_config import TeacherConfig
+from feddf.oneshot import cached_answers as answers
 from feddf.oneshot.teachers import Teacher, read_teacher
 from feddf.runtime.execution import Execution
 from feddf.states import digest

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from feddf.config.errors import FeddfError
 from feddf.oneshot import onnx_export
-from feddf.oneshot.answers import Memory, default_cache
+from feddf.oneshot.cached_answers import Memory, default_cache
 from feddf.oneshot.card import card
-from feddf.oneshot.pool import Raw
 from feddf.oneshot.report import Report, figures, outliers
 from feddf.oneshot.teachers import TeacherError, of_module
+from feddf.oneshot.unlabeled_inputs import Raw
 
 
 def test_the_calibration_error_in_closed_form() -> None:

@@ -9,8 +9,8 @@ import torch
 from small_teachers import text_classifier
 
 from feddf import load_model
-from feddf.config.fuse import load_fuse
-from feddf.oneshot.folder import fuse_to_folder
+from feddf.config.fuse_config import load_fuse
+from feddf.oneshot.result_folder import fuse_to_folder
 from feddf.runtime.packages import transformers
 
 LINES = ["very good film", "bad film", "good", "very bad", "film film", "very very good", "bad bad", "a film"]
@@ -55,10 +55,10 @@ def test_a_fused_transformer_moves_and_teaches(fused: Path, tmp_path: Path) -> N
     """Its folder names no other folder, and is a teacher itself."""
     moved = fused.rename(tmp_path / "moved")
     (prediction,) = load_model(moved).predict(["good"])
-    from feddf.config.fuse import TeacherConfig
-    from feddf.oneshot.answers import asked
-    from feddf.oneshot.pool import Raw
+    from feddf.config.fuse_config import TeacherConfig
+    from feddf.oneshot.cached_answers import asked
     from feddf.oneshot.teachers import read_teacher
+    from feddf.oneshot.unlabeled_inputs import Raw
 
     (teacher,) = read_teacher(TeacherConfig(path=str(moved)))
     with asked(teacher, Raw(("good", "bad")), teacher.preprocess) as batches:

@@ -21,8 +21,8 @@ from feddf.models.cnn import CNN
 from feddf.runs.build import build
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
-from feddf.saved.folder import load_model, new_folder, write_model
 from feddf.saved.model import ModelError, ModelSpec
+from feddf.saved.model_folder import load_model, new_folder, write_model
 from feddf.saved.preprocess import Features, Images, Tokens, described, from_description
 
 CLASSES = ("top", "middle", "bottom")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from feddf.report.read import ReportError
+from feddf.watch.http_server import Watch
 from feddf.watch.page import SCRIPTS, STYLES, embedded, part, whole_page, write_page
-from feddf.watch.server import Watch
 from feddf.watch.snapshot import LONGEST, Snapshots
 
 NASTY = "</script><script>document.title='taken'</script>"

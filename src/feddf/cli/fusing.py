@@ -72,7 +72,7 @@ def fuse(
     """Fuse trained models of any architecture into one, for instance:
     feddf fuse --teacher A --teacher B.onnx --student resnet8 --unlabeled DIR --out OUT
     """
-    from feddf.config.fuse import load_fuse
+    from feddf.config.fuse_config import load_fuse
 
     if config is not None and "=" in config and not Path(config).is_file():  # no file, but a first override
         overrides = [config, *(overrides or [])]
@@ -93,7 +93,7 @@ def fuse(
     chosen = [f"run.device={device}"] if device else []
     given = {key: value for key, value in values.items() if value is not None}
     asked = load_fuse(config, given, [*(overrides or []), *chosen])
-    from feddf.oneshot.folder import fuse_to_folder, is_result_of
+    from feddf.oneshot.result_folder import fuse_to_folder, is_result_of
 
     if resume and is_result_of(out, asked):
         out_console.print(f"{out} is finished already", soft_wrap=True, highlight=False)
@@ -127,7 +127,7 @@ def predict(
     if out is not None and out.suffix not in (".csv", ".jsonl"):
         raise ConfigError.at("--out", str(out), "must end in .csv or .jsonl")
     from feddf.oneshot.predict import given, inputs_of
-    from feddf.saved.folder import load_model
+    from feddf.saved.model_folder import load_model
 
     model = load_model(folder, prototype, device, trust=trust)
     found = inputs_of(model, inputs)

@@ -22,7 +22,7 @@ def watch(
     no_open: Annotated[bool, typer.Option("--no-open", help="Only print the address.")] = False,
 ) -> None:
     """Look at runs in the browser, also while they go on; Ctrl-C ends it. Only this machine can reach the page."""
-    from feddf.watch.server import Watch
+    from feddf.watch.http_server import Watch
 
     paths = runs or [Path("runs")]
     for path in paths:

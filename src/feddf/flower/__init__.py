@@ -12,7 +12,7 @@ except ImportError as error:
     raise ImportError("feddf.flower needs Flower: pip install 'feddf[flower]'") from error
 
 from feddf.flower.client import client_app, introduce
-from feddf.flower.experiment import client_app_of, settings_of, strategy_of
+from feddf.flower.from_experiment import client_app_of, settings_of, strategy_of
 from feddf.flower.settings import FlowerClientsConfig, FlowerConfig, FlowerSettings
 from feddf.flower.strategy import FedDF
 

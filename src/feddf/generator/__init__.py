@@ -6,7 +6,7 @@ a laptop, on any unlabeled images.
 
 from __future__ import annotations
 
-from feddf.generator.folder import GeneratorError
+from feddf.generator.generator_folder import GeneratorError
 from feddf.generator.sampling import Make, load_generator, sample_images
 from feddf.generator.training import train_generator
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddf.data.files import SUFFIXES, read_image
-from feddf.generator.folder import GeneratorError
+from feddf.generator.generator_folder import GeneratorError
 from feddf.models.dcgan import SIDE
 
 

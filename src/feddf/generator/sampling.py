@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from feddf.config.errors import first_line
-from feddf.generator.folder import GeneratorError, GeneratorFolder
+from feddf.generator.generator_folder import GeneratorError, GeneratorFolder
 from feddf.runtime.device import CPU, device_of, moved
 from feddf.runtime.threads import threads
 from feddf.seeds import torch_generator

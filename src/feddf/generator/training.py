@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddf.batches import batches
-from feddf.generator.folder import GeneratorError, GeneratorFolder, GeneratorSettings, fingerprint
+from feddf.generator.generator_folder import GeneratorError, GeneratorFolder, GeneratorSettings, fingerprint
 from feddf.generator.pictures import png, sheet
 from feddf.generator.sampling import sample_images
 from feddf.models.dcgan import SIDE, Discriminator, Generator

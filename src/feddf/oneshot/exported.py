@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.export.passes import move_to_device_pass
 
 from feddf.config.errors import first_line
-from feddf.config.fuse import TeacherConfig
+from feddf.config.fuse_config import TeacherConfig
 from feddf.oneshot.teachers import Ask, Teacher, TeacherError, check_sizes, file_hash, preprocess_of
 from feddf.runtime.device import CPU
 from feddf.runtime.silence import silence

@@ -15,19 +15,19 @@ from torch import Tensor, nn
 
 from feddf.config.errors import ConfigError
 from feddf.config.experiment import Settings
-from feddf.config.fuse import EnsembleConfig, TeacherConfig
+from feddf.config.fuse_config import EnsembleConfig, TeacherConfig
 from feddf.config.names import DROP_RULES
 from feddf.config.sections import DistillConfig, FusionConfig, RunConfig, TeachersConfig
 from feddf.engines import in_process
 from feddf.fusion.feddf import feddf
 from feddf.fusion.select import drop_worst
-from feddf.oneshot.answers import Progress, quiet, remembering
+from feddf.oneshot.cached_answers import Progress, quiet, remembering
 from feddf.oneshot.classes import agreed
-from feddf.oneshot.ensemble import Answered, Asking
-from feddf.oneshot.pool import Given, Labelled, Raw
+from feddf.oneshot.combined import Answered, Asking
 from feddf.oneshot.report import Report, reported
 from feddf.oneshot.student import STUDENT, Apprentice, StudentPlan, student_of
 from feddf.oneshot.teachers import Teacher, TeacherError, of_module, read_teachers
+from feddf.oneshot.unlabeled_inputs import Given, Labelled, Raw
 from feddf.runtime.execution import of_answers
 from feddf.saved.model import LoadedModel, ModelSpec
 from feddf.saved.preprocess import Images, of_inputs

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from feddf.config.errors import first_line
-from feddf.config.fuse import TeacherConfig
+from feddf.config.fuse_config import TeacherConfig
 from feddf.oneshot.teachers import Ask, Teacher, TeacherError, file_hash, preprocess_of
 from feddf.runtime.packages import transformers
 from feddf.saved.preprocess import Images, Preprocess, Tokens

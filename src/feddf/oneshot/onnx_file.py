@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from feddf.config.errors import first_line
-from feddf.config.fuse import TeacherConfig
+from feddf.config.fuse_config import TeacherConfig
 from feddf.oneshot.exported import in_batches
 from feddf.oneshot.teachers import Ask, Teacher, TeacherError, check_sizes, file_hash, preprocess_of
 from feddf.runtime.packages import onnxruntime

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from feddf.evaluate import accuracy_of, logits
 from feddf.oneshot.classes import same
-from feddf.oneshot.ensemble import Answered, Asking
-from feddf.oneshot.pool import Labelled
+from feddf.oneshot.combined import Answered, Asking
 from feddf.oneshot.teachers import Teacher
+from feddf.oneshot.unlabeled_inputs import Labelled
 from feddf.runtime.device import CPU
 from feddf.saved.preprocess import Preprocess, described
 

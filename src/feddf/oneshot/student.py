@@ -13,8 +13,8 @@ from torch import nn
 from feddf.config.errors import ConfigError, FeddfError, first_line, nearest
 from feddf.config.names import MODELS
 from feddf.evaluate import output_shape
-from feddf.oneshot.pool import Raw
 from feddf.oneshot.teachers import Teacher
+from feddf.oneshot.unlabeled_inputs import Raw
 from feddf.saved.model import ModelSpec
 from feddf.saved.preprocess import Features, Preprocess
 from feddf.types import Prototype, State

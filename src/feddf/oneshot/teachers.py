@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from feddf.config.errors import ConfigError, FeddfError, nearest
-from feddf.config.fuse import InputsConfig, TeacherConfig
+from feddf.config.fuse_config import InputsConfig, TeacherConfig
 from feddf.config.names import MODELS
 from feddf.evaluate import evaluating, folded
 from feddf.runtime.device import device_of
-from feddf.saved.folder import at_home, description, read_weights, specs
 from feddf.saved.model import ModelSpec, fitting
+from feddf.saved.model_folder import at_home, description, read_weights, specs
 from feddf.saved.preprocess import Features, Images, Preprocess, Tokens
 from feddf.types import State
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from feddf.attacks.weights import with_trigger
+from feddf.attacks.on_weights import with_trigger
 from feddf.config import Record
 from feddf.config.keys import flat
 from feddf.data.partition import class_counts

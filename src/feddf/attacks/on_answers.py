@@ -14,7 +14,7 @@ from torch import Tensor
 
 from feddf import evaluate
 from feddf.attacks.hostile import Attack, Forgery, Scene
-from feddf.attacks.weights import changes, moved
+from feddf.attacks.on_weights import changes, moved
 from feddf.config.errors import ConfigError
 from feddf.config.sections import AttackConfig
 from feddf.seeds import derive, torch_generator

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from feddf.config.errors import ConfigError
-from feddf.config.fuse import EnsembleConfig
+from feddf.config.fuse_config import EnsembleConfig
 from feddf.config.names import TARGETS, TEACHER_WEIGHTS
 from feddf.evaluate import accuracy_of
 from feddf.fusion.ensemble import Answers, Past, Remembered
-from feddf.oneshot.answers import Memory
+from feddf.oneshot.cached_answers import Memory
 from feddf.oneshot.classes import seat
-from feddf.oneshot.pool import Labelled, Raw
 from feddf.oneshot.teachers import Teacher, TeacherError, fed
+from feddf.oneshot.unlabeled_inputs import Labelled, Raw
 from feddf.saved.preprocess import Preprocess
 from feddf.types import Resources, Update, Vote, Weight
 

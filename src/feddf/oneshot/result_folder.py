@@ -20,18 +20,18 @@ import tomli_w
 import torch
 
 from feddf.config.errors import ConfigError
-from feddf.config.fuse import FuseConfig, LabelledConfig, load_fuse
+from feddf.config.fuse_config import FuseConfig, LabelledConfig, load_fuse
 from feddf.config.keys import flat, is_free
-from feddf.oneshot.answers import Progress, quiet
+from feddf.oneshot.cached_answers import Progress, quiet
 from feddf.oneshot.card import card, plot_name, reliability
 from feddf.oneshot.fuse import FusionResult, fuse
 from feddf.oneshot.onnx_export import write_onnx
-from feddf.oneshot.pool import Given, Raw, labelled, unlabeled
 from feddf.oneshot.student import StudentPlan
 from feddf.oneshot.teachers import Teacher, fed, preprocess_of, read_teachers
+from feddf.oneshot.unlabeled_inputs import Given, Raw, labelled, unlabeled
 from feddf.runtime.atomic import write_atomically
-from feddf.saved.folder import CARD, new_folder, write_model
 from feddf.saved.model import LoadedModel, ModelError
+from feddf.saved.model_folder import CARD, new_folder, write_model
 from feddf.saved.preprocess import Images, Preprocess, Tokens
 from feddf.seeds import derive
 

@@ -23,8 +23,8 @@ from torch import Tensor
 from feddf.batches import batches as raw_batches
 from feddf.config.errors import FeddfError, first_line
 from feddf.evaluate import BATCH, BATCH_ON_DEVICE
-from feddf.oneshot.pool import Raw
 from feddf.oneshot.teachers import Ask, Teacher, TeacherError, check_sizes
+from feddf.oneshot.unlabeled_inputs import Raw
 from feddf.runtime.compile import in_precision
 from feddf.runtime.device import CPU
 from feddf.runtime.device import described as name_of

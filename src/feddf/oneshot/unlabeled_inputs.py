@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from feddf.config.errors import ConfigError
-from feddf.config.fuse import FuseConfig, LabelledConfig
+from feddf.config.fuse_config import FuseConfig, LabelledConfig
 from feddf.config.sections import DataConfig, PoolConfig, SourceConfig
 from feddf.data.catalogue import root_of
 from feddf.data.encode import plain
