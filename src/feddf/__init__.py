@@ -121,7 +121,7 @@ _HOMES = {
     "runs.run": "run_experiment",
     "runs.store": "RunFolder",
     "runtime.execution": "Execution",
-    "saved.folder": "load_model",
+    "saved.model_folder": "load_model",
 }
 _HOME = {name: f"feddf.{module}" for module, names in _HOMES.items() for name in names.split()}
 
