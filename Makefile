@@ -8,7 +8,7 @@ SEEDS ?= 0
 
 help:
 	@echo "make demo           FedAvg and FedDF on embedded digits, side by side (about a minute; SEEDS=0,1,2 for three)"
-	@echo "make test           ruff, mypy, import-linter and pytest"
+	@echo "make test           ruff, mypy, import-linter, the documentation site and pytest"
 	@echo "make docs           the documentation site, in site/"
 	@echo "make soak           200 kills, 100,000 mutated files, 50 rounds with failures; writes docs/reliability.md (meant for 30 minutes)"
 	@echo "make long-test      the long forms of the tests: many kills, Ray, Flower's simulation, compiled steps"
@@ -54,6 +54,7 @@ lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/zensical build --strict --clean
 
 # Lint uses the time in which tests wait; what it says is printed after theirs.
 test: .venv/dev
