@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +27,7 @@ SHAPE, CLASSES = (1, 8, 8), 3
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="feddf-state-")  # nor the key of whoever runs them
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["OMP_NUM_THREADS"] = "1"  # for subprocesses: several at once must not fight for the cores
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what the tests compare bit by bit is the CPU's

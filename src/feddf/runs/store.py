@@ -64,18 +64,18 @@ def versions(settings: Settings) -> dict[str, str]:
 class RunFolder:
     """A run folder on disk. Make one with :meth:`create`, or open an existing one by its path."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.metrics = path / "metrics.jsonl"
-        self.checkpoints = path / "checkpoints"
-        self.spool = path / "spool"
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.metrics = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.spool = self.path / "spool"
 
     @classmethod
-    def create(cls, path: Path, experiment: Settings) -> RunFolder:
+    def create(cls, path: Path | str, experiment: Settings) -> RunFolder:
         """Make the folder and write its configuration; an existing run is never written over."""
-        if (path / "config.toml").exists():
-            raise StoreError(f"{path} already holds a run; continue it with: feddf resume {path}")
         folder = cls(path)
+        if (folder.path / "config.toml").exists():
+            raise StoreError(f"{path} already holds a run; continue it with: feddf resume {path}")
         try:
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
             text = tomli_w.dumps({**experiment.model_dump(exclude_none=True), "versions": versions(experiment)})
@@ -89,11 +89,12 @@ class RunFolder:
         write_checked(self.path / "config.toml", text.encode())
 
     @classmethod
-    def open(cls, path: Path) -> RunFolder:
+    def open(cls, path: Path | str) -> RunFolder:
         """Return an existing run folder."""
-        if not (path / "config.toml").is_file():
+        folder = cls(path)
+        if not (folder.path / "config.toml").is_file():
             raise StoreError(f"{path} is not a run folder: it has no config.toml")
-        return cls(path)
+        return folder
 
     def settings(self, kind: type[S]) -> S:
         """Return the configuration that the run was started with, of a kind."""
