@@ -120,7 +120,7 @@ MISTAKES = {
     "augment=none": "'augment' could mean local.augment or pool.augment; write the full name",
     # a name that is not known
     "method=fedvag": "fusion.method = 'fedvag': did you mean 'fedavg'? (your own is written as module:attribute)",
-    "method=zz": "fusion.method = 'zz': known are: fedavg, feddf, fedma (your own is written as module:attribute)",
+    "method=zz": "fusion.method = 'zz': known are: fedavg, feddf, fedma, fedprox, fedavgm, feddistill, feddf-plus",
     "method=mine:": "fusion.method = 'mine:': known are: fedavg",
     "method=:mine": "fusion.method = ':mine': known are: fedavg",
     "fusion.average=n_k": "fusion.average = 'n_k': known are: examples, uniform",

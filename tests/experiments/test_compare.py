@@ -4,7 +4,8 @@ import pytest
 
 from feddf.config import ConfigError, Experiment, parse, with_values
 from feddf.config.keys import keys_of
-from feddf.experiments.variants import PARTS, SHORT, grid, variant
+from feddf.config.method_names import PARTS, SHORT
+from feddf.experiments.variants import grid, variant
 
 BASE = parse({"data": {"name": "toy"}, "pool": {"sources": ["plane"]}, "prototypes": ["mlp"], "clients": {"number": 4}})
 
@@ -44,12 +45,33 @@ def test_every_part_is_a_change_of_the_configuration(part: str) -> None:
     assert keys_of(Experiment)[PARTS[part][0]].kind == "method"
 
 
-@pytest.mark.parametrize("method", ["fedsgd", "feddf+magic", "", "+prox"])
-def test_what_is_not_known_is_listed(method: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"methods = .*known are fedavg, feddf, fedma, fedprox, fedavgm, feddistill, or your own"
-    ):
+@pytest.mark.parametrize(
+    ("method", "right"),
+    [
+        ("fedsgd", r"did you mean 'fed\w+'"),
+        ("", "known are: fedavg, feddf, fedma, fedprox, fedavgm, feddistill, feddf-plus"),
+        ("feddf+magic", r"parts that can be added to a method are \+prox, "),
+        ("+prox", r"parts that can be added to a method are \+prox, "),
+    ],
+)
+def test_what_is_not_known_is_listed(method: str, right: str) -> None:
+    with pytest.raises(ConfigError, match=rf"fusion.method = .*{right}"):
         variant(BASE, method)
+
+
+@pytest.mark.parametrize("method", [*SHORT, "feddf+prox+swag", "mine:method+prox"])
+def test_a_name_with_parts_is_a_method_of_every_configuration(method: str) -> None:
+    """In a file, on the command line and in Python; what is kept is spelled out."""
+    values = {**BASE.model_dump(), "fusion": {"method": method}}
+    assert parse(values) == Experiment(**values) == variant(BASE, method)
+    assert parse(BASE.model_dump(), overrides=[f"method={method}"]) == variant(BASE, method)
+    assert variant(BASE, method).fusion.method in ("fedavg", "feddf", "mine:method")
+
+
+def test_feddf_plus_adjusts_the_loss_and_weighs_by_class_counts() -> None:
+    plus, private = variant(BASE, "feddf-plus"), variant(BASE, "feddf-plus-private")
+    assert (plus.local.logit_adjustment, plus.teachers.weights, plus.discloses) == (1.0, "class-counts", True)
+    assert (private.local.logit_adjustment, private.discloses) == (1.0, False)
 
 
 def test_a_grid_is_every_method_with_every_seed() -> None:

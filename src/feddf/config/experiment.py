@@ -10,6 +10,7 @@ from pydantic import ValidationError, field_validator, model_validator
 
 from feddf.config.errors import ConfigError, nearest, shown
 from feddf.config.keys import default_of, flat, is_free, keys_of, nested, resolve, suggestion
+from feddf.config.method_names import spelled_out
 from feddf.config.presets import read
 from feddf.config.sections import (
     AttackConfig,
@@ -46,6 +47,11 @@ class Settings(Section):
     distill: DistillConfig = DistillConfig()
     fedma: FedMAConfig = FedMAConfig()
     run: RunConfig = RunConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spell_the_method_out(cls, given: Any) -> Any:
+        return spelled_out(given) if isinstance(given, Mapping) else given
 
     @property
     def distils(self) -> bool:

@@ -264,7 +264,12 @@ class PoolConfig(Section):
 class FusionConfig(Section):
     """``[fusion]``: how updates become the next models."""
 
-    method: str = key("feddf", "the method", kind="method", names=METHODS)
+    method: str = key(
+        "feddf",
+        "the method; fedprox, fedavgm, feddistill, feddf-plus and feddf+prox+swag stand for keys that are set then",
+        kind="method",
+        names=METHODS,
+    )
     average: str = key(
         "examples",
         "the weights of the average: n_k, or all alike",

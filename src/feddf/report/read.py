@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 from feddf.config.errors import FeddfError, reason
 from feddf.config.keys import all_keys, flat, short
+from feddf.config.method_names import changes_of, short_name
 from feddf.config.records import Record
 from feddf.runtime.atomic import read_json_lines
 
@@ -78,15 +79,11 @@ class Run:
         return total
 
 
-NAMED = {("fedavg", "local.proximal"): "fedprox", ("fedavg", "fusion.momentum"): "fedavgm"}
-"""A method with one thing added that has a name of its own."""
-
-
 def method_name(config: Mapping[str, Any]) -> str:
     """Return a configuration's method, with all that is unusual about it.
 
-    >>> method_name({"fusion.method": "fedavg", "local.proximal": 0.01})
-    'fedprox+proximal=0.01'
+    >>> method_name({"fusion.method": "fedavg", "local.proximal": 0.1})
+    'fedprox+proximal=0.1'
     """
     unusual = {
         name: value
@@ -95,8 +92,11 @@ def method_name(config: Mapping[str, Any]) -> str:
         if name not in all_keys() or value != all_keys()[name].default
     }
     method = str(config.get("fusion.method", all_keys()["fusion.method"].default))
-    base = next((NAMED[method, name] for name in unusual if (method, name) in NAMED), method)
-    return "+".join([base, *(f"{short(name)}={unusual[name]}" for name in unusual)])
+    base = short_name(method, unusual)
+    implied = changes_of(base)[1]
+    return "+".join(
+        [base, *(f"{short(name)}={value}" for name, value in unusual.items() if implied.get(name) != value)]
+    )
 
 
 def _number(value: float | None) -> float:

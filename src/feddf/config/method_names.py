@@ -1,0 +1,87 @@
+"""A method by one name: the keys that ``fedprox``, ``feddf-plus`` or ``feddf+prox+swag`` stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from feddf.config.errors import ConfigError, nearest
+from feddf.config.keys import default_of, flat, nested
+from feddf.config.names import METHODS
+from feddf.config.sections import Section
+
+PARTS: dict[str, tuple[str, Any]] = {
+    "prox": ("local.proximal", 0.01),
+    "momentum": ("fusion.momentum", 0.2),
+    "adam": ("local.optimizer", "adam"),
+    "decay": ("local.decay", "linear"),
+    "adjusted": ("local.logit_adjustment", 1.0),
+    "robust": ("fusion.defence", "robust"),
+    "drop-worst": ("fusion.drop_worst", "paper"),
+    "swag": ("teachers.swag_samples", 10),
+    "swa": ("distill.optimizer", "swa"),
+    "sgd": ("distill.optimizer", "sgd"),
+    "previous": ("distill.start", "previous"),
+    "best": ("distill.start", "best"),
+    "probabilities": ("teachers.average", "probabilities"),
+    "class-counts": ("teachers.weights", "class-counts"),
+    "certainty": ("teachers.weights", "certainty"),
+    "memory": ("teachers.memory", 0.5),
+    "held-out": ("distill.stop", "held-out-loss"),
+    "steps": ("distill.stop", "steps"),
+}
+"""What may be added to a method's name with a plus, and the key and value that it stands for."""
+
+SHORT = {
+    "fedprox": "fedavg+prox",
+    "fedavgm": "fedavg+momentum",
+    "feddistill": "feddf+swag+swa",
+    "feddf-plus": "feddf+adjusted+class-counts",
+    "feddf-plus-private": "feddf+adjusted",
+}
+"""Names for methods with parts."""
+
+
+def changes_of(method: str) -> tuple[str, dict[str, Any]]:
+    """Return the method without its parts, and the keys and values that the parts stand for.
+
+    >>> changes_of("fedprox")
+    ('fedavg', {'local.proximal': 0.01})
+    """
+    name, *parts = SHORT.get(method, method).split("+")
+    if (name not in METHODS and ":" not in name) or any(part not in PARTS for part in parts):
+        allowed = f"{nearest(method, [*METHODS, *SHORT])} (your own is written as module:attribute)"
+        if "+" in method:
+            allowed = f"parts that can be added to a method are {', '.join(f'+{part}' for part in PARTS)}"
+        raise ConfigError.at("fusion.method", method, allowed)
+    return name, dict(PARTS[part] for part in parts)
+
+
+def spelled_out(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return nested tables in which ``fusion.method`` is a plain method and its parts are keys of their own.
+
+    A part stands for its value in :data:`PARTS`, unless the configuration has another than the default (``proximal =
+    0.1`` is FedProx's).
+    """
+    tables = {name: part.model_dump() if isinstance(part, Section) else part for name, part in values.items()}
+    given = flat(tables)
+    method = given.get("fusion.method")
+    if not isinstance(method, str) or method in METHODS:
+        return values
+    name, changes = changes_of(method)
+    mine = {key: value for key, value in changes.items() if given.get(key, default_of(key)) == default_of(key)}
+    return nested(tables, {"fusion.method": name, **mine})
+
+
+def short_name(method: str, keys: Collection[str]) -> str:
+    """Return the name of a method in which some keys are not at their default: that which stands for most of them.
+
+    >>> short_name("fedavg", ["local.proximal"]), short_name("feddf", ["local.proximal"])
+    ('fedprox', 'feddf')
+    """
+    fitting = {
+        name: changes
+        for name, (plain, changes) in ((name, changes_of(name)) for name in SHORT)
+        if plain == method and changes.keys() <= set(keys)
+    }
+    return max(fitting, key=lambda name: len(fitting[name]), default=method)
