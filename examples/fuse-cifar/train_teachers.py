@@ -3,12 +3,12 @@
 Three architectures and two file formats: run it once, then fuse the files with ``feddf fuse`` (see README.md). The
 files in CIFAR-10's own layout are looked for in the folder that FEDDF_DATA names.
 
-    python examples/fuse-cifar/train_teachers.py OUT [IMAGES=25000] [EPOCHS=8] [SEED=0]
+    python examples/fuse-cifar/train_teachers.py OUT [--images 25000] [--epochs 8] [--seed 0]
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import torch
@@ -72,10 +72,9 @@ def main(out: Path, images: int, epochs: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    words = dict(word.split("=") for word in sys.argv[2:])
-    main(
-        Path(sys.argv[1]),
-        int(words.get("IMAGES", "25000")),
-        int(words.get("EPOCHS", "8")),
-        int(words.get("SEED", "0")),
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--images", type=int, default=25_000)
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    main(**vars(parser.parse_args()))

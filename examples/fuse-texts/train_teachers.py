@@ -1,6 +1,6 @@
 """Train five classifiers of news on disjoint, badly skewed parts of AG News, and write them as people have them.
 
-    python examples/fuse-texts/train_teachers.py MINILM OUT [EXAMPLES=3000] [EPOCHS=3] [SEED=0]
+    python examples/fuse-texts/train_teachers.py MINILM OUT [--examples 3000] [--epochs 3] [--seed 0]
 
 MINILM is the folder of a pretrained BERT of transformers, for instance all-MiniLM-L6-v2; AG News is looked for in the
 folder that FEDDF_DATA names. There are three architectures in two file formats: the whole encoder and its first half,
@@ -11,8 +11,8 @@ news, one in each line.
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -119,11 +119,10 @@ def main(minilm: str, out: Path, examples: int, epochs: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    words = dict(word.split("=") for word in sys.argv[3:])
-    main(
-        sys.argv[1],
-        Path(sys.argv[2]),
-        int(words.get("EXAMPLES", "3000")),
-        int(words.get("EPOCHS", "3")),
-        int(words.get("SEED", "0")),
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("minilm")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--examples", type=int, default=3_000)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    main(**vars(parser.parse_args()))
