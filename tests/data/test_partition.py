@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from feddf.config import PartitionConfig
+from feddf.config.names import PARTITIONS
+from feddf.data import partition as module
 from feddf.data.partition import by_shards, class_counts, dirichlet, dirichlet_equal, iid, skew, split
 
 Scheme = Callable[..., list[Tensor]]
@@ -44,11 +46,27 @@ def test_iid_shards_are_exact_and_even(n: int, clients: int, seed: int) -> None:
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
 
 
-def test_the_seed_decides() -> None:
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_the_seed_decides(name: str) -> None:
     labels = torch.arange(500) % 10
-    one, same, other = (deal(dirichlet, labels, 5, alpha=0.5, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (deal(PARTITIONS[name], labels, 5, alpha=0.5, seed=seed) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_the_seed_decides_the_mixes_and_who_gets_which_example_of_a_class() -> None:
+    labels = torch.arange(500) % 10
+    skewed = [class_counts(labels, deal(dirichlet, labels, 5, alpha=0.5, seed=seed), 10) for seed in (1, 2)]
+    assert not np.array_equal(*skewed)
+    even = [deal(dirichlet, labels, 5, alpha=1e9, seed=seed) for seed in (1, 2)]
+    assert np.array_equal(*(class_counts(labels, shards, 10) for shards in even))
+    assert not torch.equal(even[0][0], even[1][0])
+
+
+def test_there_may_be_just_enough_examples() -> None:
+    labels = torch.arange(12) % 3
+    assert [len(one) for one in deal(dirichlet, labels, 6, alpha=0.1, n_classes=3, seed=0)] == [2] * 6
+    assert [len(one) for one in deal(by_shards, labels, 6, classes_per_client=2, n_classes=3, seed=0)] == [2] * 6
 
 
 def test_alpha_goes_from_one_class_a_client_to_the_same_mix_for_all() -> None:
@@ -162,3 +180,43 @@ def test_skew_says_what_it_should_at_the_extremes() -> None:
     single = skew(np.eye(3, 5, dtype=np.int64) * 9)
     assert (single.top_class_share, single.effective_classes, single.absent) == (1.0, 1.0, 2)
     assert skew(np.array([[4, 4], [0, 0]])).smallest == 0
+
+
+def test_the_released_scheme_deals_to_groups_of_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def recorded(members: np.ndarray, labels: np.ndarray, clients: int, *rest: object) -> list[np.ndarray]:
+        seen.append((len(members), clients))
+        return np.array_split(members, clients)
+
+    monkeypatch.setattr(module, "_dealt_fairly", recorded)
+    deal(dirichlet_equal, torch.arange(2500) % 10, 25, alpha=1.0, seed=0)
+    assert seen == [(1000, 10), (1000, 10), (500, 5)]
+
+
+@given(st.floats(0.2, 10), st.integers(2, 10), st.integers(0, 99))
+def test_in_a_group_who_has_a_fair_share_gets_no_further_class(alpha: float, clients: int, seed: int) -> None:
+    """And the smallest has half the mean, as in the released code, which draws again until it has."""
+    labels = np.arange(600) % 10
+    fair = 600 / clients
+    dealt = module._dealt_fairly(np.arange(600), labels, clients, alpha, 10, np.random.default_rng(seed))
+    counts = np.stack([np.bincount(labels[shard], minlength=10) for shard in dealt])
+    before_the_last = [row.sum() - row[np.flatnonzero(row)[-1]] for row in counts]
+    assert max(before_the_last) < fair
+    assert counts.sum(axis=1).min() >= fair / 2
+    assert counts.sum() == 600
+
+
+@pytest.mark.parametrize(("sizes", "filled"), [([0, 9, 8], [4, 7, 6]), ([0, 100, 10], [4, 96, 10])])
+def test_a_small_shard_takes_from_the_largest_half_of_what_it_can_spare(sizes: list[int], filled: list[int]) -> None:
+    shards = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    found = module._fill_up(shards, 4, np.random.default_rng(0))
+    assert [len(shard) for shard in found] == filled
+    assert sorted(np.concatenate(found)) == list(range(sum(sizes)))
+
+
+def test_skew_leaves_out_who_has_nothing() -> None:
+    found = skew(np.array([[0, 0, 0], [1, 0, 0], [5, 5, 0], [9, 0, 0]]))
+    assert found.top_class_share == pytest.approx((1 + 0.5 + 1) / 3)
+    assert found.effective_classes == pytest.approx((1 + 2 + 1) / 3)
+    assert (found.smallest, found.median, found.largest, found.absent) == (0, 5.0, 10, 1)
