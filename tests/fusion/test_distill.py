@@ -321,3 +321,81 @@ def test_a_network_with_batchnorm_is_scored_in_the_background_as_within_the_loop
         return digest({"x": done.state}), done.best_step, done.steps, done.best_score
 
     assert distilled(True) == distilled(False)
+
+
+def seen(seed: int, student: nn.Module | None = None, disturb: int = 0, **options: Any) -> tuple[list[Tensor], str]:
+    """The batches that a teacher was asked about, and the student's digest; ``disturb`` is the global random state."""
+    batches: list[Tensor] = []
+
+    def answers(chosen: Tensor, inputs: Tensor) -> Tensor:
+        batches.append(chosen.clone())
+        return teacher(chosen, inputs)
+
+    student = student or linear()
+    torch.manual_seed(disturb)
+    config = DistillConfig(steps=20, batch=16)
+    distill(student, answers, POOL, config, score=None, seed=seed, **options)
+    return batches, digest({"m": student.state_dict()})
+
+
+def test_the_seed_decides_the_batches_and_nothing_else_does() -> None:
+    (one, first), (same, again), (other, _) = seen(1), seen(1, disturb=7), seen(2)
+    assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
+    assert first == again
+    assert not all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_dropout_follows_from_the_seed() -> None:
+    def wide() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(2, 40), nn.Dropout(0.5), nn.Linear(40, 3))
+
+    masks: dict[int, list[Tensor]] = {}
+    for seed in (1, 2):
+        student = wide()
+        masks[seed] = []
+        student[1].register_forward_hook(lambda _, __, out, seed=seed: masks[seed].append(out.detach() == 0))
+        seen(seed, student)
+    assert seen(1, wide())[1] == seen(1, wide(), disturb=7)[1]
+    assert not torch.equal(masks[1][0], masks[2][0])
+
+
+def test_the_student_and_its_teachers_see_augmented_inputs() -> None:
+    drawn: dict[int, list[Tensor]] = {1: [], 2: []}
+    asked: list[Tensor] = []
+
+    def answers(chosen: Tensor, inputs: Tensor) -> Tensor:
+        asked.append(inputs.clone())
+        return teacher(chosen, inputs)
+
+    def moved(raw: Tensor, generator: torch.Generator, seed: int) -> Tensor:
+        drawn[seed].append(raw + torch.randn(raw.shape, generator=generator))
+        return drawn[seed][-1]
+
+    for seed in drawn:
+        distill(
+            linear(),
+            answers,
+            POOL,
+            DistillConfig(steps=3, batch=64),
+            score=None,
+            seed=seed,
+            augment=partial(moved, seed=seed),
+        )
+    assert all(torch.equal(a, b) for a, b in zip([*drawn[1], *drawn[2]], asked, strict=True))
+    assert len({digest({"m": {"x": each.sum(dim=0)}}) for each in [*drawn[1], *drawn[2]]}) == 6
+
+
+def test_swa_is_the_student_until_its_first_cycle_has_ended() -> None:
+    config = DistillConfig(steps=40, batch=16, check=10, optimizer="swa", swa_cycle=20, rate=0.01)
+    scored: list[str] = []
+
+    def score(model: nn.Module) -> float:
+        scored.append(digest({"m": model.state_dict()}))
+        return 0.0
+
+    distill(linear(), teacher, POOL, config, score=score, seed=0)
+    start, after_10, after_20, after_30, after_40 = scored
+    assert after_10 != start  # the student's own weights
+    assert after_20 == after_30  # the mean of one
+    assert len({start, after_10, after_20, after_40}) == 4
