@@ -103,3 +103,28 @@ def test_weights_travel_to_workers() -> None:
     for weights in (*found, by_accuracy(teachers, RESOURCES, lambda _: {"a": 0.2})):
         weight = vote(LOGITS, pickle.loads(pickle.dumps(weights))["a"]).weight
         assert torch.as_tensor(weight).isfinite().all()
+
+
+def test_class_counts_are_exact_and_a_class_that_nobody_has_counts_alike() -> None:
+    weights = by_class_counts([teacher("a", 4, (1, 3, 0)), teacher("b", 5, (0, 5, 0))], RESOURCES, never)
+    rows = torch.stack([torch.as_tensor(weights[name]) for name in "ab"])
+    assert rows.dtype == torch.float64
+    assert rows.tolist() == [[1, 3, 1], [0, 5, 1]]
+
+
+def test_the_servers_own_data_say_how_many_classes_there_are() -> None:
+    liars = [teacher(name, 6, (3, 3)) for name in "bcd"]
+    weights = by_class_counts([teacher("a", 4, (1, 3, 0)), *liars], RESOURCES, never)
+    assert torch.as_tensor(weights["a"]).tolist() == [1.0, 3.0, 0.0]
+    assert torch.as_tensor(weights["b"]).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_accuracies_are_asked_for_these_teachers() -> None:
+    asked: list[list[str]] = []
+
+    def accuracies(teachers: Sequence[Update]) -> dict[str, float]:
+        asked.append([one.client_id for one in teachers])
+        return {one.client_id: 0.5 for one in teachers}
+
+    by_accuracy([teacher("a", 1), teacher("b", 1)], RESOURCES, accuracies)
+    assert asked == [["a", "b"]]
