@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import nn
 
 from conftest import Tiny
 from feddf.engines import in_process
@@ -10,7 +11,7 @@ from feddf.fusion.momentum import momentum
 from feddf.rounds import run_round
 from feddf.runs.store import pack, unpack
 from feddf.states import digest
-from feddf.types import Fused, ServerState
+from feddf.types import Fused, Prototype, ServerState
 
 
 def test_follows_the_papers_update_over_several_rounds(tiny: Tiny) -> None:
@@ -64,3 +65,36 @@ def test_its_memory_survives_a_checkpoint(tiny: Tiny) -> None:
     assert digest(second.models) == digest(resumed.models)
     assert second.memory.keys() == resumed.memory.keys() == {"velocity"}
     assert digest(second.memory["velocity"]) == digest(resumed.memory["velocity"])
+
+
+def test_the_inner_fusion_gets_the_rounds_seed(tiny: Tiny) -> None:
+    seeds: list[int] = []
+
+    def inner(server, updates, seed) -> Fused:
+        seeds.append(seed)
+        return Fused(server, dict(server.models))
+
+    momentum(0.5, inner, tiny.prototypes)(tiny.server, [], 17)
+    assert seeds == [17]
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+        self.second.weight = self.first.weight
+
+
+def test_tied_weights_stay_tied() -> None:
+    """A state dict has such a weight under both names; with momentum under one alone they would drift apart."""
+    state = Tied().state_dict()
+
+    def inner(server, updates, seed) -> Fused:
+        new = {key: tensor + 1 for key, tensor in server.models["tied"].items()}
+        return Fused(ServerState(server.round + 1, {"tied": new}), {"tied": new})
+
+    fuse = momentum(0.5, inner, {"tied": Prototype("tied", Tied)})
+    server = ServerState(0, {"tied": state})
+    for _ in range(3):
+        server = fuse(server, [], 0).server
+    assert torch.equal(server.models["tied"]["first.weight"], server.models["tied"]["second.weight"])
