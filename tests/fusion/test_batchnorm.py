@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 
 from conftest import Tiny
 from feddf.engines import in_process
 from feddf.fusion.average import average, fedavg, uniform_average
-from feddf.fusion.batchnorm import last_statistics, local_statistics, recalibrated
+from feddf.fusion.batchnorm import last_statistics, local_statistics, recalibrated, with_statistics
 from feddf.rounds import run_round
 from feddf.states import digest, is_statistic
-from feddf.types import Client, Job, Update
+from feddf.types import Client, Fused, Job, ServerState, State, Update
 
 MEAN = "features.1.running_mean"
 
@@ -80,3 +83,57 @@ def test_a_uniform_average_does_not_weigh(tiny: Tiny) -> None:
     mean = uniform_average(tiny.server.models["cnn"], lopsided)["features.0.weight"]
     expected = torch.stack([update.state["features.0.weight"] for update in updates]).double().mean(0)
     torch.testing.assert_close(mean.double(), expected, atol=1e-7, rtol=1e-6)
+
+
+def test_a_policy_is_its_rule(tiny: Tiny) -> None:
+    """And the rule inside gets the previous state and these updates."""
+    previous, updates, seen = tiny.server.models["cnn"], cnns(tiny), []
+
+    def spied(state: State, given: Sequence[Update]) -> State:
+        seen.append(state is previous and list(given) == updates)
+        return average(state, given)
+
+    expected = {
+        "average": average(previous, updates),
+        "local": average(previous, updates),
+        "last": last_statistics(average)(previous, updates),
+        "recalibrate": recalibrated(average, tiny.resources)(previous, updates),
+    }
+    digests = {name: digest({"m": state}) for name, state in expected.items()}
+    assert len(set(digests.values())) == 3
+    for policy, right in digests.items():
+        found = with_statistics(policy, spied, tiny.resources)(previous, updates)
+        assert digest({"m": found}) == right, policy
+    assert seen == [True] * 4
+
+
+def test_the_last_client_that_trained_counts(tiny: Tiny) -> None:
+    previous, (one, *rest) = tiny.server.models["cnn"], cnns(tiny)
+    single, idle = replace(one, n_examples=1), replace(rest[-1], n_examples=0)
+    found = last_statistics(average)(previous, [single, idle])
+    assert torch.equal(found[MEAN], one.state[MEAN])
+    nobody = last_statistics(average)(previous, [idle])
+    assert torch.equal(nobody[MEAN], average(previous, [idle])[MEAN])
+
+
+def test_there_is_nothing_to_recalibrate_without_a_pool_or_statistics(tiny: Tiny) -> None:
+    updates = cnns(tiny)
+    plain = average(tiny.server.models["cnn"], updates)
+    without = recalibrated(average, replace(tiny.resources, pool=None))(tiny.server.models["cnn"], updates)
+    assert digest({"m": without}) == digest({"m": plain})
+
+
+def test_one_client_is_enough_to_recalibrate(tiny: Tiny) -> None:
+    state = recalibrated(average, tiny.resources)(tiny.server.models["cnn"], cnns(tiny)[:1])
+    assert not torch.equal(state[MEAN], cnns(tiny)[0].state[MEAN])
+
+
+def test_local_statistics_pass_the_rounds_seed_on(tiny: Tiny) -> None:
+    seeds: list[int] = []
+
+    def inner(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
+        seeds.append(seed)
+        return Fused(server, dict(server.models))
+
+    local_statistics(inner)(tiny.server, [], 17)
+    assert seeds == [17]
