@@ -153,6 +153,11 @@ def test_the_matrix_is_run_written_and_gone_on_with(tmp_path: Path) -> None:
     assert table.rows[2][1:] == ["–", "–"]
     none, flipped = (found.mean(attack, "fedavg", 0.4, 1.0) for attack in ("none", "sign-flip"))
     assert found.worst()[0] == pytest.approx(none - flipped)
+    assert "†" not in table.title
+    (tmp_path / wanted[0].name / "failed.txt").write_text("too few clients")
+    marked = matrix.Matrix.read(wanted, tmp_path).comparison()
+    assert marked.rows[0][1:] == [f"{table.rows[0][1]} †", table.rows[0][2]]
+    assert "ended early" in marked.title
 
 
 def test_the_preset_is_what_the_page_says() -> None:

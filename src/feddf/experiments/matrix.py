@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import isnan, nan
@@ -106,6 +106,7 @@ class Matrix:
 
     cells: Sequence[Cell]
     accuracies: Mapping[str, float]
+    failed: Collection[str] = ()
 
     @classmethod
     def read(cls, wanted: Sequence[Cell], out: Path) -> Matrix:
@@ -116,17 +117,17 @@ class Matrix:
             run = read_run(path) if (path / "config.toml").is_file() else None
             done = run is not None and (max(run.rounds, default=0) >= run.value("rounds") or failure_of(path))
             found[cell.name] = (run.curve()[-1] if run.records else 0.0) if run is not None and done else nan
-        return cls(wanted, found)
+        return cls(wanted, found, [cell.name for cell in wanted if failure_of(out / cell.name)])
 
     def mean(self, attack: str, method: str, share: float, alpha: float) -> float:
         """Return the mean over the seeds that are done."""
-        mine = [
-            self.accuracies[cell.name]
-            for cell in self.cells
-            if (cell.attack, cell.method, cell.share, cell.alpha) == (attack, method, share, alpha)
-        ]
+        mine = [self.accuracies[name] for name in self._names(attack, method, share, alpha)]
         known = [value for value in mine if not isnan(value)]
         return fmean(known) if known else nan
+
+    def _names(self, attack: str, method: str, share: float, alpha: float) -> list[str]:
+        wanted = (attack, method, share, alpha)
+        return [cell.name for cell in self.cells if (cell.attack, cell.method, cell.share, cell.alpha) == wanted]
 
     @property
     def columns(self) -> list[tuple[float, float, str]]:
@@ -156,6 +157,11 @@ class Matrix:
         seeds = sorted({cell.seed for cell in self.cells})
         names = [f"{method}, α = {alpha:g}, {100 * share:g} %" for share, alpha, method in self.columns]
         rows = [[attack, *map(percent, row)] for attack, row in zip(self.attacks, self.values(), strict=True)]
+        for row in rows:
+            for number, (share, alpha, method) in enumerate(self.columns, 1):
+                if not set(self.failed).isdisjoint(self._names(row[0], method, share, alpha)):
+                    row[number] += " †"
         worst = ["largest loss, in points", *(f"{100 * loss:.1f}" for loss in self.worst())]
         title = f"Test accuracy at the last round under attack, in % (mean over seeds {', '.join(map(str, seeds))})"
+        title += "; †: a run ended early, when too few clients had sent a usable update" if self.failed else ""
         return Comparison(title, ["attack", *names], [*rows, worst])
