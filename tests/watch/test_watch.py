@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from feddf.report.read import ReportError
+from feddf.runtime.atomic import held
 from feddf.watch.http_server import Watch
 from feddf.watch.page import SCRIPTS, STYLES, embedded, part, whole_page, write_page
 from feddf.watch.snapshot import LONGEST, Snapshots
@@ -54,6 +55,17 @@ def place(tmp_path: Path) -> Path:
     write(tmp_path / "runs" / "strange", "feddf", [])
     (tmp_path / "runs" / "strange" / "metrics.jsonl").write_text('{"round": 1}\n[3]\n')
     return tmp_path / "runs"
+
+
+def test_a_run_in_its_first_round_is_running(tmp_path: Path) -> None:
+    path = write(tmp_path / "first", "feddf", [])
+    (path / "metrics.jsonl").unlink()
+    states = []
+    for _ in range(2):
+        with held(path / "lock", RuntimeError("held")):
+            states += [one["state"] for one in Snapshots([path]).take()["runs"]]
+        states += [one["state"] for one in Snapshots([path]).take()["runs"]]
+    assert states == ["running", "waiting"] * 2
 
 
 def test_a_snapshot_has_every_run_and_a_line_about_those_that_cannot_be_read(place: Path) -> None:

@@ -124,3 +124,12 @@ def held(path: Path, refusal: Exception) -> Iterator[None]:
         except OSError as error:
             raise refusal from error
         yield
+
+
+def is_held(path: Path, table: Path = Path("/proc/locks")) -> bool:
+    """Say whether a process of this machine holds a lock file, without touching the lock; ``False`` if unknown."""
+    try:
+        inode, lines = path.stat().st_ino, table.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return False
+    return any("FLOCK" in line and f":{inode} " in line for line in lines)

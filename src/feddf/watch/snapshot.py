@@ -11,7 +11,7 @@ from typing import Any
 
 from feddf.config.errors import FeddfError, reason
 from feddf.report.read import Run, differing, read_run, run_folders, short_names
-from feddf.runtime.atomic import damaged_lines
+from feddf.runtime.atomic import damaged_lines, is_held
 
 Json = dict[str, Any]
 LONGEST = 300
@@ -107,7 +107,7 @@ def _progress(run: Run, stamp: tuple[int, int] | None) -> Json:
     spent = run.seconds()
     a_round = sum(spent.get(stage, 0.0) for stage in ("train", "fuse", "evaluate")) / done if done else None
     updated = stamp[0] / 1e9 if stamp else None
-    state = "finished" if done >= planned else "waiting"
+    state = "finished" if done >= planned else "running" if is_held(run.path / "lock") else "waiting"
     if state == "waiting" and updated is not None:
         late = max(120.0, 5 * (a_round or 0.0))
         state = "running" if time.time() - updated < late else "stopped"
