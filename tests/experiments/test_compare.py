@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 
 from feddf.config import ConfigError, Experiment, parse, with_values
-from feddf.config.keys import keys_of
+from feddf.config.keys import flat, keys_of
 from feddf.config.method_names import PARTS, SHORT
 from feddf.experiments.variants import grid, variant
+from feddf.report.read import method_name
 
 BASE = parse({"data": {"name": "toy"}, "pool": {"sources": ["plane"]}, "prototypes": ["mlp"], "clients": {"number": 4}})
 
@@ -90,3 +91,13 @@ def test_several_values_of_a_key_are_settings_with_names() -> None:
         "alpha=10,epochs=1-fedavg-seed1",
     ]
     assert {one.experiment.partition.alpha for one in found} == {0.1, 10.0}
+
+
+@pytest.mark.parametrize("method", [*SHORT, "fedavg", "feddf"])
+def test_reports_call_a_method_by_its_short_name(method: str) -> None:
+    assert method_name(flat(variant(BASE, method).model_dump())) == method
+
+
+def test_reports_say_what_the_short_name_does_not() -> None:
+    other = with_values(variant(BASE, "feddf-plus"), {"local.proximal": 0.1})
+    assert method_name(flat(other.model_dump())) == "feddf-plus+proximal=0.1"

@@ -97,7 +97,7 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="[methods=A,B] [seeds=0,1,2] [target=0.8] [KEY=VALUE[,VALUE]...]...",
-            help="What to compare (default: methods=fedavg,feddf seeds=0; also fedprox, fedavgm, fedma, feddf+swag, "
+            help="What to compare (default: methods=fedavg,feddf seeds=0; also fedprox, fedavgm, fedma, feddf-plus, "
             "...), and values that replace those of the configuration. Several numbers, as in alpha=0.1,1,10, are "
             "tried one after the other.",
             show_default=False,
