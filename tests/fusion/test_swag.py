@@ -63,3 +63,37 @@ def test_the_seed_decides() -> None:
     updates = [update(i, point) for i, point in enumerate(POINTS)]
     one, same, other = (digest({s.client_id: s.state for s in swag(updates, seed)}) for seed in (1, 1, 2))
     assert one == same != other
+
+
+def clients_with_two_weights() -> list[Update]:
+    """The first weights lie on a line through the mean; the second do too, with deviations of their own."""
+    first, second = POINTS[:, :1].expand(4, 50), POINTS[:, 1:].expand(4, 50)
+    return [Update(f"c{i}", "p", 3, {"a": first[i].clone(), "b": second[i].clone()}, 10) for i in range(4)]
+
+
+def test_noise_of_one_tensor_says_nothing_about_another() -> None:
+    """All elements of a tensor deviate alike here, so what the low rank adds is constant in it and taken off."""
+    samples = swag(clients_with_two_weights(), 0, samples=200)
+    noise = {
+        key: torch.stack([s.state[key] - s.state[key].mean() for s in samples]).flatten().numpy() for key in ("a", "b")
+    }
+    assert abs(np.corrcoef(noise["a"], noise["b"])[0, 1]) < 0.05
+
+
+def test_the_seed_decides_both_parts() -> None:
+    one, other = (swag(clients_with_two_weights(), seed, samples=1)[0].state["a"] for seed in (1, 2))
+    assert not torch.allclose(one - one.mean(), other - other.mean())  # the diagonal
+    assert abs(float(one.mean() - other.mean())) > 0.5  # the low rank: the diagonal's mean over 50 is small
+
+
+def test_prototypes_are_sampled_apart_and_samples_count_like_a_mean_client() -> None:
+    updates = [update(i, POINTS[i % 4], n=4 + i, prototype=name) for name in "ab" for i in range(4)]
+    samples = swag(updates, 0, samples=1)
+    assert not torch.equal(samples[0].state["w"], samples[1].state["w"])
+    assert [(s.prototype, s.round, s.n_examples) for s in samples] == [("a", 1, 6), ("b", 1, 6)]  # 22 / 4
+    assert {tensor.dtype for tensor in samples[0].state.values()} == {torch.float32, torch.int64}
+
+
+def test_a_client_with_one_example_is_part_of_it_and_one_with_none_is_not() -> None:
+    assert len(swag([update(0, POINTS[0], n=1), update(1, POINTS[1], n=1)], 0, samples=3)) == 3
+    assert swag([update(0, POINTS[0], n=1), update(1, POINTS[1], n=0)], 0, samples=3) == []
