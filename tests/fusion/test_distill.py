@@ -127,6 +127,7 @@ def test_a_student_that_diverges_is_never_returned(scored: bool) -> None:
     config = DistillConfig(steps=40, batch=8, check=10)
     result = distill(student, mad, POOL, config, score=score, seed=0)
     assert digest({"m": result.state}) == before
+    assert (result.steps, result.best_step) == (10, 0)  # where it was seen, and what is returned
 
 
 def test_the_pool_is_gone_through_evenly() -> None:
