@@ -11,9 +11,10 @@ from torch import Tensor
 from conftest import Tiny, make_tiny
 from feddf.config import ConfigError, DistillConfig, parse, with_values
 from feddf.config.keys import nested
+from feddf.config.records import DistillationRecord
 from feddf.engines import in_process
 from feddf.evaluate import accuracy, logits
-from feddf.fusion.distill import kl_divergence
+from feddf.fusion.distill import distill, kl_divergence
 from feddf.fusion.ensemble import avg_logits
 from feddf.fusion.feddf import feddf, held_out_inputs
 from feddf.rounds import run_round
@@ -226,3 +227,31 @@ def test_fusing_good_clients_gives_a_good_model() -> None:
         server = run_round(server, tiny.federation, engine=in_process, train=tiny.local, fuse=fuse).server
     for name, prototype in tiny.prototypes.items():
         assert accuracy(prototype.load(server.models[name]), tiny.test) > 0.9
+
+
+def test_the_rounds_seed_decides_how_students_learn(tiny: Tiny) -> None:
+    updates, fuse = trained(tiny), fusion(tiny, {"distill.stop": "steps", "distill.steps": 5, "distill.batch": 8})
+    one, same, other = (digest(fuse(tiny.server, updates, seed).server.models) for seed in (1, 1, 2))
+    assert one == same != other
+
+
+def test_students_learn_from_nothing_that_is_held_out(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    learned: list[set[int]] = []
+
+    def spied(student: Any, answers: Any, pool: Any, config: DistillConfig, **options: Any) -> Any:
+        learned.append(set(options["chosen_from"].tolist()))
+        return distill(student, answers, pool, config, **options)
+
+    monkeypatch.setattr("feddf.fusion.feddf.distill", spied)
+    fuse = fusion(tiny, {"distill.stop": "held-out-loss", "distill.steps": 5})
+    fuse(tiny.server, trained(tiny), 1)
+    config = tiny.settings.distill.model_copy(update={"stop": "held-out-loss"})
+    kept, held_out = held_out_inputs(len(tiny.pool), config)
+    assert len(held_out) > 0
+    assert learned == [set(kept.tolist())] * len(tiny.prototypes)
+
+
+def test_the_record_of_a_student_has_the_documented_keys(tiny: Tiny) -> None:
+    fused = fusion(tiny, {"distill.steps": 5})(tiny.server, trained(tiny), 1)
+    for record in fused.notes["distillation"].values():
+        assert record.keys() == DistillationRecord.__annotations__.keys()

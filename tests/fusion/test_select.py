@@ -8,7 +8,8 @@ import torch
 from conftest import Tiny, stripes
 from feddf.engines import in_process
 from feddf.fusion.average import fedavg
-from feddf.fusion.select import Dropped, drop_worst, random_guessers, released_rule
+from feddf.fusion.robust import assumed
+from feddf.fusion.select import Dropped, drop_worst, lowest, random_guessers, released_rule
 from feddf.states import digest
 from feddf.types import Fusion, Job, Refusal, Update
 
@@ -17,6 +18,23 @@ def test_the_papers_rule_drops_those_that_guess() -> None:
     found = {"guess": 0.1, "lucky": 0.115, "learned": 0.2}
     assert random_guessers(found, n_classes=10, n_examples=1000) == Dropped(frozenset({"guess", "lucky"}))
     assert random_guessers(found, n_classes=10, n_examples=100_000) == Dropped(frozenset({"guess"}))
+
+
+def test_the_papers_rule_allows_two_standard_errors() -> None:
+    """√(0.1 · 0.9 / 100) is 0.03."""
+    found = {"at chance": 0.159, "above": 0.161}
+    assert random_guessers(found, n_classes=10, n_examples=100).clients == {"at chance"}
+
+
+@pytest.mark.parametrize("clients", [3, 5, 10, 20])
+def test_the_filter_against_hostile_clients_drops_the_lowest(clients: int) -> None:
+    accuracies = {f"c{number}": number / 100 for number in reversed(range(clients))}
+    found = lowest(accuracies, 10, 100).clients
+    assert found == {f"c{number}" for number in range(assumed(clients))}
+
+
+def test_the_released_rule_keeps_who_is_exactly_at_its_cut() -> None:
+    assert released_rule({"a": 1.2 / 10, "b": 0.13, "c": 0.6}, 10, 1000).clients == frozenset()
 
 
 def test_the_released_rule_falls_back_on_the_spread() -> None:
