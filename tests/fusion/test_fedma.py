@@ -14,6 +14,7 @@ from feddf.config import ClientsConfig, FedMAConfig, LocalConfig, with_values
 from feddf.config.names import MODELS
 from feddf.engines import in_process
 from feddf.evaluate import accuracy
+from feddf.fusion import matching
 from feddf.fusion.fedma import (
     Layers,
     fedma,
@@ -279,3 +280,19 @@ def test_the_method_asks_its_clients_for_what_it_needs() -> None:
     same = match_and_average({"mlp": layers_of(tiny.prototypes["mlp"])}, FedMAConfig(growth=1.5))
     assert digest(one.server.models) == digest(same(ServerState(0, {"mlp": state}), updates, 0).server.models)
     assert 16 < one.notes["fedma"]["widths"]["mlp"][0] <= 24
+
+
+@pytest.mark.parametrize("gamma", [1.0, 7.0])
+def test_the_score_of_a_place_is_the_posteriors(gamma: float) -> None:
+    """Written out by loops, as Yurochkin et al. (2019) and FedMA have it, for σ² = 0.7 and five clients."""
+    random = np.random.default_rng(3)
+    rows, sums, counts = random.normal(size=(4, 3)), random.normal(size=(2, 3)), np.array([1.0, 3.0])
+    found = matching._score(rows, sums, counts, 3, variance=0.7, n_clients=5, gamma=gamma)
+    for i, v in enumerate(rows):
+        for place, (total, m) in enumerate(zip(sums, counts, strict=True)):
+            gain = np.sum((total + v) ** 2) / (0.7 * (m + 2)) - np.sum(total**2) / (0.7 * (m + 1))
+            assert found[i, place] == pytest.approx(gain + 2 * np.log(m / (5 - m)))
+        for t in (1, 2, 3):
+            as_new = np.sum(v**2) / (2 * 0.7) - 2 * np.log(t) + 2 * np.log(gamma / 5)
+            assert found[i, 1 + t] == pytest.approx(as_new)
+    assert found.shape == (4, 5)
