@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import permutations
 
@@ -296,3 +297,53 @@ def test_the_score_of_a_place_is_the_posteriors(gamma: float) -> None:
             as_new = np.sum(v**2) / (2 * 0.7) - 2 * np.log(t) + 2 * np.log(gamma / 5)
             assert found[i, 1 + t] == pytest.approx(as_new)
     assert found.shape == (4, 5)
+
+
+def scaled_copies(name: str) -> tuple[State, list[Update]]:
+    """Two clients whose weights differ by a factor only: matching is the identity, and averages are known."""
+    state = initial(prototype(name), 0)
+    return state, [
+        Update("a", name, 1, state, 1),
+        Update("b", name, 1, {key: 2 * tensor for key, tensor in state.items()}, 3),
+    ]
+
+
+def test_hidden_layers_are_averaged_uniformly_and_the_last_by_examples() -> None:
+    state, updates = scaled_copies("mlp")
+    layers = layers_of(prototype("mlp"))
+    fused, _ = matched_average(updates, layers, state, config=FedMAConfig(growth=1.0))
+    for name in layers.names:
+        factor = 1.75 if name == layers.names[-1] else 1.5
+        weight = f"{name}.weight"
+        found = fused[weight].abs().sum() / state[weight].abs().sum()
+        assert float(found) == pytest.approx(factor, rel=1e-5), name
+
+
+def test_a_client_with_one_example_is_matched() -> None:
+    state, updates = scaled_copies("mlp")
+    fuse = match_and_average({"mlp": layers_of(prototype("mlp"))}, FedMAConfig())
+    both = fuse(ServerState(0, {"mlp": state}), updates, 0).server.models["mlp"]
+    last = f"{layers_of(prototype('mlp')).names[-1]}.bias"
+    torch.testing.assert_close(both[last], 1.75 * state[last])
+
+
+def test_every_client_begins_from_weights_of_its_own_by_its_seed() -> None:
+    one = prototype("mlp")
+    began: list[str] = []
+    for seed in (1, 1, 2):
+        model = one.load(initial(one, 0))
+        job = Job(Client("c", "mlp"), 1, initial(one, 0), seed)
+        keep_matched(model, job, layers={"mlp": layers_of(one)}, prototypes={"mlp": one}, own_start=True)
+        began.append(digest({"m": model.state_dict()}))
+    assert began[0] == began[1] != began[2]
+
+
+def test_clients_of_every_architecture_keep_their_own_layers_until_a_model_is_whole() -> None:
+    names = ("mlp", "cnn")
+    layers = {name: layers_of(prototype(name)) for name in names}
+    states = {name: initial(prototype(name), 0) for name in names}
+    updates = [replace(one, client_id=f"{name}-{one.client_id}") for name in names for one in scaled_copies(name)[1]]
+    fuse = match_and_average(layers, FedMAConfig(growth=1.0))
+    length = rounds_a_model(layers)
+    assert fuse(ServerState(0, states), updates, 0).server.own.keys() == {one.client_id for one in updates}
+    assert fuse(ServerState(length - 1, states), updates, 0).server.own == {}
