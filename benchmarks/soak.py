@@ -258,12 +258,15 @@ def _mutated_logs(count: int, folder: Path, seed: int) -> int:
     for number in range(1, 6):
         run.append({"round": number, "models": {}})  # type: ignore[typeddict-item]
     content = run.metrics.read_bytes()
+    lines = content.splitlines()
     for _ in range(count):
-        run.metrics.write_bytes(_changed(content, chance))
-        before = len(run.records())
+        found = _changed(content, chance)
+        run.metrics.write_bytes(found)
+        read = {record["round"] for record in run.records()}
         repaired += bool(run.damage())
-        if before < 1 or not read_run(run.path).config:
-            raise Lost("a damaged line cost the log")
+        whole = {number for number, line in enumerate(lines, 1) if line in found.split(b"\n")}
+        if not whole <= read or not read_run(run.path).config:
+            raise Lost(f"a damaged line cost others: rounds {sorted(whole)} are whole, {sorted(read)} were read")
     run.metrics.write_bytes(content)
     return repaired
 
