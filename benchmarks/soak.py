@@ -7,7 +7,6 @@ Each part is a function of its size, so that the tests run the same code in seco
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import resource
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -333,27 +332,25 @@ PARTS: dict[str, Callable[[Path, float], str]] = {
 }
 
 
-def run(names: Sequence[str], size: float) -> list[Part]:
-    """Run parts, one after the other; the first loss ends the trial."""
-    found: list[Part] = []
+def run(names: Sequence[str], size: float) -> Iterator[Part]:
+    """Run parts, one after the other, and yield each when it is done; the first loss ends the trial."""
     for name in names:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="feddf-soak-") as folder:
             said = PARTS[name](Path(folder), size)
-        found.append(Part(name, said, time.monotonic() - began))
-        print(f"{name}: {said} ({found[-1].seconds:.0f} s)", flush=True)
-    return found
+        yield Part(name, said, time.monotonic() - began)
 
 
-def write(parts: Sequence[Part], page: Path = PAGE) -> None:
-    """Write the summary between the page's markers."""
-    text = page.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
+def write(part: Part, page: Path = PAGE) -> None:
+    """Write a part's row between the page's markers; rows of the other parts stay as they are."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    old, _, after = rest.partition(END)
+    rows = {line.split(" | ")[0].strip("| "): line for line in old.splitlines() if line.startswith("| ")}
     day = time.strftime("%Y-%m-%d")
-    rows = "".join(f"| {part.name} | {part.found} | {part.seconds:.0f} |\n" for part in parts)
-    table = f"Run on {day}, {os.cpu_count()} cores.\n\n| part | found | seconds |\n|---|---|---:|\n{rows}"
-    page.write_text(f"{before}{BEGIN}\n{table}{END}{after}", encoding="utf-8")
+    rows[part.name] = f"| {part.name} | {part.found} | {part.seconds:.0f} | {day}, {os.cpu_count()} cores |"
+    table = "\n".join(rows[name] for name in PARTS if name in rows)
+    head = "| part | found | seconds | run on |\n|---|---|---:|---|"
+    page.write_text(f"{before}{BEGIN}\n{head}\n{table}\n{END}{after}", encoding="utf-8")
 
 
 def main() -> None:
@@ -363,10 +360,10 @@ def main() -> None:
     words.add_argument("--write", action="store_true", help="write the summary to docs/reliability.md")
     given = words.parse_args()
     torch.set_num_threads(1)
-    found = run(given.parts, given.size)
-    print(json.dumps([part.__dict__ for part in found]))
-    if given.write:
-        write(found)
+    for part in run(given.parts, given.size):
+        print(f"{part.name}: {part.found} ({part.seconds:.0f} s)", flush=True)
+        if given.write:
+            write(part)
 
 
 if __name__ == "__main__":

@@ -229,7 +229,7 @@ MISTAKES = {
     ("report", "nowhere"): (2, "error: nowhere is not a run folder"),
     ("compare", "small.toml", "seeds=a"): (2, "error: seeds = 'a': must be whole numbers"),
     ("compare", "small.toml", "target=80"): (2, "error: target = '80': must be an accuracy from 0 to 1"),
-    ("compare", "small.toml", "methods=best"): (2, "error: methods = 'best': known are fedavg, feddf, fedma"),
+    ("compare", "small.toml", "methods=best"): (2, "error: fusion.method = 'best': known are: fedavg, feddf, fedma"),
 }
 
 

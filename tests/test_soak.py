@@ -35,14 +35,17 @@ def test_rounds_end_whatever_a_tenth_of_the_clients_does(soak: ModuleType, tmp_p
 def test_the_summary_goes_between_the_markers(soak: ModuleType, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{soak.BEGIN}\nold\n{soak.END}\nafter\n")
-    soak.write([soak.Part("kills", "200 kills", 9.4)], page)
+    soak.write(soak.Part("kills", "200 kills", 9.4), page)
     text = page.read_text()
     assert "| kills | 200 kills | 9 |" in text
     assert "old" not in text
     assert text.startswith("before")
     assert text.endswith("after\n")
-    soak.write([soak.Part("kills", "again", 1.0)], page)
-    assert "200 kills" not in page.read_text()
+    soak.write(soak.Part("mutations", "many", 3.0), page)
+    soak.write(soak.Part("kills", "again", 1.0), page)
+    text = page.read_text()
+    assert "200 kills" not in text
+    assert text.index("| kills | again | 1 |") < text.index("| mutations | many | 3 |")
 
 
 def test_the_page_has_the_markers(soak: ModuleType) -> None:

@@ -187,7 +187,10 @@ def test_a_model_is_loaded_and_asked_there(tmp_path: Path) -> None:
     assert there == feddf.load_model(folder).predict([image])
 
 
-def test_a_device_that_is_not_here_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
+def test_a_device_that_is_not_here_is_one_line_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a folder called digits, where the tests are run, would be taken as the pool
     folder = as_folder(models()["all"], spec_of(), tmp_path / "model")
     with pytest.raises(ConfigError, match="has no such device"):
         feddf.fuse([folder], feddf.StudentPlan("cnn", ENCODE, {"width": 4}), POOL, device="vulkan:7")
