@@ -63,12 +63,13 @@ def spelled_out(values: Mapping[str, Any]) -> Mapping[str, Any]:
     A part stands for its value in :data:`PARTS`, unless the configuration has another than the default (``proximal =
     0.1`` is FedProx's).
     """
-    tables = {name: part.model_dump() if isinstance(part, Section) else part for name, part in values.items()}
-    given = flat(tables)
-    method = given.get("fusion.method")
+    fusion = values.get("fusion")
+    method = fusion.get("method") if isinstance(fusion, Mapping) else None
     if not isinstance(method, str) or method in METHODS:
         return values
     name, changes = changes_of(method)
+    tables = {name: part.model_dump() if isinstance(part, Section) else part for name, part in values.items()}
+    given = flat(tables)
     mine = {key: value for key, value in changes.items() if given.get(key, default_of(key)) == default_of(key)}
     return nested(tables, {"fusion.method": name, **mine})
 
