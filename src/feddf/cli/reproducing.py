@@ -33,6 +33,7 @@ def reproduce(
     ),
     list_all: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
     estimate_only: Annotated[bool, typer.Option("--estimate", help="Only say how long it would take.")] = False,
+    only_finished: Annotated[bool, typer.Option("--finished", help="Run nothing; judge by the finished runs.")] = False,
 ) -> None:
     """Run a table or figure of the paper and check its claim, for instance: feddf reproduce table1 --scale smoke"""
     from feddf.reproduce.artefact import SCALES
@@ -47,7 +48,7 @@ def reproduce(
     if scale not in SCALES:
         raise ConfigError.at("--scale", scale, f"must be one of {', '.join(SCALES)}")
     for name in NAMES if artefact == "all" else artefact.split(","):
-        _reproduce(find(name), scale, numbers("--seeds", seeds), parallel, runs, out, estimate_only)
+        _reproduce(find(name), scale, numbers("--seeds", seeds), parallel, runs, out, estimate_only, only_finished)
 
 
 def _reproduce(
@@ -58,6 +59,7 @@ def _reproduce(
     runs: Path,
     out: Path,
     estimate_only: bool,
+    only_finished: bool,
 ) -> None:
     from feddf.reproduce.cells import experiments_of, to_do
     from feddf.reproduce.estimate import seconds_of
@@ -68,7 +70,7 @@ def _reproduce(
         out_console.print(f"{name}: nothing to do at the scale '{scale}'", soft_wrap=True)
         return
     left = to_do(experiments, out / "cells")
-    if scale != "smoke" and artefact.compute is None:
+    if scale != "smoke" and artefact.compute is None and not only_finished:
         hours = seconds_of(left.values(), parallel) / 3600
         out_console.print(f"{name}: {len(left)} runs to do, about {hours:.1f} hours here", soft_wrap=True)
     if estimate_only:
@@ -77,6 +79,7 @@ def _reproduce(
     def say(text: str) -> None:
         out_console.print(f"{name}: {text}", soft_wrap=True, highlight=False, markup=False)
 
-    found = reproduce(artefact, scale, seeds, runs, out / "cells", 0 if scale == "smoke" else parallel, say)
+    workers = 0 if scale == "smoke" else parallel
+    found = reproduce(artefact, scale, seeds, runs, out / "cells", workers, say, only_finished)
     path = write(found, out)
     say(f"{found['verdict']} ({path})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import isnan, nan, sqrt
 from statistics import fmean, stdev
 from typing import Any, Literal, get_args
 
@@ -12,10 +12,11 @@ from feddf.report.read import Run
 
 Scale = Literal["paper", "cpu", "smoke"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
+SmallTask = Literal["digits", "photographs", "texts"]
 Changes = Mapping[str, Any]
 """Values of keys, by their full names."""
 
-HOLDS, IN_PART, FAILS = "holds", "holds in part", "does not hold"
+HOLDS, IN_PART, FAILS, UNTESTED = "holds", "holds in part", "does not hold", "could not be tested here"
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ class Finding:
         """Whether the difference is larger than the spread of the seeds."""
         return abs(self.left - self.right) > self.spread
 
+    @property
+    def measured(self) -> bool:
+        """Whether both sides were run."""
+        return not isnan(self.left) and not isnan(self.right)
+
 
 @dataclass(frozen=True)
 class Artefact:
@@ -67,7 +73,7 @@ class Artefact:
     cells: Sequence[Cell]
     check: Callable[[Measured], list[Finding]]
     measure: Callable[[Run], float]
-    unit: str = "test accuracy in %, mean over the last fifth of the rounds"
+    unit: str = "test accuracy in %, mean over the last quarter of the rounds"
     reduction: str = ""
     """What is reduced at the scale ``cpu`` beyond what the scale says of itself."""
     reduced: Mapping[str, Changes] = field(default_factory=dict)
@@ -76,6 +82,8 @@ class Artefact:
     higher_is_better: bool = True
     reducible: bool = True
     """Whether the scale ``cpu`` is smaller than the paper's."""
+    small_task: SmallTask = "digits"
+    """What is learned at the scale ``cpu``."""
     compute: Callable[[Scale, Sequence[int]], dict[str, list[float]]] | None = None
     """For what is no run: (scale, seeds) -> the numbers of each cell."""
 
@@ -93,12 +101,13 @@ class Measured:
         self.values, self._higher = values, higher_is_better
 
     def mean(self, cell: str) -> float:
-        """Return a cell's mean over the seeds."""
-        return fmean(self.values[cell])
+        """Return a cell's mean over the seeds; nan where it was not run."""
+        return fmean(self.values[cell]) if self.values.get(cell) else nan
 
     def spread(self, *cells: str) -> float:
         """Return √Σ s², s being the sample standard deviation (n − 1) of each cell over its seeds; 0 for one seed."""
-        return sqrt(sum(stdev(self.values[cell]) ** 2 for cell in cells if len(self.values[cell]) > 1))
+        found = [self.values.get(cell, ()) for cell in cells]
+        return sqrt(sum(stdev(values) ** 2 for values in found if len(values) > 1))
 
     def better(self, left: str, right: str) -> Finding:
         """Compare two cells: the first should be better."""
@@ -122,13 +131,15 @@ class Measured:
 def verdict(findings: Sequence[Finding]) -> str:
     """Return the verdict on a claim: whether all, some or none of its comparisons came out as the paper says."""
     true = sum(finding.holds for finding in findings)
+    if not findings:
+        return UNTESTED
     return HOLDS if true == len(findings) else FAILS if true == 0 else IN_PART
 
 
 def final_accuracy(run: Run) -> float:
-    """Return the fused models' test accuracy in %, the mean over prototypes and over the last fifth of the rounds."""
+    """Return the fused models' test accuracy in %, the mean over prototypes and over the last quarter of the rounds."""
     curve = run.curve()
-    return 100 * fmean(curve[-max(1, len(curve) // 5) :])
+    return 100 * fmean(curve[-max(1, len(curve) // 4) :])
 
 
 def rounds_to(target: float) -> Callable[[Run], float]:

@@ -50,16 +50,24 @@ def to_do(experiments: Mapping[str, Sequence[Experiment]], kept: Path) -> dict[s
 
 
 def run_cells(
-    experiments: Mapping[str, Sequence[Experiment]], folder: Path, kept: Path, parallel: int, say: Say
+    experiments: Mapping[str, Sequence[Experiment]],
+    folder: Path,
+    kept: Path,
+    parallel: int,
+    say: Say,
+    only_finished: bool = False,
 ) -> dict[str, list[Run]]:
     """Run what is not finished yet, and return the runs of each cell. With ``parallel = 0`` all run in this process.
 
     Runs go on in ``folder``; once one has ended, its small files are copied to ``kept``, where later calls find them.
+    With ``only_finished`` nothing is run, and cells may lack runs.
     """
     missing = to_do(experiments, kept)
     count = len({hash_of(one) for mine in experiments.values() for one in mine})
     if len(missing) < count:
         say(f"{count - len(missing)} of {count} runs are finished already")
+    if only_finished:
+        missing = {}
     for name, experiment in missing.items():
         if not (folder / name / "config.toml").exists():
             RunFolder.create(folder / name, experiment)
@@ -74,9 +82,13 @@ def run_cells(
     for name in missing:
         keep(folder / name, kept)
     return {
-        cell: [read_run(kept / hash_of(one)) for one in mine if not failure_of(kept / hash_of(one))]
+        cell: [read_run(path) for path in (kept / hash_of(one) for one in mine) if _came_to_its_end(path)]
         for cell, mine in experiments.items()
     }
+
+
+def _came_to_its_end(kept: Path) -> bool:
+    return (kept / "config.toml").exists() and not failure_of(kept)
 
 
 def keep(run: Path, kept: Path) -> None:

@@ -28,17 +28,21 @@ def reproduce(
     kept: Path,
     parallel: int,
     say: Callable[[str], None],
+    only_finished: bool = False,
 ) -> dict[str, Any]:
-    """Run the cells that are not finished, and return what was measured and the verdict on the claim."""
+    """Run the cells that are not finished, and return what was measured and the verdict on the claim.
+
+    With ``only_finished`` nothing is run: the verdict is on the comparisons whose cells are there.
+    """
     runs: dict[str, list[Run]] = {}
     experiments: dict[str, list[Experiment]] = {}
     if artefact.compute is not None:
         values = artefact.compute(scale, seeds)
     else:
         experiments = experiments_of(artefact, scale, seeds)
-        runs = run_cells(experiments, folder, kept, parallel, say)
+        runs = run_cells(experiments, folder, kept, parallel, say, only_finished)
         values = {cell: [artefact.measure(run) for run in mine] for cell, mine in runs.items() if mine}
-    findings = artefact.check(Measured(values, artefact.higher_is_better))
+    findings = [one for one in artefact.check(Measured(values, artefact.higher_is_better)) if one.measured]
     return {
         "artefact": artefact.name,
         "title": artefact.title,

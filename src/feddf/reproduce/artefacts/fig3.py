@@ -21,24 +21,6 @@ ARTEFACT = Artefact(
     ],
     check,
     final_accuracy,
-    reduction="the model in the folder FEDDF_TEXT_MODEL (here MiniLM-L6), 4,000 texts, four rounds of an epoch",
-    reduced={
-        "cpu": {
-            "data.size": 4_000,
-            "data.test_size": 500,
-            "data.image_size": None,
-            "data.validation": 0.05,
-            "data.max_tokens": 32,
-            "local.epochs": 1,
-            "local.batch": 8,
-            "local.rate": 1e-4,
-            "pool.size": 800,
-            "rounds": 4,
-            "distill.batch": 32,
-            "distill.rate": 1e-4,
-            "distill.steps": 75,
-            "distill.check": 25,
-            "distill.patience": 75,
-        }
-    },
+    small_task="texts",
+    reduction="the model in the folder FEDDF_TEXT_MODEL (here MiniLM-L6)",
 )

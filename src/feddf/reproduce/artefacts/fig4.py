@@ -24,6 +24,7 @@ ARTEFACT = Artefact(
     ],
     check,
     final_accuracy,
+    small_task="photographs",
     reduction="CIFAR-10 only, with ResNet-8, a narrower ResNet-14 and a small CNN, 9 clients",
     reduced={
         "cpu": {
@@ -34,7 +35,6 @@ ARTEFACT = Artefact(
             ),
             "clients.number": 9,
             "clients.fraction": 0.67,
-            "rounds": 15,
         }
     },
     subset={"cpu": lambda cell: cell.row == "CIFAR-10"},

@@ -31,6 +31,7 @@ ARTEFACT = Artefact(
     [Cell(name, "FedDF", "cifar10-resnet8", {**changes, "partition.alpha": 1.0}) for name, changes in SOURCES.items()],
     check,
     final_accuracy,
+    small_task="photographs",
     reduction="CIFAR-100, Tiny-ImageNet, the validation images and noise; no generator",
     subset={"cpu": lambda cell: cell.row in HERE, "smoke": lambda cell: cell.row in HERE},
 )

@@ -42,5 +42,6 @@ ARTEFACT = Artefact(
         ]
     ),
     final_accuracy,
-    reduction="Tiny-ImageNet stands in for downsampled ImageNet as the pool of CIFAR-100; two groups in GroupNorm",
+    reduction="the rows of CIFAR-10 only; two groups in GroupNorm",
+    subset={"cpu": lambda cell: cell.row.startswith("cifar10,")},
 )
