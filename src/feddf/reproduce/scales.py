@@ -2,8 +2,8 @@
 
 ``paper`` is the paper's exact setting. ``cpu`` keeps what an artefact is about (the skew, the methods, the share of
 clients, the local epochs) on a task that a CPU learns in a minute, of which there are two. Most artefacts have digits:
-they are learned from 20 to 90 % in twelve rounds, and clients that trained for 20 epochs on 100 images each have gone so
-far apart that their ensemble is above their average. What needs colours has photographs, which one round teaches
+they are learned from 20 to 90 % in twelve rounds, and clients that trained for 20 epochs on 100 images each have gone
+so far apart that their ensemble is above their average. What needs colours has photographs, which one round teaches
 little about. ``smoke`` takes seconds, on data that come with packages, and only shows that everything runs.
 """
 
@@ -73,7 +73,7 @@ RATES: Mapping[str, Mapping[float, float]] = {
     "batch": {100.0: 0.5, 1.0: 0.5, 0.1: 0.1, 0.01: 0.1},
     "group": {1.0: 0.1, 0.1: 0.5},
 }
-"""The local rate by normalisation and α, tuned in the same way with FedAvg at α = 1 and 0.1, and taken by every method."""
+"""The local rate by normalisation and α, tuned likewise for FedAvg at α = 1 and 0.1, and taken by all methods."""
 
 SMOKE: Changes = {
     "data.name": "mnist-5k",
@@ -101,9 +101,9 @@ IN_PLACE_OF_IMAGENET = ("imagenet32", "stl10")
 
 
 REDUCTIONS: Mapping[str, str] = {
-    "digits": "1,250 MNIST digits at 14×14 (250 of them for validation) in place of CIFAR-10, 8×8 digits of another source "
-    "as the pool, ten clients, 12 rounds, a ResNet-8 of half the width, 150 distillation steps",
-    "photographs": "4,000 images at 16×16, ten clients, 8 rounds, a quarter of the local epochs, 150 distillation steps",
+    "digits": "1,250 MNIST digits at 14×14 (250 of them for validation) in place of CIFAR-10, 8×8 digits of another "
+    "source as the pool, ten clients, 12 rounds, a ResNet-8 of half the width, 150 distillation steps",
+    "photographs": "4,000 images at 16×16, ten clients, 8 rounds, a quarter of the epochs, 150 distillation steps",
     "texts": "3,000 texts of 24 tokens, four rounds of an epoch, 75 distillation steps of 32 at a rate of 1e-4",
     "smoke": "so small that it only shows that everything runs",
 }

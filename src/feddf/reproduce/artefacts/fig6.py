@@ -47,7 +47,7 @@ ARTEFACT = Artefact(
     check,
     final_accuracy,
     small_task="photographs",
-    reduction="CIFAR-10 in place of CIFAR-100, of which 4,000 images teach little; Tiny-ImageNet's 200 classes stand in "
-    "for downsampled ImageNet's 1,000; at most 6,000 of its images",
+    reduction="CIFAR-10 in place of CIFAR-100, of which 4,000 images teach little; Tiny-ImageNet's 200 classes stand "
+    "in for downsampled ImageNet's 1,000; at most 6,000 of its images",
     reduced={"cpu": {"data.name": "cifar10", "pool.size": 6_000}},
 )
