@@ -111,6 +111,8 @@ def test_finished_cells_are_used_again_and_give_the_same_bytes_elsewhere(smoke: 
         assert here is not None
         assert there is not None
         assert digest(here.models) == digest(there.models)
+        for root in (smoke, tmp_path):
+            assert (root / "results" / "cells" / name / "models.sha256").read_text().strip() == digest(here.models)
 
 
 def test_what_is_finished_can_be_judged_before_all_is(smoke: Path, tmp_path: Path) -> None:
@@ -151,7 +153,7 @@ def test_the_page_shows_every_scale_that_was_run(smoke: Path) -> None:
 
 def test_finished_runs_keep_small_files_only(smoke: Path) -> None:
     kept = list((smoke / "results" / "cells").glob("*/*"))
-    assert {path.name for path in kept} == {"config.toml", "metrics.jsonl"}
+    assert {path.name for path in kept} == {"config.toml", "metrics.jsonl", "models.sha256"}
     assert max(path.stat().st_size for path in kept) < 20_000
 
 

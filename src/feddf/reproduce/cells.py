@@ -17,6 +17,7 @@ from feddf.runs.build import build
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
 from feddf.runtime.atomic import write_atomically
+from feddf.states import digest
 
 Say = Callable[[str], None]
 
@@ -41,6 +42,8 @@ def experiments_of(artefact: Artefact, scale: Scale, seeds: Sequence[int]) -> di
 
 KEPT = ("config.toml", "metrics.jsonl", "failed.txt")
 """What is kept of a finished cell: its configuration and its records, which are small, but no weights."""
+
+HASH = "models.sha256"
 
 
 def to_do(experiments: Mapping[str, Sequence[Experiment]], kept: Path) -> dict[str, Experiment]:
@@ -92,8 +95,14 @@ def _came_to_its_end(kept: Path) -> bool:
 
 
 def keep(run: Path, kept: Path) -> None:
-    """Copy the small files of a finished run; the configuration last, because it says that the others are there."""
+    """Copy the small files of a finished run; the configuration last, because it says that the others are there.
+
+    The hash of its final models is kept as well: who repeats the run can tell whether all bytes are the same.
+    """
     (kept / run.name).mkdir(parents=True, exist_ok=True)
+    server, _ = RunFolder.open(run).latest()
+    if server is not None:
+        write_atomically(kept / run.name / HASH, f"{digest(server.models)}\n".encode())
     for name in reversed(KEPT):
         if (run / name).exists():
             write_atomically(kept / run.name / name, (run / name).read_bytes())
