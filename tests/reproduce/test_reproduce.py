@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -120,16 +119,22 @@ def test_what_is_finished_can_be_judged_before_all_is(smoke: Path, tmp_path: Pat
     kept = {cell["row"] + ", " + cell["column"]: cell["hashes"][0] for cell in whole["cells"]}
     arguments = ["reproduce", "table8", "--scale", "smoke", "--seeds", "0", "--out", str(tmp_path), "--finished"]
 
-    def judged() -> dict[str, Any]:
+    written = tmp_path / "smoke" / "table8.json"
+
+    def judge() -> None:
         assert CliRunner().invoke(app, [*arguments, "--runs", str(tmp_path / "none")]).exit_code == 0
         assert not (tmp_path / "none").exists(), "nothing is run"
-        found: dict[str, Any] = json.loads((tmp_path / "smoke" / "table8.json").read_text())
-        return found
 
-    assert judged()["verdict"] == UNTESTED
+    judge()
+    assert not written.exists(), "there is nothing to judge by"
     for cell in ("SGD, α = 1, FedDF", "SGD, α = 1, FedAvg", "SGD, α = 0.1, FedDF"):
         shutil.copytree(smoke / "results" / "cells" / kept[cell], tmp_path / "cells" / kept[cell], dirs_exist_ok=True)
-    assert [one["claim"] for one in judged()["findings"]] == ["SGD, α = 1, FedDF is above SGD, α = 1, FedAvg"]
+    judge()
+    found = json.loads(written.read_text())
+    assert [one["claim"] for one in found["findings"]] == ["SGD, α = 1, FedDF is above SGD, α = 1, FedAvg"]
+    shown = page([{**found, "seeds": [0, 1]}], {"table8": ("Table 8", "")})
+    assert f"{int(found['verdict'] == HOLDS)} of 1 comparisons, 2 seeds" in shown
+    assert shown.count("1 of 2 seeds") == 3
 
 
 def test_the_page_has_every_claim_and_needs_nothing_else(smoke: Path) -> None:
@@ -172,6 +177,9 @@ def test_a_verdict_follows_from_the_numbers() -> None:
         ({"a": [0.5], "b": [1.0], "c": [2.0]}, FAILS),
     ):
         assert verdict(check(Measured(values))) == expected
+    unmeasured = check(Measured({"a": [1.0], "b": []}))
+    assert not any(finding.measured for finding in unmeasured)
+    assert verdict([]) == UNTESTED
     fewer = Measured({"a": [10.0], "b": [20.0]}, higher_is_better=False).better("a", "b")
     assert fewer.holds
     assert "is below" in fewer.claim

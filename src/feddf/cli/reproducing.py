@@ -81,5 +81,8 @@ def _reproduce(
 
     workers = 0 if scale == "smoke" else parallel
     found = reproduce(artefact, scale, seeds, runs, out / "cells", workers, say, only_finished)
+    if only_finished and not found["findings"]:
+        say("nothing that could be compared is finished")
+        return
     path = write(found, out)
     say(f"{found['verdict']} ({path})")

@@ -84,7 +84,7 @@ def _overview(name: str, title: str, needs: str, mine: Mapping[str, Result], sca
             f"<td colspan='{len(scales)}'>{_verdict('could not be tested here')}</td></tr>"
         )
     claim = next(iter(mine.values()))["claim"]
-    verdicts = "".join(f"<td>{_verdict(mine[scale]['verdict']) if scale in mine else '–'}</td>" for scale in scales)
+    verdicts = "".join(f"<td>{_judged(mine[scale]) if scale in mine else '–'}</td>" for scale in scales)
     return (
         f"<tr><td><a href='#{escape(name)}'>{escape(title)}</a></td>"
         f"<td style='text-align:left'>{escape(claim)}</td>{verdicts}</tr>"
@@ -101,6 +101,14 @@ def _verdict(text: str) -> str:
     return f"<span class='verdict {_CLASSES.get(text, 'untested')}'>{escape(text)}</span>"
 
 
+def _judged(one: Result) -> str:
+    """Return a verdict and how many comparisons it comes from."""
+    findings, seeds = one["findings"], len(one["seeds"])
+    true = sum(each["holds"] for each in findings)
+    count = f"<small>{true} of {len(findings)} comparisons, {seeds} seed{'s' * (seeds > 1)}</small>" if findings else ""
+    return _verdict(one["verdict"]) + count
+
+
 def _section(one: Result) -> str:
     reduction = f"<p>Reduced: {escape(one['reduction'])}.</p>" if one["reduction"] else ""
     findings = "".join(
@@ -112,31 +120,33 @@ def _section(one: Result) -> str:
     return (
         f"<h3>Scale {escape(one['scale'])}: {_verdict(one['verdict'])}</h3>{reduction}"
         f"<p>{escape(one['unit'])}; seeds {escape(', '.join(map(str, one['seeds'])))}; "
-        f"the paper's number in grey.</p>{_table(one['cells'])}<ul>{findings}</ul>{_bars(one)}"
+        f"the paper's number in grey.</p>{_table(one['cells'], len(one['seeds']))}<ul>{findings}</ul>{_bars(one)}"
         f"{_curves(one['cells'])}"
         f"<p><code>{escape(one['command'])}</code><br>{one['hours']:g} hours, {escape(one['machine'])}, "
         f"{escape(versions)}, {escape(one['date'])}</p>"
     )
 
 
-def _table(cells: Sequence[Mapping[str, Any]]) -> str:
+def _table(cells: Sequence[Mapping[str, Any]], seeds: int) -> str:
     columns = list(dict.fromkeys(cell["column"] for cell in cells))
     by_place = {(cell["row"], cell["column"]): cell for cell in cells}
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     lines = [
-        f"<tr><td>{escape(row)}</td>{''.join(_entry(by_place.get((row, column))) for column in columns)}</tr>"
+        f"<tr><td>{escape(row)}</td>{''.join(_entry(by_place.get((row, column)), seeds) for column in columns)}</tr>"
         for row in dict.fromkeys(cell["row"] for cell in cells)
     ]
     return f"<table><tr><th></th>{head}</tr>{''.join(lines)}</table>"
 
 
-def _entry(cell: Mapping[str, Any] | None) -> str:
+def _entry(cell: Mapping[str, Any] | None, seeds: int) -> str:
+    """Return a cell's mean and spread, the paper's number, and how many seeds it has if not all were run."""
     if cell is None:
         return "<td></td>"
     values = cell["values"]
     text = "–" if not values else f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
     paper = f"<small>{escape(cell['paper'])}</small>" if cell["paper"] else ""
-    return f"<td>{text}{paper}</td>"
+    fewer = f"<small>{len(values)} of {seeds} seeds</small>" if 0 < len(values) < seeds else ""
+    return f"<td>{text}{fewer}{paper}</td>"
 
 
 def _picture(draw: Callable[[], Figure]) -> str:
