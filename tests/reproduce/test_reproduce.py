@@ -135,6 +135,8 @@ def test_what_is_finished_can_be_judged_before_all_is(smoke: Path, tmp_path: Pat
     shown = page([{**found, "seeds": [0, 1]}], {"table8": ("Table 8", "")})
     assert f"{int(found['verdict'] == HOLDS)} of 1 comparisons, 2 seeds" in shown
     assert shown.count("1 of 2 seeds") == 3
+    assert "(one seed)" not in shown
+    assert "(one seed)" in page([found], {"table8": ("Table 8", "")}), "one seed has no spread, and nothing is clear"
 
 
 def test_the_page_has_every_claim_and_needs_nothing_else(smoke: Path) -> None:

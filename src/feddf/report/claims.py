@@ -109,11 +109,17 @@ def _judged(one: Result) -> str:
     return _verdict(one["verdict"]) + count
 
 
+def _significance(one: Result, finding: Mapping[str, Any]) -> str:
+    if len(one["seeds"]) < 2:
+        return "one seed"
+    return f"{'clear' if finding['clear'] else 'within the spread'} of {finding['spread']:.1f}"
+
+
 def _section(one: Result) -> str:
     reduction = f"<p>Reduced: {escape(one['reduction'])}.</p>" if one["reduction"] else ""
     findings = "".join(
         f"<li>{'✓' if each['holds'] else '✗'} {escape(each['claim'])}: {each['left']:.1f} against {each['right']:.1f}"
-        f" ({'clear' if each['clear'] else 'within the spread'} of {each['spread']:.1f})</li>"
+        f" ({_significance(one, each)})</li>"
         for each in one["findings"]
     )
     versions = ", ".join(f"{name} {value}" for name, value in one["versions"].items())
