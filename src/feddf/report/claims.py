@@ -25,7 +25,7 @@ table { border-collapse: collapse; display: block; overflow-x: auto; margin: .5r
 th, td { border: 1px solid var(--line); padding: .2rem .6rem; text-align: right; vertical-align: top; }
 th:first-child, td:first-child { text-align: left; }
 td small { color: var(--none); display: block; }
-.verdict { font-weight: 600; white-space: nowrap; }
+.verdict { font-weight: 600; }
 .holds { color: var(--ok); } .part { color: var(--part); }
 .fails { color: var(--bad); } .untested { color: var(--none); }
 section { border-top: 1px solid var(--line); margin-top: 2rem; }
@@ -71,8 +71,8 @@ def page(results: Sequence[Result], titles: Mapping[str, tuple[str, str]]) -> st
         f"<title>FedDF, reproduced</title><style>{_STYLE}</style></head><body><h1>FedDF, reproduced</h1>"
         "<p>Each claim of the paper as a check on measured numbers, at each scale that was run. A comparison is clear "
         "when the difference is larger than the spread of the seeds, √Σs², s being the sample standard deviation "
-        "(n − 1).</p><table><tr><th>table or figure</th><th style='text-align:left'>claim</th>"
-        f"{head}</tr>{rows}</table>{sections}</body></html>\n"
+        f"(n − 1).</p><table><tr><th>table or figure</th>{head}"
+        f"<th style='text-align:left'>claim</th></tr>{rows}</table>{sections}</body></html>\n"
     )
 
 
@@ -80,14 +80,14 @@ def _overview(name: str, title: str, needs: str, mine: Mapping[str, Result], sca
     """Return an artefact's line in the list of all claims."""
     if not mine:
         return (
-            f"<tr><td>{escape(title)}</td><td style='text-align:left'>{escape(needs)}</td>"
-            f"<td colspan='{len(scales)}'>{_verdict('could not be tested here')}</td></tr>"
+            f"<tr><td>{escape(title)}</td><td colspan='{len(scales)}'>{_verdict('could not be tested here')}</td>"
+            f"<td style='text-align:left'>{escape(needs)}</td></tr>"
         )
     claim = next(iter(mine.values()))["claim"]
     verdicts = "".join(f"<td>{_judged(mine[scale]) if scale in mine else '–'}</td>" for scale in scales)
     return (
-        f"<tr><td><a href='#{escape(name)}'>{escape(title)}</a></td>"
-        f"<td style='text-align:left'>{escape(claim)}</td>{verdicts}</tr>"
+        f"<tr><td><a href='#{escape(name)}'>{escape(title)}</a></td>{verdicts}"
+        f"<td style='text-align:left'>{escape(claim)}</td></tr>"
     )
 
 
