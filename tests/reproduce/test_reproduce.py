@@ -132,6 +132,9 @@ def test_what_is_finished_can_be_judged_before_all_is(smoke: Path, tmp_path: Pat
     judge()
     found = json.loads(written.read_text())
     assert [one["claim"] for one in found["findings"]] == ["SGD, α = 1, FedDF is above SGD, α = 1, FedAvg"]
+    computed = CliRunner().invoke(app, ["reproduce", "bound", *arguments[2:]])
+    assert "leave out --finished" in computed.output
+    assert not (tmp_path / "smoke" / "bound.json").exists()
     shown = page([{**found, "seeds": [0, 1]}], {"table8": ("Table 8", "")})
     assert f"{int(found['verdict'] == HOLDS)} of 1 comparisons, 2 seeds" in shown
     assert shown.count("1 of 2 seeds") == 3

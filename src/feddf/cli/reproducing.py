@@ -69,6 +69,9 @@ def _reproduce(
     if not experiments:
         out_console.print(f"{name}: nothing to do at the scale '{scale}'", soft_wrap=True)
         return
+    if only_finished and artefact.compute is not None:
+        out_console.print(f"{name}: is computed, not run; leave out --finished", soft_wrap=True)
+        return
     left = to_do(experiments, out / "cells")
     if scale != "smoke" and artefact.compute is None and not only_finished:
         hours = seconds_of(left.values(), parallel) / 3600

@@ -1,10 +1,10 @@
 """The three scales at which an artefact can be run.
 
 ``paper`` is the paper's exact setting. ``cpu`` keeps what an artefact is about (the skew, the methods, the share of
-clients, the local epochs) on a task that a CPU learns in a minute, of which there are two. Most artefacts have digits:
-they are learned from 20 to 90 % in twelve rounds, and clients that trained for 20 epochs on 100 images each have gone
-so far apart that their ensemble is above their average. What needs colours has photographs, which one round teaches
-little about. ``smoke`` takes seconds, on data that come with packages, and only shows that everything runs.
+clients) on a small task. Most artefacts have digits: they are learned from 20 to 90 % in twelve rounds with the paper's
+own local epochs, and in the first rounds the clients' ensemble is well above their average. Figures that need colours
+have photographs, of which little is learned in eight rounds, and Figure 3 has texts. ``smoke`` takes seconds, on data
+that come with packages, and only shows that everything runs.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ def _narrow(experiment: Experiment, changes: Changes) -> dict[str, Any]:
     return {"prototypes": tuple({**one, "width": NARROW} if one["model"] == "resnet8" else one for one in given)}
 
 
-def _prototypes(experiment: Experiment, changes: Changes) -> list[dict[str, Any]]:
+def _prototypes(experiment: Experiment, changes: Changes) -> list[Any]:
+    """Return a cell's own prototypes, or the preset's."""
     return list(changes.get("prototypes") or [one.model_dump() for one in experiment.prototypes])
 
 
@@ -178,7 +179,7 @@ def _pool(experiment: Experiment, changes: Changes) -> dict[str, Any]:
 
 def _small_models(experiment: Experiment, changes: Changes) -> dict[str, Any]:
     """Return one tiny network for each prototype, under its own name."""
-    given = changes.get("prototypes") or [prototype.model_dump() for prototype in experiment.prototypes]
+    given = _prototypes(experiment, changes)
     names = [one if isinstance(one, str) else one.get("name") or one["model"] for one in given]
     fedma = changes.get("fusion.method") == "fedma"
     model = {"model": "mlp", "width": 6} if fedma else {"model": "cnn", "width": 2}
