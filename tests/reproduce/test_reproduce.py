@@ -212,6 +212,18 @@ def test_the_last_quarter_of_the_rounds_counts() -> None:
     assert final_accuracy(Eight()) == pytest.approx(60.0)  # type: ignore[arg-type]
 
 
+def test_one_that_cannot_be_run_does_not_keep_the_others_from_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDDF_DATA", str(tmp_path / "no data"))
+    arguments = ["reproduce", "fig4,fig1", "--scale", "paper", "--estimate", "--seeds", "0"]
+    result = CliRunner().invoke(app, [*arguments, "--runs", str(tmp_path), "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "fig4: data 'cifar10' is not complete" in result.output
+    assert "fig1: 1 run to do" in result.output
+    assert str(result.exception) == "not reproduced, for the reasons above: fig4"
+
+
 def test_unknown_names_are_one_line() -> None:
     with pytest.raises(ConfigError, match="no table or figure is called 'table11'; did you mean 'table1'"):
         find("table11")

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from feddf.cli.arguments import numbers, out_console
-from feddf.config.errors import ConfigError
+from feddf.config.errors import ConfigError, FeddfError
 
 if TYPE_CHECKING:
     from feddf.reproduce.artefact import Artefact, Scale
@@ -47,8 +47,18 @@ def reproduce(
         return
     if scale not in SCALES:
         raise ConfigError.at("--scale", scale, f"must be one of {', '.join(SCALES)}")
-    for name in NAMES if artefact == "all" else artefact.split(","):
-        _reproduce(find(name), scale, numbers("--seeds", seeds), parallel, runs, out, estimate_only, only_finished)
+    chosen = [find(name) for name in (NAMES if artefact == "all" else artefact.split(","))]
+    failed = []
+    for one in chosen:
+        try:
+            _reproduce(one, scale, numbers("--seeds", seeds), parallel, runs, out, estimate_only, only_finished)
+        except FeddfError as error:
+            if len(chosen) == 1:
+                raise
+            failed.append(one.name)  # the others do not depend on it
+            out_console.print(f"{one.name}: {error}", soft_wrap=True, highlight=False, markup=False)
+    if failed:
+        raise FeddfError(f"not reproduced, for the reasons above: {', '.join(failed)}")
 
 
 def _reproduce(
@@ -75,7 +85,8 @@ def _reproduce(
     left = to_do(experiments, out / "cells")
     if scale != "smoke" and artefact.compute is None and not only_finished:
         hours = seconds_of(left.values(), parallel) / 3600
-        out_console.print(f"{name}: {len(left)} runs to do, about {hours:.1f} hours here", soft_wrap=True)
+        what = f"{len(left)} run{'s' if len(left) != 1 else ''} to do"
+        out_console.print(f"{name}: {what}, about {hours:.1f} hours here", soft_wrap=True)
     if estimate_only:
         return
 
