@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from feddf.report.read import Run
-from feddf.reproduce.artefact import Artefact, Cell, Finding, Measured
+from feddf.reproduce.artefact import Artefact, Cell, Changes, Finding, Measured
 
 PAPER, SMALL = "tiny-imagenet", "digits"
 CLASSES = {PAPER: (10, 50, 200), SMALL: (2, 5, 10)}
@@ -20,8 +20,8 @@ def measure(run: Run) -> float:
 def cells(source: str) -> list[Cell]:
     """Return the three panels with this source as the pool, one number changed at a time."""
     all_classes = CLASSES[source][-1]
-    whole = {"pool.sources": (source,)}
-    columns = {
+    whole: Changes = {"pool.sources": (source,)}
+    columns: dict[str, Changes] = {
         **{f"{n} classes": {"pool.sources": ({"name": source, "classes": n},)} for n in CLASSES[source]},
         **{f"{share:.0%} of the pool": {"pool.sources": ({"name": source, "fraction": share},)} for share in SHARES},
         f"{all_classes} classes": whole,  # one run in two panels
