@@ -24,6 +24,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; p
 table { border-collapse: collapse; display: block; overflow-x: auto; margin: .5rem 0; }
 th, td { border: 1px solid var(--line); padding: .2rem .6rem; text-align: right; vertical-align: top; }
 th:first-child, td:first-child { text-align: left; }
+.claim { text-align: left; min-width: 16rem; }
 td small { color: var(--none); display: block; }
 .verdict { font-weight: 600; }
 .holds { color: var(--ok); } .part { color: var(--part); }
@@ -72,7 +73,7 @@ def page(results: Sequence[Result], titles: Mapping[str, tuple[str, str]]) -> st
         "<p>Each claim of the paper as a check on measured numbers, at each scale that was run. A comparison is clear "
         "when the difference is larger than the spread of the seeds, √Σs², s being the sample standard deviation "
         f"(n − 1).</p><table><tr><th>table or figure</th>{head}"
-        f"<th style='text-align:left'>claim</th></tr>{rows}</table>{sections}</body></html>\n"
+        f"<th class='claim'>claim</th></tr>{rows}</table>{sections}</body></html>\n"
     )
 
 
@@ -81,13 +82,13 @@ def _overview(name: str, title: str, needs: str, mine: Mapping[str, Result], sca
     if not mine:
         return (
             f"<tr><td>{escape(title)}</td><td colspan='{len(scales)}'>{_verdict('could not be tested here')}</td>"
-            f"<td style='text-align:left'>{escape(needs)}</td></tr>"
+            f"<td class='claim'>{escape(needs)}</td></tr>"
         )
     claim = next(iter(mine.values()))["claim"]
     verdicts = "".join(f"<td>{_judged(mine[scale]) if scale in mine else '–'}</td>" for scale in scales)
     return (
         f"<tr><td><a href='#{escape(name)}'>{escape(title)}</a></td>{verdicts}"
-        f"<td style='text-align:left'>{escape(claim)}</td></tr>"
+        f"<td class='claim'>{escape(claim)}</td></tr>"
     )
 
 
