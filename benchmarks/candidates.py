@@ -190,8 +190,12 @@ def _times(weights: Tensor, logits: Tensor) -> Tensor:
     return weights.to(torch.float64)
 
 
-def estimate_odds(parts: Parts, clip: float = 10.0) -> None:
-    """Let every client tell its own inputs from the pool's, by one logistic regression on features that all share."""
+def estimate_odds(parts: Parts, least: float = 0.01) -> None:
+    """Let every client tell its own inputs from the pool's, by one logistic regression on features that all share.
+
+    Where the pool is of another domain everybody's odds are small, so they are taken relative to the best client's,
+    which changes no weighted mean over all clients.
+    """
     pool, task, seed = parts.task.pool, parts.task, parts.experiment.seed
     assert pool is not None
     name = max(parts.prototypes, key=lambda name: len(parts.server.models[name]))
@@ -201,12 +205,14 @@ def estimate_odds(parts: Parts, clip: float = 10.0) -> None:
         own = _features_of(extractor, task.train.inputs)
     mean, scale = public.mean(dim=0), public.std(dim=0) + 1e-6
     public, own = (public - mean) / scale, (own - mean) / scale
-    ODDS.clear()
+    scores = {}
     for client in parts.federation.clients:
         assert client.indices is not None
         weights = _logistic(own[client.indices], public)
-        scores = public @ weights[:-1] + weights[-1]
-        ODDS[client.id] = scores.exp().clamp(1 / clip, clip).unsqueeze(1)  # s / (1 − s) = exp(w·h)
+        scores[client.id] = public @ weights[:-1] + weights[-1]  # log s / (1 − s)
+    best = torch.stack(list(scores.values())).amax(dim=0)
+    ODDS.clear()
+    ODDS.update({name: (score - best).exp().clamp_min(least).unsqueeze(1) for name, score in scores.items()})
 
 
 def _features_of(model: nn.Module, inputs: Inputs) -> Tensor:

@@ -1,0 +1,118 @@
+"""The candidates for feddf-plus compute what they say: a result about them is worth no more than their code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from feddf.config import load, with_values
+from feddf.runs.build import build
+from feddf.types import Fused, ServerState, Update
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import candidates
+
+SMALL = {
+    "data.size": 200,
+    "data.test_size": 50,
+    "data.image_size": 8,
+    "partition.min_size": 4,
+    "local.epochs": 2,
+    "local.batch": 16,
+    "local.logit_adjustment": 1.0,
+    "prototypes": ({"model": "cnn", "width": 2},),
+    "run.engine": "in-process",
+}
+
+
+def fixed(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
+    """A fusion that starts from 1 and ends with 3."""
+    return Fused(server.next({"m": {"w": torch.tensor([3.0])}}), {"m": {"w": torch.tensor([1.0])}})
+
+
+def test_means_of_weights() -> None:
+    later = ServerState(4, {"m": {"w": torch.tensor([7.0])}})
+    assert candidates.half_way(fixed)(later, [], 0).server.models["m"]["w"].item() == 2
+    assert candidates.running_mean(fixed, 0.25)(later, [], 0).server.models["m"]["w"].item() == 0.25 * 7 + 0.75 * 3
+    first = ServerState(0, later.models)
+    assert candidates.running_mean(fixed)(first, [], 0).server.models["m"]["w"].item() == 3, (
+        "a start counts for nothing"
+    )
+
+
+def test_fedntd_takes_the_steps_of_its_formula() -> None:
+    """Two steps on one batch: ∂/∂z of the loss is (σ(z + a) − y) / n, and β (q − q') / n for all but the true class."""
+    values = {**SMALL, "local.batch": 200, "local.augment": "none", "prototypes": ({"model": "mlp", "width": 6},)}
+    parts, beta = build(with_values(load("demo"), values)), 2.0
+    client, rate, train = parts.federation.clients[0], parts.experiment.local.rate, parts.task.train
+    assert client.indices is not None
+    job = candidates.Job(client, 1, parts.server.models["mlp"], 7)
+    inputs, labels = train.inputs.batch(client.indices), train.labels[client.indices]
+    truth = torch.nn.functional.one_hot(labels, 10).double()
+    prior = (truth.sum(dim=0) + 0.001 * len(labels) / 10) / len(labels)
+    model = parts.prototypes["mlp"].load(job.state)
+    received = model(inputs).detach()
+    for _ in range(2):
+        z = model(inputs)
+        own, theirs = ((it.detach().double() - 1e9 * truth).softmax(dim=1) for it in (z, received))
+        gradient = (z.detach().double() + prior.log()).softmax(dim=1) - truth + beta * (own - theirs)
+        model.zero_grad()
+        z.backward((gradient / len(labels)).float())
+        with torch.no_grad():
+            for weight in model.parameters():
+                assert weight.grad is not None
+                weight -= rate * weight.grad
+    update = candidates.not_true(job, parts=parts, beta=beta)
+    for name, tensor in model.state_dict().items():
+        assert torch.allclose(update.state[name], tensor, atol=1e-5), name
+        assert torch.allclose(parts.train(job).state[name], candidates.not_true(job, parts=parts, beta=0).state[name])
+
+
+def test_the_odds_are_those_of_a_regularised_logistic_regression() -> None:
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    generator = torch.Generator().manual_seed(0)
+    own, public = torch.randn(30, 3, generator=generator) + 0.7, torch.randn(90, 3, generator=generator)
+    found = candidates._logistic(own, public, decay=0.05)
+    x, y = torch.cat([own, public]).numpy(), [1] * 30 + [0] * 90
+    expected = linear_model.LogisticRegression(C=1 / (2 * 0.05 * 120), class_weight="balanced", tol=1e-8).fit(x, y)
+    assert found.tolist() == pytest.approx([*expected.coef_[0], *expected.intercept_], abs=2e-3)
+
+
+def test_weights_for_each_sample_reach_the_ensemble(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "pretrained", lambda model, *rest, **options: model)  # features need not be good
+    parts = build(with_values(load("demo"), {**SMALL, "pool.size": 40}))
+    candidates.estimate_odds(parts)
+    assert {odds.shape for odds in candidates.ODDS.values()} == {(40, 1)}
+    assert torch.stack(list(candidates.ODDS.values())).amax(dim=0).eq(1).all(), "one client is the likeliest"
+    first, second = (
+        Update(client.id, "cnn", 1, {}, 10, {}, (10,) + (0,) * 9) for client in parts.federation.clients[:2]
+    )
+    weights = candidates.by_density([first, replace(second, n_examples=30)], None, None)
+    found = weights[second.client_id](torch.zeros(40, 10))  # type: ignore[operator]
+    assert torch.allclose(found, 30 * candidates.ODDS[second.client_id].double())
+
+
+def test_a_start_learned_from_the_pool_tells_inputs_apart() -> None:
+    values = {**SMALL, "pool.size": 60, "prototypes": ({"model": "mlp", "width": 64},)}
+    parts = build(with_values(load("demo"), values))
+    pool, flips = parts.task.pool, parts.task.data.flips
+    assert pool is not None
+    (prototype,), (state,) = parts.prototypes.values(), parts.server.models.values()
+
+    def found(model: torch.nn.Module) -> float:
+        """The share of inputs whose other view is the nearest among 60."""
+        generator = torch.Generator().manual_seed(1)
+        raw = pool.raw[torch.arange(60)]
+        views = [pool.encode(candidates._view(raw, flips, generator)) for _ in range(2)]
+        with torch.no_grad():
+            first, second = (torch.nn.functional.normalize(candidates.features(model, view)) for view in views)
+        return float(((first @ second.T).argmax(dim=1) == torch.arange(60)).float().mean())
+
+    trained = candidates.pretrained(prototype.load(state), pool, flips, seed=0, steps=100, batch=32)
+    assert found(trained) > 1.5 * found(prototype.load(state))
