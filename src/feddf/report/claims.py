@@ -103,11 +103,13 @@ def _verdict(text: str) -> str:
 
 
 def _judged(one: Result) -> str:
-    """Return a verdict and how many comparisons it comes from."""
+    """Return a verdict, how many comparisons it comes from, and how many of those that hold are clear."""
     findings, seeds = one["findings"], len(one["seeds"])
-    true = sum(each["holds"] for each in findings)
-    count = f"<small>{true} of {len(findings)} comparisons, {seeds} seed{'s' * (seeds > 1)}</small>" if findings else ""
-    return _verdict(one["verdict"]) + count
+    if not findings:
+        return _verdict(one["verdict"])
+    true = [each for each in findings if each["holds"]]
+    clear = f"{sum(each['clear'] for each in true)} clear, {seeds} seeds" if seeds > 1 else "1 seed"
+    return f"{_verdict(one['verdict'])}<small>{len(true)} of {len(findings)} comparisons, {clear}</small>"
 
 
 def _significance(one: Result, finding: Mapping[str, Any]) -> str:

@@ -131,14 +131,14 @@ def experiment_of(artefact: Artefact, cell: Cell, scale: Scale, seed: int) -> Ex
 
 
 def _reduced(task: SmallTask, experiment: Experiment, changes: Changes) -> dict[str, Any]:
-    """Return what is reduced in proportion: FedMA's 900 rounds become 45, five whole models of nine layers."""
-    rounds = max(CPU[task]["rounds"], changes.get("rounds", 0) // 20)
+    """Return what the small task has in place of a cell's own values."""
+    rounds = {"rounds": CPU[task]["rounds"]}
     if task == "digits":
-        return {"rounds": rounds, **_narrow(experiment, changes), **_tuned(experiment, changes)}
+        return {**rounds, **_narrow(experiment, changes), **_tuned(experiment, changes)}
     if task == "texts":
-        return {"rounds": rounds}
+        return rounds
     epochs = changes.get("local.epochs", experiment.local.epochs)
-    return {"rounds": rounds, "local.epochs": max(1, ceil(epochs / 4)), **_pool(experiment, changes)}
+    return {**rounds, "local.epochs": max(1, ceil(epochs / 4)), **_pool(experiment, changes)}
 
 
 def _tuned(experiment: Experiment, changes: Changes) -> dict[str, Any]:

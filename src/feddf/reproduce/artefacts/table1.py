@@ -72,7 +72,6 @@ ARTEFACT = Artefact(
     measure,
     unit="rounds to 80 % (α = 1) or 75 % (α = 0.1) test accuracy; to 85 and 60 % on digits",
     reduction="C = 0.4 and E = 20 only",
-    reduced={"cpu": {"rounds": 12}},
     subset={"cpu": lambda cell: "C = 0.4" in cell.column and "E = 20" in cell.row},
     higher_is_better=False,
 )

@@ -27,6 +27,8 @@ ARTEFACT = Artefact(
         ]
     ),
     final_accuracy,
-    reduction="a quarter of VGG-9's width; FedMA has 45 rounds, five whole models",
+    reduction="a quarter of VGG-9's width; without FedMA, which stays at chance (five epochs of 100 images for each "
+    "layer teach it nothing), so that a comparison would say nothing",
     reduced={"cpu": {"prototypes": ({"model": "vgg9", "scale": 0.25},), "local.rate": 0.05}},
+    subset={"cpu": lambda cell: cell.row != "FedMA", "smoke": lambda cell: True},
 )
