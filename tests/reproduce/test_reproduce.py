@@ -11,18 +11,8 @@ from typer.testing import CliRunner
 
 from feddf.cli import app
 from feddf.config import ConfigError, Experiment, load, with_values
-from feddf.report.claims import page, read_results
-from feddf.reproduce.artefact import (
-    FAILS,
-    HOLDS,
-    IN_PART,
-    UNTESTED,
-    Measured,
-    all_better,
-    cells_at,
-    final_accuracy,
-    verdict,
-)
+from feddf.report.claims import FAILS, HOLDS, IN_PART, UNTESTED, page, read_results, verdicts
+from feddf.reproduce.artefact import Measured, all_better, cells_at, final_accuracy, verdict
 from feddf.reproduce.artefacts import NAMES, find, table1
 from feddf.reproduce.cells import experiments_of, hash_of
 from feddf.reproduce.scales import TUNED
@@ -154,6 +144,17 @@ def test_the_page_has_every_claim_and_needs_nothing_else(smoke: Path) -> None:
     assert "http" not in text.replace("http://www.w3.org", "").replace("http://creativecommons", "").replace(
         "http://purl.org", ""
     ).replace("https://matplotlib.org", "")
+
+
+def test_the_terminal_has_a_line_for_every_claim(smoke: Path) -> None:
+    result = CliRunner().invoke(app, ["report", str(smoke / "results")])
+    results = read_results(smoke / "results")
+    assert [line.split()[0] for line in result.output.splitlines()[1:-1]] == list(NAMES), "one line each, in order"
+    (row,) = verdicts(results, ["table5"])
+    (one,) = (one for one in results if one["artefact"] == "table5")
+    held = sum(each["holds"] for each in one["findings"])
+    assert row == ("table5", "smoke", one["verdict"], f"{held} of 2", "", "1")
+    assert verdicts([], ["fig6"]) == [("fig6", "", UNTESTED, "", "", "")]
 
 
 def test_the_page_shows_every_scale_that_was_run(smoke: Path) -> None:

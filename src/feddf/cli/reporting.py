@@ -52,12 +52,16 @@ def _holds_results(folder: Path) -> bool:
 
 def claims_page(folder: Path, out: Path | None) -> None:
     """Write one self-contained page about the results in a folder."""
-    from feddf.report.claims import page, read_results
+    from feddf.report.claims import page, read_results, verdicts
     from feddf.reproduce.artefacts import NAMES, find
 
     titles = {name: (find(name).title, f"not run yet: feddf reproduce {name}") for name in NAMES}
-    path = out or folder / "index.html"
-    path.write_text(page(read_results(folder), titles), encoding="utf-8")
+    path, results = out or folder / "index.html", read_results(folder)
+    table = Table("claim", "scale", "verdict", "comparisons", "clear", "seeds", box=None, padding=(0, 3, 0, 0))
+    for row in verdicts(results, titles):
+        table.add_row(*row)
+    out_console.print(table)
+    path.write_text(page(results, titles), encoding="utf-8")
     out_console.print(f"page: {path}", soft_wrap=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from io import StringIO
 from math import ceil
@@ -33,7 +33,9 @@ section { border-top: 1px solid var(--line); margin-top: 2rem; }
 svg { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
 code { overflow-wrap: anywhere; }
 """
-_CLASSES = {"holds": "holds", "holds in part": "part", "does not hold": "fails"}
+HOLDS, IN_PART, FAILS, UNTESTED = "holds", "holds in part", "does not hold", "could not be tested here"
+"""The verdicts on a claim."""
+_CLASSES = {HOLDS: "holds", IN_PART: "part", FAILS: "fails"}
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -52,6 +54,24 @@ def read_results(folder: Path) -> list[Result]:
 
 
 ORDER = ("paper", "cpu", "smoke")
+
+
+def verdicts(results: Sequence[Result], names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Return (artefact, scale, verdict, comparisons that hold, of them clear, seeds) for each claim, in order."""
+    rows: list[tuple[str, ...]] = []
+    for name in names:
+        mine = [one for one in results if one["artefact"] == name]
+        rows += [(name, one["scale"], one["verdict"], *_counts(one)) for one in mine]
+        if not mine:
+            rows.append((name, "", UNTESTED, "", "", ""))
+    return rows
+
+
+def _counts(one: Result) -> tuple[str, str, str]:
+    """Return (comparisons that hold, how many of these are clear, seeds); one seed has no spread to be clear of."""
+    true, seeds = [each for each in one["findings"] if each["holds"]], len(one["seeds"])
+    clear = str(sum(each["clear"] for each in true)) if seeds > 1 else ""
+    return f"{len(true)} of {len(one['findings'])}", clear, str(seeds)
 
 
 def page(results: Sequence[Result], titles: Mapping[str, tuple[str, str]]) -> str:
@@ -81,7 +101,7 @@ def _overview(name: str, title: str, needs: str, mine: Mapping[str, Result], sca
     """Return an artefact's line in the list of all claims."""
     if not mine:
         return (
-            f"<tr><td>{escape(title)}</td><td colspan='{len(scales)}'>{_verdict('could not be tested here')}</td>"
+            f"<tr><td>{escape(title)}</td><td colspan='{len(scales)}'>{_verdict(UNTESTED)}</td>"
             f"<td class='claim'>{escape(needs)}</td></tr>"
         )
     claim = next(iter(mine.values()))["claim"]
@@ -104,12 +124,9 @@ def _verdict(text: str) -> str:
 
 def _judged(one: Result) -> str:
     """Return a verdict, how many comparisons it comes from, and how many of those that hold are clear."""
-    findings, seeds = one["findings"], len(one["seeds"])
-    if not findings:
-        return _verdict(one["verdict"])
-    true = [each for each in findings if each["holds"]]
-    clear = f"{sum(each['clear'] for each in true)} clear, {seeds} seeds" if seeds > 1 else "1 seed"
-    return f"{_verdict(one['verdict'])}<small>{len(true)} of {len(findings)} comparisons, {clear}</small>"
+    true, clear, seeds = _counts(one)
+    spread = f"{clear} clear, {seeds} seeds" if clear else "1 seed"
+    return f"{_verdict(one['verdict'])}<small>{true} comparisons, {spread}</small>"
 
 
 def _significance(one: Result, finding: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from math import isnan, nan, sqrt
 from statistics import fmean, stdev
 from typing import Any, Literal, get_args
 
+from feddf.report.claims import FAILS, HOLDS, IN_PART, UNTESTED
 from feddf.report.read import Run
 
 Scale = Literal["paper", "cpu", "smoke"]
@@ -15,8 +16,6 @@ SCALES: tuple[Scale, ...] = get_args(Scale)
 SmallTask = Literal["digits", "photographs", "texts"]
 Changes = Mapping[str, Any]
 """Values of keys, by their full names."""
-
-HOLDS, IN_PART, FAILS, UNTESTED = "holds", "holds in part", "does not hold", "could not be tested here"
 
 
 @dataclass(frozen=True)
