@@ -25,7 +25,8 @@ def seconds_of(experiments: Iterable[Experiment], parallel: int) -> float:
     """Return an estimate of the time for these runs, ``parallel`` at a time.
 
     Every architecture is timed for a few steps on one thread; training, asking, distillation and evaluation are counted
-    in images. It is right within a factor of two on a quiet machine.
+    in images. It is right within a factor of two on a quiet machine where students take all their steps; one that stops
+    early takes less.
     """
     speeds: dict[str, float] = {}
     total = sum(_images(experiment) / _speed(experiment, speeds) for experiment in experiments)
