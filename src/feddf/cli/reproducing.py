@@ -86,7 +86,8 @@ def _reproduce(
     if scale != "smoke" and artefact.compute is None and not only_finished:
         hours = seconds_of(left.values(), parallel) / 3600
         what = f"{len(left)} run{'s' if len(left) != 1 else ''} to do"
-        out_console.print(f"{name}: {what}, about {hours:.1f} hours here, or less where students stop early", soft_wrap=True)
+        less = ", or less where students stop early" if any(one.distils for one in left.values()) else ""
+        out_console.print(f"{name}: {what}, about {hours:.1f} hours here{less}", soft_wrap=True)
     if estimate_only:
         return
 
