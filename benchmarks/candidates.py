@@ -33,7 +33,7 @@ from feddf.reproduce.artefacts.plus import FEDERATION, TARGETS, TASKS
 from feddf.rounds import run_rounds
 from feddf.runs.build import Parts, augments, build
 from feddf.runtime.threads import threads
-from feddf.seeds import derive, torch_generator
+from feddf.seeds import derive, seeded, torch_generator
 from feddf.states import read_off
 from feddf.types import Fused, Fusion, Inputs, Job, Method, ServerState, State, Update, Weight
 
@@ -110,7 +110,8 @@ def pretrained(model: nn.Module, pool: Inputs, flips: bool, seed: int, steps: in
     """Train all but the last layer by contrast of two views of the same input (SimCLR, Chen et al. 2020)."""
     last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
     width = last.in_features
-    head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 32))
+    with seeded(derive(seed, "head")):
+        head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 32))
     generator = torch_generator(derive(seed, "views"))
     optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()], lr=1e-3)
     model.train()
