@@ -269,9 +269,7 @@ CANDIDATES: dict[str, tuple[Mapping[str, Any], Change]] = {
     "self-supervised": ({}, self_supervised),
     "density": ({"teachers.weights": f"{__name__}:by_density"}, _weighted),
     "density-and-counts": ({"teachers.weights": f"{__name__}:by_density_and_counts"}, _weighted),
-    "augmented-pool": ({"pool.augment": True, "teachers.ask": "each-batch"}, lambda parts: parts),
     "groupnorm": ({"prototypes": ({"model": "resnet8", "norm": "group"},)}, lambda parts: parts),
-    "no-norm": ({"prototypes": ({"model": "resnet8", "norm": "none"},)}, lambda parts: parts),
 }
 
 

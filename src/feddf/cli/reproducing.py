@@ -48,10 +48,10 @@ def reproduce(
     if scale not in SCALES:
         raise ConfigError.at("--scale", scale, f"must be one of {', '.join(SCALES)}")
     chosen = [find(name) for name in (NAMES if artefact == "all" else artefact.split(","))]
-    failed = []
+    wanted, failed = numbers("--seeds", seeds), []
     for one in chosen:
         try:
-            _reproduce(one, scale, numbers("--seeds", seeds), parallel, runs, out, estimate_only, only_finished)
+            _reproduce(one, scale, wanted, parallel, runs, out, estimate_only, only_finished)
         except FeddfError as error:
             if len(chosen) == 1:
                 raise

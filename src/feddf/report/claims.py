@@ -124,6 +124,8 @@ def _verdict(text: str) -> str:
 
 def _judged(one: Result) -> str:
     """Return a verdict, how many comparisons it comes from, and how many of those that hold are clear."""
+    if not one["findings"]:
+        return _verdict(one["verdict"])
     true, clear, seeds = _counts(one)
     spread = f"{clear} clear, {seeds} seeds" if clear else "1 seed"
     return f"{_verdict(one['verdict'])}<small>{true} comparisons, {spread}</small>"

@@ -141,6 +141,11 @@ def final_accuracy(run: Run) -> float:
     return 100 * fmean(curve[-max(1, len(curve) // 4) :])
 
 
+def mean_accuracy(run: Run) -> float:
+    """Return the fused models' test accuracy in %, the mean over prototypes and over all rounds."""
+    return 100 * fmean(run.curve())
+
+
 def rounds_to(target: float) -> Callable[[Run], float]:
     """Return a measure: the first round at a target accuracy; one more than all rounds where it was not reached."""
 

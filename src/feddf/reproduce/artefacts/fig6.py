@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-
-from feddf.report.read import Run
-from feddf.reproduce.artefact import Artefact, Cell, Changes, Finding, Measured
+from feddf.reproduce.artefact import Artefact, Cell, Changes, Finding, Measured, mean_accuracy
 
 PAPER, SMALL = "tiny-imagenet", "digits"
 CLASSES = {PAPER: (10, 50, 200), SMALL: (2, 5, 10)}
 SHARES, STEPS = (0.05, 0.2, 1.0), (25, 100, 400)
-
-
-def measure(run: Run) -> float:
-    """Return the mean accuracy over all rounds in %: what a pool is worth shows while there is something to learn."""
-    return 100 * fmean(run.curve())
 
 
 def cells(source: str) -> list[Cell]:
@@ -52,7 +44,7 @@ ARTEFACT = Artefact(
     "The number of classes matters little, a small share of the pool and a moderate number of steps suffice.",
     [*cells(PAPER), *cells(SMALL)],
     check,
-    measure,
+    mean_accuracy,  # what a pool is worth shows while there is something to learn
     unit="test accuracy in %, mean over all rounds",
     reduction="2, 5 and all 10 classes of the pool's digits; all of the pool is 1,438 digits",
     subset={

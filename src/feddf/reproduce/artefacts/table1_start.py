@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-
-from feddf.report.read import Run
-from feddf.reproduce.artefact import Artefact, Cell, all_better
+from feddf.reproduce.artefact import Artefact, Cell, all_better, mean_accuracy
 
 ROUNDS = 5
 PAPER = {"FedAvg": "97 ± 29 rounds to 80 %", "FedDF": "28 ± 10 rounds to 80 %"}
-
-
-def measure(run: Run) -> float:
-    """Return the mean test accuracy over these rounds in %."""
-    return 100 * fmean(run.curve())
 
 
 ARTEFACT = Artefact(
@@ -38,7 +30,7 @@ ARTEFACT = Artefact(
         for method, paper in PAPER.items()
     ],
     all_better([("FedDF, E = 20, C = 0.4, α = 1", "FedAvg, E = 20, C = 0.4, α = 1")]),
-    measure,
+    mean_accuracy,
     unit=f"test accuracy in %, mean over the first {ROUNDS} rounds",
     reduced={"smoke": {"run.compile": False}},
     subset={"cpu": lambda cell: False, "smoke": lambda cell: True},
