@@ -202,6 +202,26 @@ def test_a_difference_is_clear_when_it_is_larger_than_the_seeds_spread() -> None
     assert Measured({"a": [1.0, 1.1], "b": [3.0, 3.1]}).better("b", "a").clear
 
 
+@pytest.mark.parametrize(
+    ("feddf", "fedavg", "judged", "outcome"),
+    [
+        (15, 20, [True, True], HOLDS),
+        (15, 12, [True, False], IN_PART),
+        (16, 21, [True], HOLDS),  # 16 of 15 rounds: not reached, so that nobody knows whether 38 would do
+        (16, 12, [False], FAILS),
+    ],
+)
+def test_a_target_that_too_few_rounds_did_not_reach_is_not_judged(
+    feddf: float, fedavg: float, judged: list[bool], outcome: str
+) -> None:
+    artefact = find("table1-start")
+    rounds = {"FedAvg": [fedavg], "FedDF": [feddf]}
+    found = artefact.check(Measured({cell.name: rounds[cell.row] for cell in artefact.cells}, higher_is_better=False))
+    measured = [one for one in found if one.measured]
+    assert [one.holds for one in measured] == judged
+    assert verdict(measured) == outcome
+
+
 def test_cells_that_differ_only_in_where_they_run_are_one() -> None:
     base = load("demo")
     assert hash_of(base) == hash_of(with_values(base, {"run.workers": 1, "name": "other", "data.folder": "/x"}))

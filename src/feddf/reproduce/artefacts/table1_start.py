@@ -1,37 +1,55 @@
-"""Table 1's first rounds at the paper's own scale, for those who cannot wait for all of them."""
+"""One column of Table 1 at the paper's own scale, until FedDF reaches the target: FedAvg may take days."""
 
 from __future__ import annotations
 
-from feddf.reproduce.artefact import Artefact, Cell, all_better, mean_accuracy
+from math import nan
 
-ROUNDS = 5
-PAPER = {"FedAvg": "97 ± 29 rounds to 80 %", "FedDF": "28 ± 10 rounds to 80 %"}
+from feddf.reproduce.artefact import Artefact, Cell, Finding, Measured
+from feddf.reproduce.artefacts import table1
+
+ROUNDS = {"FedAvg": 20, "FedDF": 15}
+PAPER = {"FedAvg": "97 ± 29", "FedDF": "28 ± 10"}
+AT_MOST = 38
+"""The paper's 28 + 10."""
+SETTING = "E = 20, C = 0.4, α = 1"
+
+
+def check(measured: Measured) -> list[Finding]:
+    """FedDF reaches the target in the paper's time (not judged where its rounds were too few), and before FedAvg."""
+    fedavg, feddf = (f"{method}, {SETTING}" for method in ROUNDS)
+    taken = measured.mean(feddf)
+    reached = taken if taken <= ROUNDS["FedDF"] else nan
+    return [
+        Finding(f"{feddf} takes at most {AT_MOST} rounds", reached, AT_MOST, 0.0, reached <= AT_MOST),
+        measured.better(feddf, fedavg),
+    ]
 
 
 ARTEFACT = Artefact(
     "table1-start",
-    f"Table 1, its first {ROUNDS} rounds (CIFAR-10, ResNet-8, E = 20, C = 0.4, α = 1)",
-    "Over the first rounds, too, FedDF is ahead of FedAvg.",
+    f"Table 1, one column of it (CIFAR-10, ResNet-8, {SETTING})",
+    "FedDF reaches 80 % in at most 28 ± 10 rounds, significantly fewer than FedAvg.",
     [
         Cell(
             method,
-            "E = 20, C = 0.4, α = 1",
+            SETTING,
             "cifar10-resnet8",
             {
                 "fusion.method": method.lower(),
                 "local.epochs": 20,
+                "local.rate": table1.RATES[1.0],
                 "partition.alpha": 1.0,
-                "rounds": ROUNDS,
+                "rounds": rounds,
                 "run.compile": True,
-                "run.threads": 1,
             },
-            paper,
+            PAPER[method],
         )
-        for method, paper in PAPER.items()
+        for method, rounds in ROUNDS.items()
     ],
-    all_better([("FedDF, E = 20, C = 0.4, α = 1", "FedAvg, E = 20, C = 0.4, α = 1")]),
-    mean_accuracy,
-    unit=f"test accuracy in %, mean over the first {ROUNDS} rounds",
+    check,
+    table1.measure,
+    unit=f"rounds to 80 % test accuracy; {ROUNDS['FedAvg'] + 1} where FedAvg did not reach it in {ROUNDS['FedAvg']}",
     reduced={"smoke": {"run.compile": False}},
     subset={"cpu": lambda cell: False, "smoke": lambda cell: True},
+    higher_is_better=False,
 )
