@@ -205,10 +205,11 @@ def test_a_difference_is_clear_when_it_is_larger_than_the_seeds_spread() -> None
 @pytest.mark.parametrize(
     ("feddf", "fedavg", "judged", "outcome"),
     [
-        (15, 20, [True, True], HOLDS),
-        (15, 12, [True, False], IN_PART),
-        (16, 21, [True], HOLDS),  # 16 of 15 rounds: not reached, so that nobody knows whether 38 would do
-        (16, 12, [False], FAILS),
+        (15, 19, [True, True], HOLDS),  # 19 of 18 rounds: not reached, so that nobody knows whether it takes 68
+        (15, 18, [True, False, True], IN_PART),
+        (15, 12, [True, False, False], IN_PART),
+        (16, 19, [True], HOLDS),  # 16 of 15 rounds: not reached either
+        (16, 12, [False, False], FAILS),
     ],
 )
 def test_a_target_that_too_few_rounds_did_not_reach_is_not_judged(

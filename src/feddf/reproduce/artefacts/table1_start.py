@@ -7,28 +7,31 @@ from math import nan
 from feddf.reproduce.artefact import Artefact, Cell, Finding, Measured
 from feddf.reproduce.artefacts import table1
 
-ROUNDS = {"FedAvg": 20, "FedDF": 15}
+ROUNDS = {"FedAvg": 18, "FedDF": 15}
 PAPER = {"FedAvg": "97 ± 29", "FedDF": "28 ± 10"}
-AT_MOST = 38
-"""The paper's 28 + 10."""
+AT_MOST, AT_LEAST = 28 + 10, 97 - 29
 SETTING = "E = 20, C = 0.4, α = 1"
 
 
 def check(measured: Measured) -> list[Finding]:
-    """FedDF reaches the target in the paper's time (not judged where its rounds were too few), and before FedAvg."""
+    """Both reach the target in the paper's time, which is not judged where the rounds were too few; FedDF is first."""
     fedavg, feddf = (f"{method}, {SETTING}" for method in ROUNDS)
-    taken = measured.mean(feddf)
-    reached = taken if taken <= ROUNDS["FedDF"] else nan
+    slow, fast = (_reached(measured.mean(f"{method}, {SETTING}"), most) for method, most in ROUNDS.items())
     return [
-        Finding(f"{feddf} takes at most {AT_MOST} rounds", reached, AT_MOST, 0.0, reached <= AT_MOST),
+        Finding(f"{feddf} takes at most {AT_MOST} rounds", fast, AT_MOST, 0.0, fast <= AT_MOST),
+        Finding(f"{fedavg} takes at least {AT_LEAST} rounds", slow, AT_LEAST, 0.0, slow >= AT_LEAST),
         measured.better(feddf, fedavg),
     ]
+
+
+def _reached(taken: float, most: int) -> float:
+    return taken if taken <= most else nan
 
 
 ARTEFACT = Artefact(
     "table1-start",
     f"Table 1, one column of it (CIFAR-10, ResNet-8, {SETTING})",
-    "FedDF reaches 80 % in at most 28 ± 10 rounds, significantly fewer than FedAvg.",
+    "FedDF reaches 80 % in 28 ± 10 rounds, significantly fewer than FedAvg, which takes 97 ± 29.",
     [
         Cell(
             method,
