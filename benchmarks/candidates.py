@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -27,6 +27,8 @@ from feddf.config import Experiment, load, with_values
 from feddf.data.augment import flip_crop
 from feddf.engines import in_process
 from feddf.evaluate import accuracy
+from feddf.fusion.compose import method_of
+from feddf.fusion.ensemble import avg_logits
 from feddf.fusion.weights import by_class_counts
 from feddf.local import log_prior, mini_batches
 from feddf.reproduce.artefacts.plus import FEDERATION, TARGETS, TASKS
@@ -34,8 +36,8 @@ from feddf.rounds import run_rounds
 from feddf.runs.build import Parts, augments, build
 from feddf.runtime.threads import threads
 from feddf.seeds import derive, seeded, torch_generator
-from feddf.states import read_off
-from feddf.types import Fused, Fusion, Inputs, Job, Method, ServerState, State, Update, Weight
+from feddf.states import read_off, weighted_mean
+from feddf.types import Augment, Fused, Fusion, Inputs, Job, Method, ServerState, State, Update, Vote, Weight
 
 RESULTS = Path(__file__).parent / "results" / "candidates.jsonl"
 
@@ -68,6 +70,67 @@ def _between(ours: State, theirs: State, share: float) -> State:
         key: torch.lerp(value, theirs[key], share) if value.is_floating_point() else value
         for key, value in ours.items()
     }
+
+
+# More teachers: averages of the clients' models, which the average does not count again (n_k = 0)
+
+
+def with_averages(inner: Fusion) -> Fusion:
+    """Let each prototype's average teach as much as all of its clients together (FedBE, Chen & Chao 2021, has it)."""
+    return _with_teachers(inner, lambda clients, seed: [[1.0] * len(clients)], share=1.0)
+
+
+def with_mixtures(inner: Fusion, samples: int = 10) -> Fusion:
+    """Let averages with random weights, drawn from Dirichlet(1), teach as well: FedBE's second distribution."""
+
+    def draw(clients: Sequence[Update], seed: int) -> list[list[float]]:
+        gamma = torch.empty(samples, len(clients)).exponential_(generator=torch_generator(seed))
+        return (gamma / gamma.sum(dim=1, keepdim=True) * len(clients)).tolist()  # type: ignore[no-any-return]
+
+    return _with_teachers(inner, draw, share=1 / samples)
+
+
+def _with_teachers(
+    inner: Fusion, draw: Callable[[Sequence[Update], int], Sequence[Sequence[float]]], share: float
+) -> Fusion:
+    def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
+        more: list[Update] = []
+        for prototype in sorted({update.prototype for update in updates}):
+            clients = [update for update in updates if update.prototype == prototype and update.n_examples > 0]
+            if len(clients) < 2:
+                continue
+            for number, shares in enumerate(draw(clients, derive(seed, "teachers", prototype))):
+                weights = [one * update.n_examples for one, update in zip(shares, clients, strict=True)]
+                state = weighted_mean([update.state for update in clients], weights)
+                rows = [torch.tensor(update.class_counts) * one for one, update in zip(shares, clients, strict=True)]
+                counts = tuple(int(count) for count in torch.stack(rows).sum(dim=0).round() / len(clients))
+                name, trust = f"average {number} of {prototype}", len(clients) * share
+                more.append(Update(name, prototype, updates[0].round, state, 0, {}, counts, trust=trust))
+        return inner(server, [*updates, *more], seed)
+
+    return fuse
+
+
+def centred_logits(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
+    """Average logits that sum to zero: with weights by class it matters what a teacher adds to all of its logits."""
+    centred = (Vote(vote.logits - vote.logits.mean(dim=-1, keepdim=True), vote.weight) for vote in votes)
+    return avg_logits(centred, temperature)
+
+
+# The pool: mixed inputs
+
+
+def mixed(raw: Tensor, generator: torch.Generator) -> Tensor:
+    """Return convex combinations of each input with another one (mixup's inputs, Zhang et al. 2018)."""
+    n = len(raw)
+    share = torch.rand((n, *[1] * (raw.ndim - 1)), generator=generator)
+    other = torch.randperm(n, generator=generator)
+    return (share * raw + (1 - share) * raw[other]).round().to(raw.dtype)
+
+
+def moved(raw: Tensor, generator: torch.Generator) -> Tensor:
+    """Distort every batch anew, where ``pool.views`` has copies that stay the same and are asked about once."""
+    return _view(raw, False, generator)
 
 
 # The clients' side: FedNTD
@@ -255,6 +318,15 @@ def _around(wrap: Callable[[Fusion], Fusion]) -> Change:
     return change
 
 
+def _augmented(augment: Augment) -> Change:
+    def change(parts: Parts) -> Parts:
+        assert isinstance(parts.method, partial)
+        resources, experiment = parts.method.args
+        return replace(parts, method=partial(method_of, replace(resources, augment=augment), experiment))
+
+    return change
+
+
 def _weighted(parts: Parts) -> Parts:
     estimate_odds(parts)
     return parts
@@ -269,6 +341,14 @@ CANDIDATES: dict[str, tuple[Mapping[str, Any], Change]] = {
     "self-supervised": ({}, self_supervised),
     "density": ({"teachers.weights": f"{__name__}:by_density"}, _weighted),
     "density-and-counts": ({"teachers.weights": f"{__name__}:by_density_and_counts"}, _weighted),
+    "averages": ({}, _around(with_averages)),
+    "mixtures": ({}, _around(with_mixtures)),
+    "centred": ({"teachers.average": f"{__name__}:centred_logits"}, lambda parts: parts),
+    "class-rows": ({"fusion.average": "class-counts"}, lambda parts: parts),
+    "mixed": ({"teachers.ask": "each-batch"}, _augmented(mixed)),
+    "moved": ({"teachers.ask": "each-batch"}, _augmented(moved)),
+    "views": ({"pool.views": 4}, lambda parts: parts),
+    "no-norm": ({"prototypes": ({"model": "resnet8", "norm": "none"},)}, lambda parts: parts),
     "groupnorm": ({"prototypes": ({"model": "resnet8", "norm": "group"},)}, lambda parts: parts),
 }
 

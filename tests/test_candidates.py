@@ -12,7 +12,7 @@ import torch
 
 from feddf.config import load, with_values
 from feddf.runs.build import build
-from feddf.types import Fused, ServerState, Update
+from feddf.types import Fused, ServerState, Update, Vote
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -44,6 +44,51 @@ def test_means_of_weights() -> None:
     assert candidates.running_mean(fixed)(first, [], 0).server.models["m"]["w"].item() == 3, (
         "a start counts for nothing"
     )
+
+
+def of_one_layer(name: str, weights: Sequence[Sequence[float]], counts: tuple[int, ...]) -> Update:
+    state = {"0.weight": torch.full((2,), weights[0][0]), "1.weight": torch.tensor(weights), "1.bias": torch.zeros(2)}
+    return Update(name, "m", 1, state, sum(counts), {}, counts)
+
+
+ONE = of_one_layer("one", [[1.0], [2.0]], (30, 0))
+TWO = of_one_layer("two", [[3.0], [6.0]], (10, 20))
+
+
+def test_averages_teach_and_are_not_averaged_again() -> None:
+    given: list[Sequence[Update]] = []
+
+    def noted(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
+        given.append(updates)
+        return fixed(server, updates, seed)
+
+    server = ServerState(0, {"m": ONE.state})
+    candidates.with_averages(noted)(server, [ONE, TWO], 0)
+    *clients, mean = given[-1]
+    assert clients == [ONE, TWO]
+    assert (mean.n_examples, mean.class_counts, mean.trust, mean.teaches) == (0, (20, 10), 2.0, True)
+    assert mean.state["1.weight"].flatten().tolist() == [2.0, 4.0]
+    candidates.with_mixtures(noted, samples=400)(server, [ONE, TWO], 0)
+    levels = torch.stack([update.state["1.weight"][0, 0] for update in given[-1][2:]])
+    assert len(levels) == 400
+    assert 1 <= levels.min() < 1.1
+    assert 2.9 < levels.max() <= 3
+    assert sum(update.trust for update in given[-1][2:]) == pytest.approx(2.0)
+
+
+def test_centred_logits_do_not_depend_on_what_a_teacher_adds_to_all() -> None:
+    logits, weights = torch.randn(5, 3), [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([3.0, 0.0, 1.0])]
+    votes = [[Vote(logits + shift, weights[0]), Vote(logits.flip(0), weights[1])] for shift in (0.0, 7.0)]
+    assert torch.allclose(*map(candidates.centred_logits, votes))
+    assert not torch.allclose(*map(candidates.avg_logits, votes)), "with weights by class, plain ones do"
+
+
+def test_a_mixed_input_lies_between_two() -> None:
+    raw = torch.tensor([0, 100, 200], dtype=torch.uint8).view(3, 1, 1, 1).repeat(200, 1, 4, 4)
+    mixed = candidates.mixed(raw, torch.Generator().manual_seed(1))
+    assert (mixed.shape, mixed.dtype) == (raw.shape, torch.uint8)
+    assert len(mixed.unique()) > 150
+    assert all(len(image.unique()) == 1 for image in mixed)
 
 
 def test_fedntd_takes_the_steps_of_its_formula() -> None:

@@ -47,11 +47,13 @@ class Rows(Protocol):
 class Inputs:
     """Inputs without labels: raw storage, and how a raw batch becomes what the models expect.
 
-    ``raw`` stays as small as it was stored (bytes for images); ``encode`` runs on a batch at a time.
+    ``raw`` stays as small as it was stored (bytes for images); ``encode`` runs on a batch at a time. With ``views`` = V
+    the rows i, i + n, ..., i + (V − 1) n are versions of one input.
     """
 
     raw: Rows
     encode: Callable[[Tensor], Tensor]
+    views: int = 1
 
     def __len__(self) -> int:
         return len(self.raw)

@@ -184,6 +184,16 @@ def test_the_same_inputs_and_seed_give_the_same_bytes(fuse: Fusion, tiny: Tiny, 
     assert one == two
 
 
+def test_the_order_of_the_names_in_a_state_does_not_matter(fuse: Fusion, tiny: Tiny, updates: list[Update]) -> None:
+    """Some engines, spools and checkpoints sort them."""
+    told = [replace(update, class_counts=(update.n_examples - i, i, 0)) for i, update in enumerate(updates, 1)]
+    turned = [replace(update, state=dict(sorted(update.state.items()))) for update in told]
+    models = {name: dict(sorted(state.items())) for name, state in tiny.server.models.items()}
+    assert [list(update.state) for update in told] != [list(update.state) for update in turned]
+    one, two = fuse(tiny.server, told, 5), fuse(replace(tiny.server, models=models), turned, 5)
+    assert whole(one.server) == whole(two.server)
+
+
 SHARES: dict[str, Callable[[Update], float]] = {"examples": lambda update: update.n_examples, "uniform": lambda _: 1}
 """How much an update counts in each average, written down independently of the code under test."""
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from feddf.data.augment import flip_crop
+from feddf.data.augment import flip_crop, shifted
 from feddf.data.encode import Pixels, plain
-from feddf.data.unlabeled import adapt, choose, uniform_points
+from feddf.data.unlabeled import adapt, choose, uniform_points, with_views
 from feddf.types import Inputs
 
 
@@ -85,3 +85,49 @@ def test_uniform_points_lie_in_the_square() -> None:
     assert points.shape == (1000, 2)
     assert -3 <= points.min() < -2.9
     assert 2.9 < points.max() <= 3
+
+
+def by_hand(image: np.ndarray, dy: int, dx: int) -> np.ndarray:
+    """One shifted image, pixel by pixel, reflected at the edges."""
+    _, height, width = image.shape
+    shifted = np.empty_like(image)
+    for y in range(height):
+        for x in range(width):
+            from_y, from_x = abs(y + dy), abs(x + dx)
+            from_y = from_y if from_y < height else 2 * (height - 1) - from_y
+            from_x = from_x if from_x < width else 2 * (width - 1) - from_x
+            shifted[:, y, x] = image[:, from_y, from_x]
+    return shifted
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_images_are_shifted_by_up_to_a_quarter(dtype: torch.dtype) -> None:
+    images = torch.randint(0, 256, (90, 3, 8, 12), generator=torch.Generator().manual_seed(1)).to(dtype)
+    moves = {(dy, dx) for dy in range(-2, 3) for dx in range(-3, 4)}
+    found = shifted(images, torch.Generator().manual_seed(2), flips=False)
+    taken = set()
+    for image, moved in zip(images.numpy(), found.numpy(), strict=True):
+        fitting = [move for move in moves if np.array_equal(by_hand(image, *move), moved)]
+        assert fitting, "it is the image, moved"
+        taken |= set(fitting)
+    assert len(taken) > 25, "most of the 35 moves are taken"
+
+
+def test_a_mirrored_image_is_the_mirror_of_the_same_shift() -> None:
+    images = torch.rand(40, 1, 6, 6)
+    plain, mirrored = (shifted(images, torch.Generator().manual_seed(3), flips) for flips in (False, True))
+    same = [torch.equal(one, other) for one, other in zip(plain, mirrored, strict=True)]
+    turned = [torch.equal(one.flip(2), other) for one, other in zip(plain, mirrored, strict=True)]
+    assert all(one or other for one, other in zip(same, turned, strict=True))
+    assert 5 < sum(same) < 35
+
+
+def test_views_are_the_images_and_copies_of_each_in_the_same_order() -> None:
+    images = torch.randint(0, 256, (9, 1, 8, 8), dtype=torch.uint8)
+    images[:, :, 2:6, 2:6] = torch.arange(9, dtype=torch.uint8).view(9, 1, 1, 1) * 25  # each has a level of its own
+    one, two = (with_views(images, 3, False, seed=5) for _ in range(2))
+    assert torch.equal(one, two)
+    assert len(one) == 27
+    assert torch.equal(one[:9], images)
+    assert not torch.equal(one[9:18], one[18:])
+    assert not torch.equal(one, with_views(images, 3, False, seed=6))

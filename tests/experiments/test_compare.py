@@ -60,7 +60,7 @@ def test_what_is_not_known_is_listed(method: str, right: str) -> None:
         variant(BASE, method)
 
 
-@pytest.mark.parametrize("method", [*SHORT, "feddf+prox+swag", "mine:method+prox"])
+@pytest.mark.parametrize("method", [*SHORT, "feddf+prox+swag", "feddf-plus+robust", "mine:method+prox"])
 def test_a_name_with_parts_is_a_method_of_every_configuration(method: str) -> None:
     """In a file, on the command line and in Python; what is kept is spelled out."""
     values = {**BASE.model_dump(), "fusion": {"method": method}}
@@ -71,8 +71,10 @@ def test_a_name_with_parts_is_a_method_of_every_configuration(method: str) -> No
 
 def test_feddf_plus_adjusts_the_loss_and_weighs_by_class_counts() -> None:
     plus, private = variant(BASE, "feddf-plus"), variant(BASE, "feddf-plus-private")
-    assert (plus.local.logit_adjustment, plus.teachers.weights, plus.discloses) == (1.0, "class-counts", True)
-    assert (private.local.logit_adjustment, private.discloses) == (1.0, False)
+    assert (plus.teachers.weights, plus.teachers.average, plus.discloses) == ("class-counts", "probabilities", True)
+    assert (private.teachers.weights, private.teachers.average, private.discloses) == ("uniform", "logits", False)
+    assert (plus.fusion.average, private.fusion.average) == ("class-counts", "examples")
+    assert plus.local.logit_adjustment == private.local.logit_adjustment == 1.0
 
 
 def test_a_grid_is_every_method_with_every_seed() -> None:

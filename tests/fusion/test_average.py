@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from conftest import Tiny, make_tiny
 from feddf.config import Settings, with_values
 from feddf.engines import in_process
-from feddf.fusion.average import average, averaging_rule, fedavg, uniform_average
+from feddf.fusion.average import average, averaging_rule, class_average, fedavg, uniform_average
 from feddf.fusion.batchnorm import last_statistics, recalibrated
 from feddf.fusion.defence import robust_start
 from feddf.states import digest
@@ -33,7 +34,47 @@ def test_the_uniform_average_counts_every_trained_client_alike() -> None:
     assert uniform_average(BEFORE, THREE)["weight"].tolist() == [2.5, -2.5]
 
 
-@pytest.mark.parametrize("rule", [average, uniform_average])
+def of_classes(name: str, row: list[float], counts: tuple[int, ...] | None, n: int) -> Update:
+    weight = torch.tensor(row).repeat(2, 1).T
+    state = {"inner": torch.tensor(row[:2]), "last.weight": weight, "last.bias": -torch.tensor(row)}
+    return Update(name, "mlp", 1, state, n, {}, counts)
+
+
+def test_the_last_layers_rows_are_averaged_over_those_who_have_the_class() -> None:
+    a = of_classes("a", [1.0, 2.0, 5.0], (30, 10, 0), 40)
+    b = of_classes("b", [3.0, 8.0, 9.0], (10, 50, 0), 60)
+    found = class_average(BEFORE, [a, b])
+    rows = [(30 * 1 + 10 * 3) / 40, (10 * 2 + 50 * 8) / 60, (40 * 5 + 60 * 9) / 100]  # nobody has the third: as n_k
+    assert all(column.tolist() == pytest.approx(rows) for column in found["last.weight"].T)
+    assert found["last.bias"].tolist() == pytest.approx([-row for row in rows])
+    assert found["inner"].tolist() == average(BEFORE, [a, b])["inner"].tolist()
+    silent = Update("b", "mlp", 1, b.state, 60)  # taken to have 20 of each class
+    rows = [(30 * 1 + 20 * 3) / 50, (10 * 2 + 20 * 8) / 30, 9.0]
+    odd = [replace(silent, class_counts=(30, 30)), a, replace(a, client_id="c")]  # its counts are of no use
+    assert class_average(BEFORE, odd)["last.bias"].tolist()[0] == pytest.approx(-(20 * 3 + 30 * 1 + 30 * 1) / 80)
+    assert class_average(BEFORE, [a, silent])["last.bias"].tolist() == pytest.approx([-row for row in rows])
+
+
+def test_the_last_layer_is_found_in_any_order() -> None:
+    """Workers, spools and checkpoints sort a state's names."""
+    pair = [of_classes("a", [1.0, 2.0, 5.0], (30, 10, 0), 40), of_classes("b", [3.0, 8.0, 9.0], (10, 50, 0), 60)]
+    turned = [replace(one, state={"z": one.state["inner"], **dict(reversed(one.state.items()))}) for one in pair]
+    found, other = class_average(BEFORE, pair), class_average(BEFORE, turned)
+    assert all(torch.equal(found[key], other[key]) for key in found)
+    twice = [
+        replace(one, state={**one.state, "more.weight": torch.ones(3, 9), "more.bias": torch.ones(3)}) for one in pair
+    ]
+    assert torch.equal(class_average(BEFORE, twice)["last.bias"], average(BEFORE, twice)["last.bias"]), "which is last?"
+
+
+def test_without_rows_for_classes_all_is_averaged_alike() -> None:
+    wide = [of_classes(name, [1.0, value, 2.0], (3, 1), 4) for name, value in (("a", 1.0), ("b", 5.0))]
+    for given in (THREE, wide, [of_classes("a", [1.0, 2.0, 3.0], None, 5)]):
+        found, expected = class_average(BEFORE, given), average(BEFORE, given)
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("rule", [average, uniform_average, class_average])
 def test_without_a_trained_client_the_weights_stay(rule: Rule) -> None:
     assert rule(BEFORE, []) is BEFORE
     assert rule(BEFORE, [update("c", 1000.0, 0)]) is BEFORE

@@ -137,6 +137,13 @@ def test_something_is_held_out_and_something_is_left(n: int, share: float, expec
     assert sorted([*kept.tolist(), *held_out.tolist()]) == list(range(n))
 
 
+def test_all_views_of_an_input_are_held_out_together() -> None:
+    kept, held_out = held_out_inputs(60, DistillConfig(stop="held-out-loss", held_out=0.2), views=3)
+    assert (len(kept), len(held_out)) == (48, 12)
+    assert {int(i) % 20 for i in kept}.isdisjoint({int(i) % 20 for i in held_out})
+    assert sorted([*kept.tolist(), *held_out.tolist()]) == list(range(60))
+
+
 @pytest.mark.parametrize("stop", ["validation", "steps"])
 def test_nothing_is_held_out_where_something_else_stops_the_student(stop: Any) -> None:
     kept, held_out = held_out_inputs(50, DistillConfig(stop=stop))

@@ -227,6 +227,15 @@ def test_cells_that_differ_only_in_where_they_run_are_one() -> None:
     base = load("demo")
     assert hash_of(base) == hash_of(with_values(base, {"run.workers": 1, "name": "other", "data.folder": "/x"}))
     assert hash_of(base) != hash_of(with_values(base, {"local.epochs": 11}))
+    assert hash_of(base) != hash_of(with_values(base, {"pool.views": 2}))
+
+
+KEPT = sorted((Path(__file__).parents[2] / "results" / "cells").iterdir())
+
+
+def test_every_kept_run_is_found_by_its_configuration() -> None:
+    assert len(KEPT) > 100
+    assert [run.name for run in KEPT if hash_of(load(str(run / "config.toml"))) != run.name] == []
 
 
 def test_the_last_quarter_of_the_rounds_counts() -> None:

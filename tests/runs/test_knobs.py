@@ -81,6 +81,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "SWA": {"distill.optimizer": "swa", "distill.steps": 30},
     "SWA's cycle": {"distill.optimizer": "swa", "distill.steps": 30, "distill.swa_cycle": 4},
     "clip": {"distill.clip": 1e-9, "distill.optimizer": "sgd"},
+    "views": {"pool.views": 3},
     "augmented pool": {"teachers.ask": "each-batch", "pool.augment": True},
     "FedMA's growth": {"fusion.method": "fedma", "fedma.growth": 1.0, "prototypes": MATCHED},
     "FedMA's start": {"fusion.method": "fedma", "fedma.own_start": False, "prototypes": MATCHED},

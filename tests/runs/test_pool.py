@@ -106,6 +106,15 @@ def test_classes_that_overlap_are_avoided() -> None:
     assert rows(by_data) == rows(images[labels != 2])
 
 
+def test_an_image_has_as_many_views_as_the_configuration_says() -> None:
+    one, three = task_with(HERE + "other", size=20).pool, task_with(HERE + "other", size=20, views=3).pool
+    assert (len(three), three.views) == (60, 3)
+    assert torch.equal(pixels(three)[:20], pixels(one)), "the inputs themselves come first"
+    assert len(rows(pixels(three))) > 50, "the others are different"
+    points = task_with("plane", {"data.name": "toy"}, views=3).pool
+    assert (len(points), points.views) == (60, 1), "points have no views"
+
+
 def test_noise_is_uniform_bytes() -> None:
     noise = pixels(task_with("noise", size=400).pool).double()
     assert noise.shape == (400, 1, 8, 8)

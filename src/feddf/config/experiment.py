@@ -60,8 +60,9 @@ class Settings(Section):
 
     @property
     def discloses(self) -> bool:
-        """Whether clients tell how many examples they have of each class: only if teachers are weighted by it."""
-        return self.fusion.method != "fedavg" and self.teachers.weights == "class-counts"
+        """Whether clients tell how many examples they have of each class: only if something is weighted by it."""
+        weighted = self.fusion.method != "fedavg" and self.teachers.weights == "class-counts"
+        return weighted or self.fusion.average == "class-counts"
 
     def mistakes(self, *, labelled: bool, pooled: bool) -> Iterator[Mistake]:
         """Yield what is right alone and wrong together, given whether the server has labelled data, and a pool."""

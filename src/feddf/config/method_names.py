@@ -24,8 +24,10 @@ PARTS: dict[str, tuple[str, Any]] = {
     "previous": ("distill.start", "previous"),
     "best": ("distill.start", "best"),
     "probabilities": ("teachers.average", "probabilities"),
+    "class-rows": ("fusion.average", "class-counts"),
     "class-counts": ("teachers.weights", "class-counts"),
     "certainty": ("teachers.weights", "certainty"),
+    "views": ("pool.views", 4),
     "memory": ("teachers.memory", 0.5),
     "held-out": ("distill.stop", "held-out-loss"),
     "steps": ("distill.stop", "steps"),
@@ -36,7 +38,7 @@ SHORT = {
     "fedprox": "fedavg+prox",
     "fedavgm": "fedavg+momentum",
     "feddistill": "feddf+swag+swa",
-    "feddf-plus": "feddf+adjusted+class-counts",
+    "feddf-plus": "feddf+adjusted+class-counts+probabilities+class-rows",
     "feddf-plus-private": "feddf+adjusted",
 }
 """Names for methods with parts."""
@@ -47,8 +49,11 @@ def changes_of(method: str) -> tuple[str, dict[str, Any]]:
 
     >>> changes_of("fedprox")
     ('fedavg', {'local.proximal': 0.01})
+    >>> changes_of("fedprox+momentum")
+    ('fedavg', {'local.proximal': 0.01, 'fusion.momentum': 0.2})
     """
-    name, *parts = SHORT.get(method, method).split("+")
+    first, *added = method.split("+")
+    name, *parts = [*SHORT.get(first, first).split("+"), *added]
     if (name not in METHODS and ":" not in name) or any(part not in PARTS for part in parts):
         allowed = f"{nearest(method, [*METHODS, *SHORT])} (your own is written as module:attribute)"
         if "+" in method:

@@ -95,6 +95,7 @@ AVERAGES = Names(
     {
         "examples": "feddf.fusion.average:average",
         "uniform": "feddf.fusion.average:uniform_average",
+        "class-counts": "feddf.fusion.average:class_average",
         "norm-clipped": "feddf.fusion.robust:clipped_average",
         "median": "feddf.fusion.robust:median",
         "trimmed-mean": "feddf.fusion.robust:trimmed",

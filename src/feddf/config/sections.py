@@ -239,6 +239,13 @@ class PoolConfig(Section):
 
     sources: tuple[SourceConfig, ...] = key((), "where they come from: one or several", synonyms="pool source")
     size: int | None = key(None, "use at most so many inputs, chosen at random", ge=2, synonyms="pool_size")
+    views: int = key(
+        1,
+        "versions of each image: itself, and copies that are shifted, and mirrored where the data allow it",
+        kind="method",
+        ge=1,
+        synonyms="pool_views copies",
+    )
     augment: bool = key(
         False, "mirror and shift them (only with teachers.ask = 'each-batch')", kind="method", synonyms="pool_augment"
     )
@@ -272,7 +279,7 @@ class FusionConfig(Section):
     )
     average: str = key(
         "examples",
-        "the weights of the average: n_k, or all alike",
+        "the weights of the average: n_k, all alike, or n_kc for the last layer's row of class c; or a robust rule",
         kind="method",
         names=AVERAGES,
         synonyms="average_weights rule",

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from feddf.data.augment import shifted
 from feddf.seeds import derive, numpy_generator, torch_generator
 from feddf.types import Inputs, Rows
 
@@ -52,6 +53,13 @@ def choose(source: Rows, size: int | None, seed: int) -> Tensor:
         raise ValueError(f"{size} inputs were asked for, and the source has {len(source)}")
     chosen = numpy_generator(seed).choice(len(source), size, replace=False)
     return source[torch.from_numpy(chosen).sort().values]
+
+
+def with_views(images: Tensor, views: int, flips: bool, seed: int) -> Tensor:
+    """Return the images, and after them ``views`` − 1 times a shifted copy of each; they are the same every time."""
+    generator = torch_generator(seed)
+    copies = [shifted(part, generator, flips) for _ in range(views - 1) for part in images.split(4096)]
+    return torch.cat([images, *copies])
 
 
 def of_classes(

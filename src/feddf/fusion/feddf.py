@@ -92,7 +92,7 @@ def distilled(
     """Let one student learn, wherever this runs; teachers that turn out to be unfit are returned as a refusal."""
     pool = resources.pool
     assert pool is not None, "whoever has answers for a pool has the pool"
-    kept, held_out = held_out_inputs(len(pool), config)
+    kept, held_out = held_out_inputs(len(pool), config, pool.views)
     with threads(execution.threads), execution.begun() as device:
         try:
             score = score_of(resources, config, pool, held_out, student.answers, device)
@@ -113,12 +113,17 @@ def distilled(
             return student.id, refusal
 
 
-def held_out_inputs(n: int, config: DistillConfig) -> tuple[Tensor, Tensor]:
-    """Return (to learn from, held out): the same in every round, so that nothing held out was learned from before."""
+def held_out_inputs(n: int, config: DistillConfig, views: int = 1) -> tuple[Tensor, Tensor]:
+    """Return (to learn from, held out): the same in every round, so that nothing held out was learned from before.
+
+    Of an input that is held out, all views are.
+    """
+    n //= views
     share = config.held_out if config.stop == "held-out-loss" else 0.0
     count = min(max(1, round(share * n)), n - 2) if share else 0
     order = torch.randperm(n, generator=torch_generator(derive(0, "held out")))
-    return order[count:].sort().values, order[:count].sort().values
+    all_views = order + n * torch.arange(views).unsqueeze(1)
+    return all_views[:, count:].flatten().sort().values, all_views[:, :count].flatten().sort().values
 
 
 def score_of(

@@ -44,7 +44,7 @@ def by_class_counts(teachers: Sequence[Update], resources: Resources, accuracies
     if resources.validation is None and not disclosed:
         return by_examples(teachers, resources, accuracies)
     n_classes = resources.validation.n_classes if resources.validation is not None else mode(disclosed)
-    rows = torch.stack([_counts(teacher, n_classes) for teacher in teachers])
+    rows = torch.stack([counts_of(teacher, n_classes) for teacher in teachers])
     rows[:, rows.sum(dim=0) <= 0] = 1.0
     return {teacher.client_id: row for teacher, row in zip(teachers, rows, strict=True)}
 
@@ -65,7 +65,8 @@ def _positive(weights: Mapping[str, float]) -> dict[str, float]:
     return dict(weights) if any(weights.values()) else dict.fromkeys(weights, 1.0)
 
 
-def _counts(teacher: Update, classes: int) -> Tensor:
+def counts_of(teacher: Update, classes: int) -> Tensor:
+    """Return n_kc of every class c, or n_k / M where the client does not disclose them."""
     if teacher.class_counts is None or len(teacher.class_counts) != classes:
         return torch.full((classes,), teacher.n_examples / classes, dtype=torch.float64)
     return torch.tensor(teacher.class_counts, dtype=torch.float64)

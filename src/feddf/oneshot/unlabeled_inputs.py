@@ -33,11 +33,12 @@ LINES = "lines:"
 class Raw:
     """Inputs as they are before any model's preprocessing: a tensor, or texts.
 
-    ``encode`` is what models without a preprocessing of their own are fed with.
+    ``encode`` is what models without a preprocessing of their own are fed with; ``views`` as in :class:`Inputs`.
     """
 
     rows: Tensor | tuple[str, ...]
     encode: Callable[[Tensor], Tensor] = plain
+    views: int = 1
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -66,7 +67,7 @@ class Raw:
                 raise ValueError("it takes images, and these inputs are none")
             if isinstance(preprocess, Features) and tuple(self.rows.shape[1:]) != preprocess.shape:
                 raise ValueError(f"it takes inputs of shape {preprocess.shape}, not {tuple(self.rows.shape[1:])}")
-            return Inputs(self.rows, preprocess or self.encode)
+            return Inputs(self.rows, preprocess or self.encode, self.views)
         if not isinstance(preprocess, Tokens):
             raise ValueError("it has no tokenizer, and these inputs are texts; name one with tokenizer = ...")
         return Inputs(preprocess.read(self.rows), preprocess)
@@ -106,15 +107,16 @@ def unlabeled(config: FuseConfig, preprocesses: Sequence[Preprocess | None]) -> 
             raise ConfigError.at("pool.sources", source.name, "there are no clients here; name other unlabeled inputs")
         if source.name.startswith(LINES):
             raise ConfigError.at("pool.sources", source.name, "no model reads texts; name a folder of images")
-    return Raw(_images(config.pool, config.folder, largest(preprocesses), seed))
+    images = _images(config.pool, config.folder, largest(preprocesses), seed)
+    return Raw(rows_of(images.raw), views=images.views)
 
 
-def _images(pool: PoolConfig, folder: str | None, shape: tuple[int, int, int], seed: int) -> Tensor:
+def _images(pool: PoolConfig, folder: str | None, shape: tuple[int, int, int], seed: int) -> Inputs:
     like = Inputs(torch.zeros((0, *shape), dtype=torch.uint8), plain)
     data = DataConfig(name=pool.sources[0].name, folder=folder, image_size=shape[-1])
     found = pool_of(pool, PoolTask(like, like, like, data, pool.size), seed)
     assert found is not None, "there are sources"
-    return rows_of(found.raw)
+    return found
 
 
 def largest(preprocesses: Sequence[Preprocess | None]) -> tuple[int, int, int]:

@@ -22,13 +22,17 @@ from feddf.states import digest
 Say = Callable[[str], None]
 
 
+LATER = {"pool.views": 1}
+"""Keys that came after the first kept results, and their defaults, with which those were obtained."""
+
+
 def hash_of(experiment: Experiment) -> str:
     """Return a name for all that determines a run's result: equal hashes mean equal models."""
     values = flat(experiment.model_dump(mode="json"))
     kept = {
         name: value
         for name, value in sorted(values.items())
-        if not is_free(name, Experiment) and name not in ("name", "about")
+        if not (is_free(name, Experiment) or name in ("name", "about") or (name, value) in LATER.items())
     }
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 

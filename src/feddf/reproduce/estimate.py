@@ -40,7 +40,7 @@ def _images(experiment: Experiment) -> float:
     shard = size * (1 - experiment.data.validation) * experiment.data.train_fraction / clients.number
     trained = clients.cohort * local.epochs * shard
     students = len(experiment.prototypes)
-    pool = experiment.pool.size or 50_000
+    pool = (experiment.pool.size or 50_000) * experiment.pool.views
     test, validation = experiment.data.test_size or 10_000, size * experiment.data.validation
     asked = clients.cohort * (test + (pool if experiment.distils else 0)) + 2 * students * (test + validation)
     learned = students * distill.steps * distill.batch if experiment.distils else 0

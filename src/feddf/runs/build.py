@@ -132,7 +132,7 @@ def build_task(experiment: Experiment) -> Task:
     train, validation = data.train.take(rest[kept[dealt]]), data.train.take(held_out)
     own = data.train.inputs.take(rest[for_pool])
     pool_task = PoolTask(
-        data.train.inputs, validation.inputs, own, config, experiment.pool.size, of_answers(experiment.run)
+        data.train.inputs, validation.inputs, own, config, experiment.pool.size, of_answers(experiment.run), data.flips
     )
     pool = pool_of(experiment.pool, pool_task, derive(seed, "pool"))
     _check_pool(experiment, pool)

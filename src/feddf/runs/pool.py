@@ -15,7 +15,7 @@ from feddf.config import ConfigError, DataConfig, PoolConfig, SourceConfig
 from feddf.config.names import SOURCES
 from feddf.data.datasets import Dataset
 from feddf.data.files import read_all_images
-from feddf.data.unlabeled import adapt, choose, noise, of_classes, uniform_points
+from feddf.data.unlabeled import adapt, choose, noise, of_classes, uniform_points, with_views
 from feddf.generator import GeneratorError, load_generator, sample_images
 from feddf.runs.loading import load_dataset, named
 from feddf.runtime.execution import Execution
@@ -36,6 +36,7 @@ class PoolTask:
     data: DataConfig
     size: int | None = None
     execution: Execution = Execution()
+    flips: bool = False
 
     def wanted(self, source: SourceConfig) -> int | None:
         """Return how many inputs a source is to give, if the configuration says so."""
@@ -43,7 +44,10 @@ class PoolTask:
 
 
 def pool_of(pool: PoolConfig, task: PoolTask, seed: int) -> Inputs | None:
-    """Return the inputs of all sources, in the form of the task's; at most as many as the pool's size, at random."""
+    """Return the inputs of all sources, in the form of the task's; at most as many as the pool's size, at random.
+
+    Of images there may be several views; other inputs stay as they are.
+    """
     if not pool.sources:
         return None
     parts = [
@@ -54,6 +58,8 @@ def pool_of(pool: PoolConfig, task: PoolTask, seed: int) -> Inputs | None:
         whole = choose(whole, pool.size, derive(seed, "size"))
     if len(whole) < 2:
         raise ConfigError.at("pool.sources", pool.names, f"a pool needs at least two inputs, and this has {len(whole)}")
+    if pool.views > 1 and whole.ndim == 4:
+        return Inputs(with_views(whole, pool.views, task.flips, derive(seed, "views")), task.like.encode, pool.views)
     return Inputs(whole, task.like.encode)
 
 

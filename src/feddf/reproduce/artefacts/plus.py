@@ -7,14 +7,18 @@ from feddf.reproduce.artefact import Artefact, Cell, Changes, Finding, Measured,
 
 ADJUSTED: Changes = {"local.logit_adjustment": 1.0}
 COUNTS: Changes = {"teachers.weights": "class-counts"}
+ROWS: Changes = {"fusion.average": "class-counts"}
+PROBABILITIES: Changes = {"teachers.average": "probabilities"}
 METHODS: dict[str, Changes] = {
     "FedAvg": {"fusion.method": "fedavg"},
     "FedDF": {},
+    "FedDF, adjusted, class counts": {**ADJUSTED, **COUNTS},
     "FedAvg, adjusted": {"fusion.method": "fedavg", **ADJUSTED},
+    "FedAvg, adjusted, class rows": {"fusion.method": "fedavg", **ADJUSTED, **ROWS},
     "FedProx, adjusted": {"fusion.method": "fedavg", "local.proximal": 0.01, **ADJUSTED},
     "FedAvgM, adjusted": {"fusion.method": "fedavg", "fusion.momentum": 0.2, **ADJUSTED},
     "feddf-plus, nothing disclosed": ADJUSTED,
-    "feddf-plus": {**ADJUSTED, **COUNTS},
+    "feddf-plus": {**ADJUSTED, **COUNTS, **PROBABILITIES, **ROWS},
 }
 FEDERATION: Changes = {
     "partition.alpha": 0.1,
