@@ -223,6 +223,13 @@ def test_a_target_that_too_few_rounds_did_not_reach_is_not_judged(
     assert verdict(measured) == outcome
 
 
+@pytest.mark.parametrize(("noise", "outcome"), [(70.0, HOLDS), (78.0, IN_PART)])
+def test_noise_must_be_far_worse_than_photographs(noise: float, outcome: str) -> None:
+    artefact = find("fig5")
+    values = {cell.name: [noise if cell.row == "noise" else 80.0] for cell in artefact.cells}
+    assert verdict(artefact.check(Measured(values))) == outcome
+
+
 def test_cells_that_differ_only_in_where_they_run_are_one() -> None:
     base = load("demo")
     assert hash_of(base) == hash_of(with_values(base, {"run.workers": 1, "name": "other", "data.folder": "/x"}))
