@@ -74,7 +74,7 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
     "changes",
     [
         {},
-        {"teachers.weights": "class-counts", "local.logit_adjustment": 1.0},
+        {"fusion.method": "feddf-plus"},
         {"fusion.method": "fedavg", "fusion.momentum": 0.3, "fusion.drop_worst": "paper"},
         {"fusion.method": "fedavg", "local.proximal": 0.1, "prototypes": ["mlp"], "local.optimizer": "adam"},
         {"distill.stop": "held-out-loss", "data.validation": 0.0, "clients.fraction": 1.0},

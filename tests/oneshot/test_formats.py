@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from conftest import stripes
 from feddf.config.errors import FeddfError
-from feddf.config.fuse_config import TeacherConfig
+from feddf.config.fuse_config import TeacherConfig, load_fuse
 from feddf.config.names import MODELS
 from feddf.evaluate import logits
 from feddf.oneshot.cached_answers import asked
 from feddf.oneshot.onnx_export import write_onnx
 from feddf.oneshot.teachers import Teacher, TeacherError, fed, read_teacher, read_teachers
-from feddf.oneshot.unlabeled_inputs import Raw
+from feddf.oneshot.unlabeled_inputs import Raw, unlabeled
 from feddf.runtime.packages import transformers
 from feddf.saved.preprocess import Images
 
@@ -249,3 +249,11 @@ def test_maps_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(TeacherError, match="two class maps contradict each other: 'car' is 'auto'"):
         read_teachers([one, other])
+
+
+def test_the_pool_has_the_views_that_are_asked_for() -> None:
+    pool = {"sources": ["digits"], "size": 20, "views": 3}
+    config = load_fuse(None, {"teachers": [{"path": "a.pt"}], "pool": pool, "student": {"model": "mlp"}})
+    raw = unlabeled(config, [Images((1, 8, 8), (0.5,), (0.5,))])
+    assert (len(raw), raw.views) == (60, 3)
+    assert raw.stored(Images((1, 16, 16), (0.5,), (0.5,))).views == 3

@@ -27,6 +27,9 @@ from feddf.report.tables import percent
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F"]
 """Okabe and Ito's palette, in an order that keeps neighbours apart."""
 
+HATCHES = ["", "//", ".."]
+"""What tells bars apart once all colours are taken."""
+
 FORMATS = ("png", "svg", "pdf")
 STYLE = {
     "font.size": 9,
@@ -223,9 +226,10 @@ def bars(rows: Mapping[str, Mapping[str, Sequence[float]]], label: str) -> Figur
         places = [index + (number - (len(columns) - 1) / 2) * width for index, one in enumerate(found) if one]
         means = [fmean(one) for one in found if one]
         spreads = [stdev(one) if len(one) > 1 else 0.0 for one in found if one]
-        axes.bar(places, means, width, yerr=spreads, color=COLOURS[number % len(COLOURS)], label=column, capsize=2)
+        colour, hatch = COLOURS[number % len(COLOURS)], HATCHES[number // len(COLOURS) % len(HATCHES)]
+        axes.bar(places, means, width, yerr=spreads, color=colour, hatch=hatch, label=column, capsize=2)
     axes.set_xticks(range(len(rows)), list(rows), rotation=30 if max(map(len, rows)) > 8 else 0, ha="right")
-    axes.set_ylabel(label)
+    axes.set_ylabel(fill(label, 40))
     axes.grid(axis="x", visible=False)
     _legend(figure, axes)
     return figure
