@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from feddf.runtime.layout import put_channels_last
+
 State = Mapping[str, Tensor]
 """A ``state_dict``, treated as a value: nobody writes into one that it was given."""
 
@@ -102,9 +104,7 @@ class Prototype:
             if self.fit is not None:
                 self.fit(model, state)
         model.load_state_dict(dict(state), strict=True)
-        for parameter in model.parameters():
-            if parameter.ndim == 4:  # convolutions are a third faster with their channels last
-                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        put_channels_last(model)
         return model.to(device).eval()
 
 

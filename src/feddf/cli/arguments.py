@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 from rich.console import Console
 from rich.text import Text
-from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.core import TyperCommand
 
 from feddf.config.errors import ConfigError
 
@@ -49,37 +50,51 @@ def be_quiet(asked: bool) -> None:
     out_console.quiet = out_console.quiet or asked
 
 
-class Command(TyperCommand):
-    """A command with the option --quiet, whose positional arguments keep their help.
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")]
 
-    (click 8.5 drops what typer 0.20 gives it.)
+
+class Command(TyperCommand):
+    """A command whose positional arguments keep their help.
+
+    (Flower holds typer at 0.20, and click 8.5 drops the help that this typer gives it.)
     """
 
-    def __init__(self, name: str | None, *, callback: Callable[..., Any] | None = None, **rest: Any) -> None:
-        super().__init__(name, callback=callback, **rest)
-        self.params.append(_quiet_option())
-        hints = get_type_hints(inspect.unwrap(callback), include_extras=True) if callback else {}
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        hints = get_type_hints(self.callback, include_extras=True) if self.callback else {}
         for parameter in self.params:
-            if isinstance(parameter, TyperArgument) and parameter.name in hints and not parameter.help:
-                parameter.help = next((found.help for found in hints[parameter.name].__metadata__), None)
-
-
-def _quiet_option() -> TyperOption:
-    return TyperOption(
-        param_decls=["--quiet", "-q"],
-        is_flag=True,
-        expose_value=False,
-        callback=lambda context, option, asked: be_quiet(asked),
-        help="Print errors and warnings only.",
-    )
+            if getattr(parameter, "help", None) is None and parameter.name in hints:
+                setattr(parameter, "help", next((found.help for found in hints[parameter.name].__metadata__), None))  # noqa: B010 (an option has none)
 
 
 class App(typer.Typer):
-    """A group of such commands."""
+    """A group of such commands, each of which has the option --quiet."""
 
     def command(self, name: str | None = None, **rest: Any) -> Callable[[F], F]:
-        """Return a decorator that adds a command."""
-        return super().command(name, **{"cls": Command, **rest})
+        """Return a decorator that adds a command and leaves its function as it is."""
+        add = super().command(name, **{"cls": Command, **rest})
+
+        def decorate(function: F) -> F:
+            add(with_quiet(function))
+            return function
+
+        return decorate
+
+
+def with_quiet(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command's function with one parameter more, ``quiet``, in the signature that typer reads."""
+
+    @wraps(function)
+    def command(*, quiet: bool = False, **given: Any) -> Any:
+        be_quiet(quiet)
+        return function(**given)
+
+    known, hints = signature(function).parameters.values(), get_type_hints(function, include_extras=True)
+    parameters = [one.replace(annotation=hints[one.name]) for one in known]
+    parameters.append(Parameter("quiet", Parameter.KEYWORD_ONLY, default=False, annotation=Quiet))
+    setattr(command, "__signature__", Signature(parameters))  # noqa: B010 (typing knows no such attribute)
+    command.__annotations__ = {**hints, "quiet": Quiet}
+    return command
 
 
 def print_json(found: object) -> None:
