@@ -126,7 +126,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "pickle": (["--teacher", "old.pt"], "a .pt file can run any code when it is read; where you trust it, convert it"),
     "nothing": (["--teacher", "nowhere.onnx"], "there is no teacher nowhere.onnx"),
     "nan": (
-        ["--teacher", f"{{path = 'broken.pt2', classes = ['top', 'middle', 'bottom'], {FED}}}"],
+        ["--teacher", f"{{path = 'broken.pt2', classes = ['top', 'middle', 'bottom'], {FED}}}", "--trust"],
         "teacher broken: its answer to input 0 is not finite",
     ),
     "outputs": (
@@ -144,9 +144,9 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         ],
         "teacher three: it has 3 outputs, and its class list has 2 names",
     ),
-    "damaged": (["--teacher", "cut.pt2"], "cut.pt2 is not a whole program of torch.export"),
+    "damaged": (["--teacher", "cut.pt2", "--trust"], "cut.pt2 is not a whole program of torch.export"),
     "size": (
-        ["--teacher", "{path = 'broken.pt2', size = 16, channels = 1}"],
+        ["--teacher", "{path = 'broken.pt2', size = 16, channels = 1}", "--trust"],
         "its file takes inputs of 1×8×8, and it would be fed 1×16×16; say how it is fed with size and channels",
     ),
     "maps": (

@@ -136,7 +136,7 @@ def said(teacher: Teacher, rows: Any, device: str) -> Tensor:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_files_answer_there_as_on_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (teacher,) = read_teacher(FORMATS[name](models()["all"], tmp_path))
+    (teacher,) = read_teacher(FORMATS[name](models()["all"], tmp_path), trust=True)
     with pretend_device(), watched(monkeypatch) as found:
         there = said(teacher, POOL.raw, NAME)
     assert set(found) == {NAME}

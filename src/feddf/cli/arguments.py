@@ -112,6 +112,9 @@ Overrides = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Run code that files made elsewhere hold (.pt2) or name (module:attribute).")
+]
 Out = Annotated[Path | None, typer.Option(help="The folder to write to (default: a new one below runs/).")]
 
 

@@ -15,7 +15,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from feddf.cli.arguments import complain, err_console, out_console
+from feddf.cli.arguments import Trust, complain, err_console, out_console
 from feddf.config.errors import ConfigError
 from feddf.runtime.atomic import write_atomically
 
@@ -68,6 +68,7 @@ def fuse(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on after an interruption; a finished fusion is left as it is.")
     ] = False,
+    trust: Trust = False,
 ) -> None:
     """Fuse trained models of any architecture into one, for instance:
     feddf fuse --teacher A --teacher B.onnx --student resnet8 --unlabeled DIR --out OUT
@@ -100,7 +101,7 @@ def fuse(
         return
     try:
         with _shown() as progress:
-            result = fuse_to_folder(asked, out, progress)
+            result = fuse_to_folder(asked, out, progress, trust=trust)
     except KeyboardInterrupt:
         said = "stopped; the answers of the teachers that were asked are kept. The same command goes on from there"
         err_console.print(said, soft_wrap=True, highlight=False)
@@ -120,7 +121,7 @@ def predict(
     prototype: Annotated[
         str | None, typer.Option(help="One model of a run that has several.", show_default=False)
     ] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="Run the code that somebody else's folder names.")] = False,
+    trust: Trust = False,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, ...")] = "auto",
 ) -> None:
     """Classify images or texts: a line for each, with its class and the probabilities of all classes."""

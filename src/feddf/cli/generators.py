@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from feddf.cli.arguments import App, complain, err_console, number, out_console, split_words
+from feddf.cli.arguments import App, Trust, complain, err_console, number, out_console, split_words
 from feddf.config.errors import ConfigError, FeddfError, first_line
 from feddf.config.names import DATASETS
 from feddf.runtime.atomic import write_atomically
@@ -93,6 +93,7 @@ def sample(
         list[str] | None,
         typer.Argument(metavar="[n=64] [seed=0]", help="How many images, and which.", show_default=False),
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Make images with a trained generator."""
     own, rest = split_words(words, {"n": "64", "seed": "0"})
@@ -102,7 +103,7 @@ def sample(
     with _one_line():
         from feddf.generator import load_generator, sample_images
 
-        make, latent = load_generator(generator)
+        make, latent = load_generator(generator, trust=trust)
         write(sample_images(make, n, latent, seed))
     out_console.print(f"{n} images: {out}", soft_wrap=True, highlight=False)
 

@@ -16,6 +16,7 @@ from feddf.cli.arguments import (
     NameOrFile,
     Out,
     Overrides,
+    Trust,
     complain,
     err_console,
     numbers,
@@ -38,6 +39,7 @@ def run(
     name_or_file: NameOrFile,
     overrides: Overrides = None,
     out: Out = None,
+    trust: Trust = False,
     profile: Annotated[bool, typer.Option("--profile", help="Write a timeline that Perfetto opens.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -52,7 +54,7 @@ def run(
     from feddf.runs.store import RunFolder
 
     _refuse_other_config(path, experiment)
-    parts = build(experiment)  # before the folder is made: a mistake leaves nothing behind
+    parts = build(experiment, trust=trust)  # before the folder is made: a mistake leaves nothing behind
     timeline = Profile() if profile else None
     try:
         _finish(parts, RunFolder.create(path, experiment), timeline, as_json)
@@ -73,7 +75,7 @@ def resume(
         ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse where the result could differ in a bit.")] = False,
-    trust: Annotated[bool, typer.Option("--trust", help="Run the code that somebody else's folder names.")] = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Continue a run that was interrupted, or give one more rounds; the models are as if nothing had happened."""
@@ -85,7 +87,7 @@ def resume(
     folder.check_trust(trust)
     experiment = parse(folder.experiment().model_dump(), overrides=overrides or [])
     _check_versions(folder, experiment, strict)
-    parts = build(experiment)
+    parts = build(experiment, trust=trust)
     _warn(folder.continue_as(experiment))
     _say_progress(folder, experiment, as_json)
     _finish(parts, folder, None, as_json)
@@ -104,6 +106,7 @@ def compare(
         ),
     ] = None,
     out: Out = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Run several methods on the same shards and seeds, and compare their results in one table."""
@@ -119,15 +122,17 @@ def compare(
 
     target = out or unused(Path("runs") / f"{experiment.name}-compare")
     variations = variants.grid(experiment, methods, seeds, swept)
-    build(variations[0].experiment)  # before any folder is made: a mistake leaves nothing behind
-    again = shlex.join(["feddf", "compare", name_or_file, *(overrides or []), "--out", str(target)])
+    build(variations[0].experiment, trust=trust)  # before any folder is made: a mistake leaves nothing behind
+    again = shlex.join(
+        ["feddf", "compare", name_or_file, *(overrides or []), "--out", str(target), *(["--trust"] if trust else [])]
+    )
     for number, (one, folder, warnings) in enumerate(variants.folders(variations, target), 1):
         _warn(warnings)
         if folder.records():
             _check_versions(folder, one.experiment, strict=False)
             _say_progress(folder, one.experiment, as_json)
         _run_to_the_end(
-            build(one.experiment),
+            build(one.experiment, trust=trust),
             folder,
             title=f"run {number} of {len(variations)}: {', '.join(filter(None, [one.method, one.setting]))}",
             again=again,

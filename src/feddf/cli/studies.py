@@ -16,6 +16,7 @@ from feddf.cli.arguments import (
     AsJson,
     NameOrFile,
     Out,
+    Trust,
     number,
     numbers,
     out_console,
@@ -45,6 +46,7 @@ def tune(
         ),
     ] = None,
     out: Out = None,
+    trust: Trust = False,
 ) -> None:
     """Try a grid of values, extend it while the best lies on its edge, and keep the best configuration."""
     from feddf.config import load, with_values
@@ -62,13 +64,14 @@ def tune(
     for name, values in grid.items():
         for value in values:  # a mistake is said before anything is trained
             with_values(experiment, {name: value})
-    build(experiment)
+    build(experiment, trust=trust)
     trials, best = tuning.tune(
         experiment,
         grid,
         numbers("seeds", own["seeds"]),
         target,
         parallel=number("parallel", own["parallel"]),
+        trust=trust,
         extensions=number("extensions", own["extensions"], least=0),
         say=lambda text: out_console.print(text, soft_wrap=True, highlight=False),
     )
@@ -122,7 +125,7 @@ def bound(
             show_default=False,
         ),
     ] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="Run the code that somebody else's folder names.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Estimate the terms of the paper's Theorem 5.1 for a run, from all its data."""
     from feddf.config import parse, with_values
@@ -139,7 +142,7 @@ def bound(
         experiment = with_values(experiment, {"local.epochs": number("epochs", own["epochs"])})
     records = read_run(run).records
     found = estimate(
-        build(experiment),
+        build(experiment, trust=trust),
         most=number("most", own["most"], least=4),
         delta=share("delta", own["delta"], "a probability, for instance 0.05"),
         ensemble=records[-1]["ensemble"] if records else None,

@@ -26,13 +26,14 @@ def failure_of(path: Path) -> str:
     return note.read_text(encoding="utf-8") if note.exists() else ""
 
 
-def run_folders(paths: Sequence[Path], parallel: int) -> Iterator[tuple[Path, str]]:
+def run_folders(paths: Sequence[Path], parallel: int, *, trust: bool = False) -> Iterator[tuple[Path, str]]:
     """Run the trials, each in a process of its own, ``parallel`` at a time; yield each with why it failed."""
     workers = max(1, (os.cpu_count() or 1) // parallel)
     running: set[subprocess.Popen[str]] = set()
 
     def run(path: Path) -> str:
         command = [sys.executable, "-P", "-m", "feddf", "resume", str(path), f"run.workers={workers}"]
+        command += ["--trust"] if trust else []
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         running.add(process)
         _, complaint = process.communicate()

@@ -60,6 +60,7 @@ def tune(
     *,
     parallel: int = 1,
     extensions: int = 4,
+    trust: bool = False,
     say: Callable[[str], None] = print,
 ) -> tuple[list[Trial], Trial]:
     """Run every setting of the grid, extend it while the best lies on an edge, and return all trials and the best.
@@ -71,7 +72,7 @@ def tune(
     grids = {key: sorted(set(values)) for key, values in grid.items()}
     left = dict.fromkeys(grids, extensions)
     while True:
-        trials = list(_trials(experiment, grids, seeds, out, parallel, say))
+        trials = list(_trials(experiment, grids, seeds, out, parallel, trust, say))
         best = max(trials, key=lambda trial: trial.score)
         if best.failure:
             raise ConfigError(f"no setting came to its end; the last reason was: {best.failure}")
@@ -126,12 +127,18 @@ def table(trials: Sequence[Trial], best: Trial) -> Comparison:
 
 
 def _trials(
-    experiment: Experiment, grids: Grid, seeds: Sequence[int], out: Path, parallel: int, say: Callable[[str], None]
+    experiment: Experiment,
+    grids: Grid,
+    seeds: Sequence[int],
+    out: Path,
+    parallel: int,
+    trust: bool,
+    say: Callable[[str], None],
 ) -> Iterator[Trial]:
     settings = [dict(zip(grids, values, strict=True)) for values in product(*grids.values())]
     paths = {(i, seed): _folder(experiment, setting, seed, out) for i, setting in enumerate(settings) for seed in seeds}
     todo = [path for path in paths.values() if not has_ended(path)]
-    for done, (path, failure) in enumerate(run_folders(todo, parallel), 1):
+    for done, (path, failure) in enumerate(run_folders(todo, parallel, trust=trust), 1):
         result = f"failed: {failure}" if failure else f"validation {100 * validation(read_run(path)):.1f}"
         say(f"{path.name}: {result} ({done} of {len(todo)})")
     for i, setting in enumerate(settings):

@@ -32,12 +32,13 @@ def strategy_of(
     *,
     wait: float = 60.0,
     poll: float = 0.2,
+    trust: bool = False,
 ) -> FedDF:
     """Return the strategy that runs an experiment, with its data on the server's side.
 
-    ``settings`` are those of :func:`settings_of` unless given.
+    ``settings`` are those of :func:`settings_of` unless given. With ``trust``, the pool may be of a ``.pt2`` file.
     """
-    parts = build(experiment)
+    parts = build(experiment, trust=trust)
     return FedDF(
         parts.prototypes,
         settings or settings_of(experiment),
@@ -50,7 +51,7 @@ def strategy_of(
     )
 
 
-def client_app_of(experiment: Experiment) -> ClientApp:
+def client_app_of(experiment: Experiment, *, trust: bool = False) -> ClientApp:
     """Return the app of an experiment's clients: a node's ``partition-id`` says whose shard it has.
 
     The data are loaded where the client is, when its first message comes; so the app itself is small and travels.
@@ -59,7 +60,7 @@ def client_app_of(experiment: Experiment) -> ClientApp:
     settings.refuse(settings.mistakes(labelled=True, pooled=True))
     labels = [spec.label for spec in experiment.prototypes]
     return app_at(
-        partial(_site, experiment),
+        partial(_site, experiment, trust),
         lambda context: labels[_number(context) % len(labels)],
         lambda context: client_name(_number(context), experiment.clients.number),
         threads=1,
@@ -71,8 +72,8 @@ def client_app_of(experiment: Experiment) -> ClientApp:
     )
 
 
-def _site(experiment: Experiment, context: Context) -> Site:
-    parts, number = _built(experiment.model_dump_json()), _number(context)
+def _site(experiment: Experiment, trust: bool, context: Context) -> Site:
+    parts, number = _built(experiment.model_dump_json(), trust), _number(context)
     client = parts.federation.clients[number]
     assert client.indices is not None
     return Site(
@@ -83,8 +84,8 @@ def _site(experiment: Experiment, context: Context) -> Site:
 
 
 @lru_cache(maxsize=2)
-def _built(experiment: str) -> Parts:
-    return build(Experiment.model_validate_json(experiment))
+def _built(experiment: str, trust: bool) -> Parts:
+    return build(Experiment.model_validate_json(experiment), trust=trust)
 
 
 def _number(context: Context) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from feddf.config.errors import first_line
 from feddf.generator.generator_folder import GeneratorError, GeneratorFolder
 from feddf.runtime.device import CPU, device_of, moved
+from feddf.runtime.origin import check_program
 from feddf.runtime.threads import threads
 from feddf.seeds import torch_generator
 
@@ -72,14 +73,14 @@ def _evaluating(generator: Make) -> Iterator[None]:
             module.training = True
 
 
-def load_generator(path: Path) -> tuple[Make, tuple[int, ...]]:
+def load_generator(path: Path, *, trust: bool = False) -> tuple[Make, tuple[int, ...]]:
     """Return a generator and the shape of one latent, from a folder of ``feddf generator train`` or a ``*.pt2`` file.
 
-    A ``*.pt2`` file holds a program that ``torch.export.save`` wrote; its example input tells the latent's shape. torch
-    reads parts of such a file with pickle: load only what you would also run.
+    A ``*.pt2`` file holds a program that ``torch.export.save`` wrote; its example input tells the latent's shape. To
+    read such a file is to run it, so it needs ``trust``.
     """
     if path.suffix == ".pt2":
-        return _load_program(path)
+        return _load_program(path, trust)
     if not (path / "generator.toml").is_file():
         allowed = "name a folder made by: feddf generator train, or a file that ends in .pt2"
         raise GeneratorError(f"{path} is not a generator: it has no generator.toml; {allowed}")
@@ -106,9 +107,10 @@ class _Program:
         return answer[: len(latents)]
 
 
-def _load_program(path: Path) -> tuple[Make, tuple[int, ...]]:
+def _load_program(path: Path, trust: bool) -> tuple[Make, tuple[int, ...]]:
     if not path.is_file():
         raise GeneratorError(f"there is no file {path}")
+    check_program(path, trust)
     try:
         program = torch.export.load(path)
         run = program.module()

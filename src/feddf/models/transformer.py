@@ -17,12 +17,17 @@ class Transformer(nn.Module):
     def __init__(self, shape: tuple[int, ...], n_classes: int, *, path: str, pretrained: bool = True) -> None:
         super().__init__()
         library = transformers()
-        config = library.AutoConfig.from_pretrained(path, num_labels=n_classes)
+        config = library.AutoConfig.from_pretrained(path, num_labels=n_classes, trust_remote_code=False)
         automatic = library.AutoModelForSequenceClassification
         network = (
-            automatic.from_pretrained(path, config=config, ignore_mismatched_sizes=True)  # another head than ours
+            automatic.from_pretrained(
+                path,
+                config=config,
+                ignore_mismatched_sizes=True,  # another head than ours
+                trust_remote_code=False,
+            )
             if pretrained
-            else automatic.from_config(config)
+            else automatic.from_config(config, trust_remote_code=False)
         )
         if shape[0] > config.max_position_embeddings:
             raise ValueError(f"{shape[0]} tokens are more than the {config.max_position_embeddings} that it can read")

@@ -15,11 +15,13 @@ from feddf.config.errors import first_line
 from feddf.config.fuse_config import TeacherConfig
 from feddf.oneshot.teachers import Ask, Teacher, TeacherError, check_sizes, file_hash, preprocess_of
 from feddf.runtime.device import CPU
+from feddf.runtime.origin import check_program
 from feddf.runtime.silence import silence
 
 
-def of_program(path: Path, config: TeacherConfig) -> Teacher:
+def of_program(path: Path, config: TeacherConfig, trust: bool) -> Teacher:
     """Return an exported program as a teacher: it holds its code and its weights, and needs no class of the user's."""
+    check_program(path, trust)
     name = config.name or path.stem
     sizes = _input_sizes(_read(path, name), path)
 

@@ -64,6 +64,7 @@ def fuse(
     seed: int = 0,
     cache: Path | None = None,
     progress: Progress = quiet,
+    trust: bool = False,
 ) -> FusionResult:
     """Fuse trained models of any architecture into one student, on unlabeled inputs.
 
@@ -71,7 +72,8 @@ def fuse(
     ``unlabeled`` are inputs as the models take them, bytes of images with an encoding (``Inputs``), or texts.
     Labelled ``validation`` examples are used for early stopping; those of ``test`` are measured on and nothing else.
     Teachers and student compute on a ``device`` (that of ``run``, if none is named: the first accelerator that works,
-    else the CPU); the model that is returned is on the CPU.
+    else the CPU); the model that is returned is on the CPU. With ``trust``, code runs that files of teachers hold
+    (``.pt2``) or that folders made elsewhere name.
 
     >>> from torch import nn
     >>> _ = torch.manual_seed(0)
@@ -89,7 +91,7 @@ def fuse(
     execution = of_answers(run)
     with remembering(cache, progress, execution) as memory:
         asking = Asking(memory, raw, plan.preprocess)
-        given = _teachers(teachers)
+        given = _teachers(teachers, trust)
         known = [asking.n_outputs(teacher) for teacher in given]
         listed, classes = agreed(given, known, plan.classes)
         apprentice = student_of(plan, listed, classes, raw)
@@ -110,7 +112,7 @@ def fuse(
     return FusionResult(model.eval(), classes, apprentice.spec, report, tuple(dict.fromkeys(memory.asked)))
 
 
-def _teachers(given: Sequence[Teacher | nn.Module | str | Path]) -> list[Teacher]:
+def _teachers(given: Sequence[Teacher | nn.Module | str | Path], trust: bool) -> list[Teacher]:
     if not given:
         raise TeacherError("there is no teacher to learn from")
     found: list[Teacher] = []
@@ -122,7 +124,7 @@ def _teachers(given: Sequence[Teacher | nn.Module | str | Path]) -> list[Teacher
         elif isinstance(one, nn.Module):
             found.append(of_module(one, f"teacher-{number}"))
         else:
-            found += read_teachers([TeacherConfig(path=str(one))])
+            found += read_teachers([TeacherConfig(path=str(one))], trust=trust)
     names = [teacher.id for teacher in found]
     if len(set(names)) < len(names):
         found = [replace(one, id=f"{one.id}-{number}") for number, one in enumerate(found, 1)]

@@ -33,7 +33,7 @@ def of_pretrained(config: TeacherConfig) -> Teacher:
     place = str(local) if local.is_dir() else path
     try:
         library = transformers()
-        described = library.AutoConfig.from_pretrained(place)
+        described = library.AutoConfig.from_pretrained(place, trust_remote_code=False)
     except Exception as error:
         raise TeacherError(f"teacher {name}: {path} is no model of transformers: {first_line(error)}") from error
     kind = _kind(described, name)
@@ -43,7 +43,7 @@ def of_pretrained(config: TeacherConfig) -> Teacher:
     def opened(device: torch.device) -> Iterator[Ask]:
         automatic = getattr(library, f"AutoModelFor{kind}Classification")
         try:
-            model = automatic.from_pretrained(place, use_safetensors=True).eval().to(device)
+            model = automatic.from_pretrained(place, use_safetensors=True, trust_remote_code=False).eval().to(device)
         except Exception as error:
             raise TeacherError(f"teacher {name}: {path} cannot be loaded: {first_line(error)}") from error
         with torch.no_grad():
@@ -98,7 +98,7 @@ def _processor(place: str) -> dict[str, Any]:
         if Path(place).is_dir():
             values = json.loads((Path(place) / "preprocessor_config.json").read_text(encoding="utf-8"))
         else:
-            values = transformers().AutoImageProcessor.from_pretrained(place).to_dict()
+            values = transformers().AutoImageProcessor.from_pretrained(place, trust_remote_code=False).to_dict()
     except Exception:  # without one, the values that most image models were trained with are taken
         return {}
     return values if isinstance(values, dict) else {}

@@ -39,13 +39,13 @@ ENOUGH = 64
 """Inputs of the pool on which an ONNX file is compared with the student."""
 
 
-def fuse_to_folder(config: FuseConfig, out: Path, progress: Progress = quiet) -> FusionResult:
+def fuse_to_folder(config: FuseConfig, out: Path, progress: Progress = quiet, *, trust: bool = False) -> FusionResult:
     """Fuse as a configuration says, and write the result to a folder that is there whole or not at all."""
     if out.exists():
         raise ModelError(f"{out} is there already; name a new folder with --out, or remove it")
-    teachers = read_teachers(config.teachers)
+    teachers = read_teachers(config.teachers, trust=trust)
     plan = planned(config, teachers)
-    raw = unlabeled(config, [plan.preprocess, *(fed(teacher, plan.preprocess) for teacher in teachers)])
+    raw = unlabeled(config, [plan.preprocess, *(fed(teacher, plan.preprocess) for teacher in teachers)], trust=trust)
     result = fuse(
         teachers,
         plan,

@@ -80,10 +80,10 @@ def of_module(
     return Teacher(id, opened, tuple(classes), preprocess, outputs, examples)
 
 
-def read_teachers(configs: Sequence[TeacherConfig]) -> list[Teacher]:
+def read_teachers(configs: Sequence[TeacherConfig], *, trust: bool = False) -> list[Teacher]:
     """Return the teachers that a configuration names, each under a name of its own."""
     _refuse_contradictions(configs)
-    found = [teacher for config in configs for teacher in read_teacher(config)]
+    found = [teacher for config in configs for teacher in read_teacher(config, trust=trust)]
     names = [teacher.id for teacher in found]
     taken: dict[str, int] = {}
     unique: list[Teacher] = []
@@ -107,11 +107,14 @@ def _refuse_contradictions(configs: Sequence[TeacherConfig]) -> None:
                 )
 
 
-def read_teacher(config: TeacherConfig) -> list[Teacher]:
-    """Return the teacher in a file or folder; a run folder of several prototypes gives several."""
+def read_teacher(config: TeacherConfig, *, trust: bool = False) -> list[Teacher]:
+    """Return the teacher in a file or folder; a run folder of several prototypes gives several.
+
+    With ``trust``, code runs that the file holds (``.pt2``), or that a folder made elsewhere names.
+    """
     path = Path(config.path).expanduser()
     if path.is_dir() and description(path) is not None:
-        found = _of_feddf(path, config)
+        found = _of_feddf(path, config, trust)
     elif path.suffix == ".safetensors":
         found = [_of_weights(path, config)]
     elif path.suffix == ".onnx":
@@ -121,7 +124,7 @@ def read_teacher(config: TeacherConfig) -> list[Teacher]:
     elif path.suffix == ".pt2":
         from feddf.oneshot.exported import of_program
 
-        found = [of_program(_there(path), config)]
+        found = [of_program(_there(path), config, trust)]
     elif path.suffix in PICKLES:
         raise TeacherError(f"teacher {path}: a {path.suffix} file can run any code when it is read; {_convert(path)}")
     else:
@@ -177,8 +180,8 @@ def named(teacher: Teacher, classes: tuple[str, ...]) -> Teacher:
 # Weights of feddf's own architectures
 
 
-def _of_feddf(path: Path, config: TeacherConfig) -> list[Teacher]:
-    found = specs(path)
+def _of_feddf(path: Path, config: TeacherConfig, trust: bool) -> list[Teacher]:
+    found = specs(path, trust=trust)
     if config.prototype is not None and config.prototype not in found:
         raise TeacherError(f"teacher {path}: no prototype '{config.prototype}'; it has {', '.join(found)}")
     names = [config.prototype] if config.prototype is not None else list(found)

@@ -97,7 +97,7 @@ Given = Callable[[tuple[str, ...]], Labelled]
 """(the student's classes) -> labelled examples."""
 
 
-def unlabeled(config: FuseConfig, preprocesses: Sequence[Preprocess | None]) -> Raw:
+def unlabeled(config: FuseConfig, preprocesses: Sequence[Preprocess | None], *, trust: bool = False) -> Raw:
     """Return the pool of a configuration, in the largest form that some model takes."""
     seed = derive(config.seed, "pool")
     if any(isinstance(one, Tokens) for one in preprocesses):
@@ -107,14 +107,14 @@ def unlabeled(config: FuseConfig, preprocesses: Sequence[Preprocess | None]) -> 
             raise ConfigError.at("pool.sources", source.name, "there are no clients here; name other unlabeled inputs")
         if source.name.startswith(LINES):
             raise ConfigError.at("pool.sources", source.name, "no model reads texts; name a folder of images")
-    images = _images(config.pool, config.folder, largest(preprocesses), seed)
+    images = _images(config.pool, config.folder, largest(preprocesses), seed, trust)
     return Raw(rows_of(images.raw), views=images.views)
 
 
-def _images(pool: PoolConfig, folder: str | None, shape: tuple[int, int, int], seed: int) -> Inputs:
+def _images(pool: PoolConfig, folder: str | None, shape: tuple[int, int, int], seed: int, trust: bool) -> Inputs:
     like = Inputs(torch.zeros((0, *shape), dtype=torch.uint8), plain)
     data = DataConfig(name=pool.sources[0].name, folder=folder, image_size=shape[-1])
-    found = pool_of(pool, PoolTask(like, like, like, data, pool.size), seed)
+    found = pool_of(pool, PoolTask(like, like, like, data, pool.size, trust=trust), seed)
     assert found is not None, "there are sources"
     return found
 

@@ -82,9 +82,12 @@ class Parts:
     warnings: tuple[str, ...] = ()
 
 
-def build(experiment: Experiment) -> Parts:
-    """Return the experiment's parts, or raise :class:`ConfigError` where names and data do not fit together."""
-    task = build_task(experiment)
+def build(experiment: Experiment, *, trust: bool = False) -> Parts:
+    """Return the experiment's parts, or raise :class:`ConfigError` where names and data do not fit together.
+
+    With ``trust``, programs in files that the experiment names (a generator's ``.pt2``) are run.
+    """
+    task = build_task(experiment, trust=trust)
     prototypes = {spec.label: _prototype(spec, task.data, experiment) for spec in experiment.prototypes}
     models = {name: initial(prototype, experiment.seed) for name, prototype in prototypes.items()}
     resources = Resources(prototypes, task.pool, task.validation, flip_crop if experiment.pool.augment else None)
@@ -115,7 +118,7 @@ def _warnings(task: Task) -> tuple[str, ...]:
     return (f"no client holds an example of class {', '.join(absent[:10])}: nobody can teach it",)
 
 
-def build_task(experiment: Experiment) -> Task:
+def build_task(experiment: Experiment, *, trust: bool = False) -> Task:
     """Load the data, hold the validation part out, partition the rest, and prepare the pool."""
     config, seed = with_tokenizer(experiment), experiment.seed
     data = load_dataset("data.name", config.name, config)
@@ -132,7 +135,14 @@ def build_task(experiment: Experiment) -> Task:
     train, validation = data.train.take(rest[kept[dealt]]), data.train.take(held_out)
     own = data.train.inputs.take(rest[for_pool])
     pool_task = PoolTask(
-        data.train.inputs, validation.inputs, own, config, experiment.pool.size, of_answers(experiment.run), data.flips
+        data.train.inputs,
+        validation.inputs,
+        own,
+        config,
+        experiment.pool.size,
+        of_answers(experiment.run),
+        data.flips,
+        trust,
     )
     pool = pool_of(experiment.pool, pool_task, derive(seed, "pool"))
     _check_pool(experiment, pool)

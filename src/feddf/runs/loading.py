@@ -71,7 +71,7 @@ def check_vocabulary(prototype: PrototypeConfig, data: DataConfig) -> None:
     if data.name not in TEXTS or "path" not in prototype.options or data.tokenizer is None:
         return
     path, found = prototype.options["path"], tokenizer(data.tokenizer, data.max_tokens)
-    model = transformers().AutoConfig.from_pretrained(path)
+    model = transformers().AutoConfig.from_pretrained(path, trust_remote_code=False)
     if found.n_tokens > model.vocab_size:
         allowed = f"it knows {found.n_tokens} tokens, and the model {path} can read {model.vocab_size}"
         raise ConfigError.at("data.tokenizer", data.tokenizer, allowed)

@@ -28,7 +28,10 @@ ENOUGH = 10_000
 
 @dataclass(frozen=True)
 class PoolTask:
-    """What sources are made from: the form of the inputs, what the server has of them, and where data sets are."""
+    """What sources are made from: the form of the inputs, what the server has of them, and where data sets are.
+
+    With ``trust``, a generator may be a program in a ``.pt2`` file.
+    """
 
     like: Inputs
     validation: Inputs
@@ -37,6 +40,7 @@ class PoolTask:
     size: int | None = None
     execution: Execution = Execution()
     flips: bool = False
+    trust: bool = False
 
     def wanted(self, source: SourceConfig) -> int | None:
         """Return how many inputs a source is to give, if the configuration says so."""
@@ -84,7 +88,7 @@ def from_noise(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
 
 def from_generator(path: str, source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     """Images of a trained generator, in a folder of ``feddf generator train`` or a ``.pt2`` file."""
-    network, latent = load_generator(Path(path).expanduser())
+    network, latent = load_generator(Path(path).expanduser(), trust=task.trust)
     with task.execution.begun() as device:
         if isinstance(network, nn.Module):
             network.to(device)

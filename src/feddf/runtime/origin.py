@@ -1,4 +1,8 @@
-"""Whose a file is: a mark that only this user's feddf can make, so that code is run for nobody else unasked."""
+"""Whose a file is: a mark that only this user's feddf can make, so that code is run for nobody else unasked.
+
+The rule: code that a user names in a command or in a TOML file of their own is trusted. A ``.pt2`` file, and whatever a
+folder made elsewhere names, never is without ``--trust``.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import os
 import secrets
 from pathlib import Path
 
+from feddf.config.errors import FeddfError
 from feddf.runtime.atomic import write_atomically
 
 KEY_BYTES = 32
@@ -26,6 +31,24 @@ def names_code(name: str) -> bool:
     """Say whether a name stands for code: a ``module:attribute``, whatever a module's file may be called."""
     module, _, attribute = name.partition(":")
     return bool(module and attribute)
+
+
+class UntrustedError(FeddfError):
+    """A file holds code, and nobody said that it may run."""
+
+    exit_code = 2
+
+
+def check_program(path: Path, trust: bool) -> None:
+    """Raise :class:`UntrustedError` for a program of ``torch.export`` that the user does not trust.
+
+    ``torch.export.load`` unpickles parts of the file and evaluates expressions in it: to read it is to run it.
+    """
+    if not trust:
+        raise UntrustedError(
+            f"{path}: a .pt2 file is a program, and torch runs code that it holds when it is read; where you trust its "
+            "origin, say --trust (in Python trust=True), else ask for an .onnx or .safetensors file"
+        )
 
 
 def _key() -> bytes:

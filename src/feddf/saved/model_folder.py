@@ -151,7 +151,8 @@ def _pretrained(folder: Path, module: Transformer, spec: ModelSpec) -> dict[str,
     config.label2id = {name: number for number, name in enumerate(spec.classes)}
     config.architectures = [type(module.network).__name__]
     if isinstance(spec.preprocess, Tokens):
-        transformers().AutoTokenizer.from_pretrained(spec.preprocess.tokenizer).save_pretrained(folder)
+        name = spec.preprocess.tokenizer
+        transformers().AutoTokenizer.from_pretrained(name, trust_remote_code=False).save_pretrained(folder)
     values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     return values
 
