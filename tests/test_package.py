@@ -137,11 +137,11 @@ def test_a_report_can_be_made_where_torch_is_not_installed(tmp_path: Path) -> No
     record = {"models": {"mlp": {"averaged": 0.1, "fused": 0.425}}, "ensemble": 0.5, "seconds": {"train": 1.0}}
     lines = [json.dumps({"round": number, **record}) + "\n" for number in (1, 2)]
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(lines))
-    done = python(WITHOUT_TORCH + COMMAND, "report", "run", cwd=tmp_path)
+    done = python(WITHOUT_TORCH + COMMAND, "report", "run", "--out", "curves.png", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "42.5" in done.stdout
     assert "2/3" in done.stdout
-    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     blocked = python(WITHOUT_TORCH + "import torch", cwd=tmp_path)
     assert "torch is not for this command" in blocked.stderr  # the blocker works
 

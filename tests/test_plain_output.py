@@ -31,7 +31,7 @@ def test_a_report_of_a_folder_with_markup_in_its_name(tmp_path: Path, shown: Str
     model = {"averaged": 0.5, "fused": 0.6}
     record = {"round": 1, "models": {"m\x1b]0;x\x07": model}, "ensemble": None, "seconds": {"train\x1b[1m": 1.0}}
     folder.metrics.write_text(json.dumps(record) + "\n")
-    summary([folder.path])
+    summary([folder.path], folder.path / "curves.png")
     assert "run [/] [red]x?[2J/curves.png" in shown.getvalue()
     assert "\x1b" not in shown.getvalue()
 

@@ -69,7 +69,7 @@ class Landscape:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, peak: float, broken: tuple[float, ...] = ()) -> None:
         self.ran: list[str] = []
 
-        def run_all(paths: list[Path], parallel: int) -> list[tuple[Path, str]]:
+        def run_all(paths: list[Path], parallel: int, *, trust: bool = False) -> list[tuple[Path, str]]:
             found = []
             for path in paths:
                 self.ran.append(path.name)

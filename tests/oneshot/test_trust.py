@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,8 @@ def crafted(craft: Craft, tmp_path: Path) -> Path:
 def test_the_crafted_file_does_run_code_where_it_is_trusted(program: Path) -> None:
     """What follows would show nothing otherwise."""
     config = TeacherConfig(path=str(program), size=8, channels=1)
-    with pytest.raises(FeddfError):
-        for teacher in read_teacher(config, trust=True):
-            teacher.opened(torch.device("cpu")).__enter__()
-            raise FeddfError("it was read")
+    with suppress(FeddfError):  # what it holds instead of weights is no model
+        read_teacher(config, trust=True)
     assert (program.parent / "canary").exists()
 
 
@@ -166,9 +165,9 @@ def test_no_call_of_transformers_leaves_remote_code_open() -> None:
     found = 0
     for path in Path(feddf.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                if node.func.attr in ("from_pretrained", "from_config"):
-                    given = {word.arg: ast.unparse(word.value) for word in node.keywords}
-                    assert given.get("trust_remote_code") == "False", f"{path}:{node.lineno}"
-                    found += 1
+            called = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+            if isinstance(node, ast.Call) and called in ("from_pretrained", "from_config"):
+                given = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                assert given.get("trust_remote_code") == "False", f"{path}:{node.lineno}"
+                found += 1
     assert found >= 8

@@ -10,6 +10,7 @@ import typer
 from feddf.cli.arguments import NameOrFile, Out, number, numbers, out_console, share, split_words
 from feddf.config.errors import ConfigError
 from feddf.config.names import ATTACKS
+from feddf.runtime.atomic import write_atomically
 
 
 def attack_matrix(
@@ -62,8 +63,8 @@ def _write(found: object, target: Path) -> None:
 
     assert isinstance(found, Matrix)
     table = found.comparison()
-    (target / "matrix.md").write_text(table.markdown(), encoding="utf-8")
-    (target / "matrix.csv").write_text(table.csv(), encoding="utf-8")
+    write_atomically(target / "matrix.md", table.markdown().encode())
+    write_atomically(target / "matrix.csv", table.csv().encode())
     columns = [f"{method}\nα = {alpha:g}" for _, alpha, method in found.columns]
     plots.heat_map(found.values(), found.attacks, columns, table.title, target / "matrix.png")
 

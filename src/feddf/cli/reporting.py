@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ from rich.table import Table
 from feddf.cli.arguments import AsJson, err_console, out_console, print_json
 from feddf.config.errors import ConfigError, nearest
 from feddf.config.presets import presets, read
+from feddf.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
     from feddf.config.keys import Key
@@ -22,19 +22,16 @@ FORMATS = ("png", "svg", "pdf")
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="Where to write the picture of the learning curves.")] = None,
-    picture_format: Annotated[
-        str | None, typer.Option("--format", help="The kind of picture: png, svg or pdf.", show_default="png")
+    out: Annotated[
+        Path | None, typer.Option(help="Draw the learning curves: FILE.png, FILE.svg or FILE.pdf.", show_default=False)
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write one page with everything, to be opened or mailed.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the results of runs, and draw their learning curves; or make a page of what feddf reproduce found."""
+    """Show the results of runs, or of feddf reproduce; draw curves or write a page where --out or --html says."""
     if len(runs) == 1 and not (runs[0] / "config.toml").is_file() and _holds_results(runs[0]):
         claims_page(runs[0], html or out)
         return
-    if picture_format is not None and picture_format not in FORMATS:
-        raise ConfigError.at("--format", picture_format, f"must be one of {', '.join(FORMATS)}")
     if out and out.suffix[1:].lower() not in FORMATS:
         raise ConfigError.at("--out", str(out), f"a picture's name must end in .{', .'.join(FORMATS)}")
     if html:
@@ -43,7 +40,7 @@ def report(
         write_page(runs, html)
         if not as_json:
             out_console.print(f"page: {html}", soft_wrap=True)
-    summary(runs, out, picture_format, as_json)
+    summary(runs, out, as_json)
 
 
 def _holds_results(folder: Path) -> bool:
@@ -51,24 +48,23 @@ def _holds_results(folder: Path) -> bool:
 
 
 def claims_page(folder: Path, out: Path | None) -> None:
-    """Write one self-contained page about the results in a folder."""
+    """Show the verdicts on the results in a folder, and write a self-contained page about them if asked to."""
     from feddf.report.claims import page, read_results, verdicts
     from feddf.reproduce.artefacts import NAMES, find
 
     titles = {name: (find(name).title, f"not run yet: feddf reproduce {name}") for name in NAMES}
-    path, results = out or folder / "index.html", read_results(folder)
+    results = read_results(folder)
     table = Table("claim", "scale", "verdict", "comparisons", "clear", "seeds", box=None, padding=(0, 3, 0, 0))
     for row in verdicts(results, titles):
         table.add_row(*row)
     out_console.print(table)
-    path.write_text(page(results, titles), encoding="utf-8")
-    out_console.print(f"page: {path}", soft_wrap=True)
+    if out is not None:
+        write_atomically(out, page(results, titles).encode())
+        out_console.print(f"page: {out}", soft_wrap=True)
 
 
-def summary(
-    paths: list[Path], picture: Path | None = None, picture_format: str | None = None, as_json: bool = False
-) -> None:
-    """Print the tables of runs and draw the learning curves of each experiment."""
+def summary(paths: list[Path], picture: Path | None = None, as_json: bool = False) -> None:
+    """Print the tables of runs, and draw the learning curves of each experiment if a picture is named."""
     from feddf.report import tables
     from feddf.report.read import alike, collect, differing
 
@@ -83,29 +79,20 @@ def summary(
     if not done:
         return
     out_console.print(tables.seconds_table(done))
+    if picture is None:
+        return
     from feddf.report import plots  # after the tables: matplotlib takes a second to load
 
-    groups, ending = alike(done), picture_format or "png"
-    first = picture or _home(paths) / f"curves.{ending}"
-    if picture_format:
-        first = first.with_suffix(f".{picture_format}")
+    groups = alike(done)
     for number, group in enumerate(groups, 1):
-        path = first if number == 1 else first.with_stem(f"{first.stem}-{number}")
+        path = picture if number == 1 else picture.with_stem(f"{picture.stem}-{number}")
         plots.learning_curves(group, path)
         out_console.print(f"learning curves: {path}", soft_wrap=True)
     keys = differing(done, ["task"])
     if len(groups) > 1 and len(keys) == 1 and all(_is_number(run.value(keys[0])) for run in done):
-        path = first.with_stem(f"{first.stem}-by-{keys[0].rpartition('.')[2]}")
+        path = picture.with_stem(f"{picture.stem}-by-{keys[0].rpartition('.')[2]}")
         plots.sweep(done, keys[0], path)
         out_console.print(f"accuracy by {keys[0]}: {path}", soft_wrap=True)
-
-
-def _home(paths: list[Path]) -> Path:
-    """Return where the pictures of some runs belong: in the folder of one run or of several, or above them all."""
-    folders = [path for path in paths if path.is_dir()]
-    if len(folders) == 1:
-        return folders[0]
-    return Path(os.path.commonpath([folder.resolve().parent for folder in folders]))
 
 
 def _is_number(value: object) -> bool:

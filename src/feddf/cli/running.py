@@ -27,6 +27,7 @@ from feddf.cli.arguments import (
     unused,
 )
 from feddf.cli.reporting import summary
+from feddf.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
     from feddf.config import Experiment
@@ -171,8 +172,8 @@ def _compared(
     }
     every = [run for methods in runs.values() for mine in methods.values() for run in mine]
     result = tables.swept(runs, goal)
-    (target / "comparison.md").write_text(result.markdown(), encoding="utf-8")
-    (target / "comparison.csv").write_text(result.csv(), encoding="utf-8")
+    write_atomically(target / "comparison.md", result.markdown().encode())
+    write_atomically(target / "comparison.csv", result.csv().encode())
     from feddf.report import plots
 
     pictures = {"learning curves": target / "curves.png"}
@@ -192,7 +193,7 @@ def _compared(
 
 def _finish(parts: Parts, folder: RunFolder, timeline: Profile | None = None, as_json: bool = False) -> None:
     _run_to_the_end(parts, folder, timeline, quiet=as_json)
-    summary([folder.path], as_json=as_json)
+    summary([folder.path], folder.path / "curves.png", as_json=as_json)
     if parts.experiment.data.name == "toy" and not as_json:
         _draw_toy(parts, folder.path)
 

@@ -105,10 +105,10 @@ def _keep(experiment: Experiment, trials: Sequence[Trial], best: Trial, target: 
     from feddf.experiments import tuning
 
     result = tuning.table(trials, best)
-    (target / "tune.md").write_text(result.markdown(), encoding="utf-8")
-    (target / "tune.csv").write_text(result.csv(), encoding="utf-8")
+    write_atomically(target / "tune.md", result.markdown().encode())
+    write_atomically(target / "tune.csv", result.csv().encode())
     chosen = with_values(experiment, best.values).model_dump(exclude_none=True)
-    (target / "best.toml").write_text(tomli_w.dumps(chosen), encoding="utf-8")
+    write_atomically(target / "best.toml", tomli_w.dumps(chosen).encode())
     out_console.print(result.table())
     setting = ", ".join(f"{name} = {value:g}" for name, value in best.values.items())
     out_console.print(f"best by validation: {setting}; its configuration: {target / 'best.toml'}", soft_wrap=True)

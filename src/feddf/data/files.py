@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from feddf.config.errors import first_line
 from feddf.data.mapped import MappedRows
+from feddf.runtime.atomic import new_file
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
 
@@ -85,8 +85,7 @@ def _member(path: Path, name: str) -> NDArray[np.generic]:
 
 def _write_in_parts(path: Path, parts: Iterable[NDArray[np.generic]], shape: Sequence[int]) -> None:
     """Write byte arrays one after the other as one ``.npy`` file, which is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with new_file(path) as temporary:
         whole = open_memmap(temporary, "w+", np.uint8, tuple(shape))
         first = 0
         for part in parts:
@@ -97,9 +96,6 @@ def _write_in_parts(path: Path, parts: Iterable[NDArray[np.generic]], shape: Seq
         if first != len(whole):
             raise ValueError(f"there are {first} images and {len(whole)} labels")
         whole.flush()
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_folder(folder: Path, size: int | None = None) -> tuple[Tensor, Tensor, list[str]]:

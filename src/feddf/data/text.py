@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from feddf.config.errors import ConfigError, first_line
 from feddf.config.sections import DataConfig
 from feddf.data.catalogue import root_of
 from feddf.data.datasets import Dataset, MissingDataError, absent
+from feddf.runtime.atomic import new_file, real_folder
 from feddf.runtime.packages import transformers
 from feddf.types import Examples, Inputs
 
@@ -130,14 +131,10 @@ def _stored(path: Path, n: int) -> Tensor | None:
 
 
 def _store(path: Path, tokens: Tensor) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(exist_ok=True)
-        with temporary.open("wb") as file:
+    with suppress(OSError):  # a folder that cannot be written to: it is tokenised again the next time
+        real_folder(path.parent)
+        with new_file(path) as temporary, temporary.open("wb") as file:
             np.save(file, tokens.numpy())
-        temporary.replace(path)
-    except OSError:  # a folder that cannot be written to: it is tokenised again the next time
-        temporary.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from feddf.runtime.atomic import write_atomically
 from feddf.types import Engine, Failure, J, OutOfMemory, R
 
 Watch = Callable[[str, int, int], None]
@@ -117,7 +118,7 @@ class Profile:
             {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": names.get(pid, f"worker {pid}")}}
             for pid in sorted({span["pid"] for span in self.spans})
         ]
-        path.write_text(json.dumps({"traceEvents": rows + self.spans, "displayTimeUnit": "ms"}))
+        write_atomically(path, json.dumps({"traceEvents": rows + self.spans, "displayTimeUnit": "ms"}).encode())
 
     def _wrapped(self, function: Callable[[Any], Any]) -> Callable[[Any], _Timed]:
         """Return the same wrapper for the same function: workers keep a function that they have seen."""

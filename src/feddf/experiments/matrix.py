@@ -17,6 +17,7 @@ from feddf.report.tables import Comparison, percent
 from feddf.rounds import QuorumError
 from feddf.runs.build import build
 from feddf.runs.run import run_experiment
+from feddf.runtime.atomic import write_atomically
 
 NONE = "none"
 
@@ -95,7 +96,7 @@ def _run_here(experiment: Experiment, path: Path) -> str:
         for _ in run_experiment(build(experiment), RunFolder.open(path)):
             pass
     except QuorumError as error:  # every client diverged: it would again
-        (path / "failed.txt").write_text(str(error), encoding="utf-8")
+        write_atomically(path / "failed.txt", str(error).encode())
         return str(error)
     return ""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from feddf.report.read import read_run
 from feddf.rounds import QuorumError
 from feddf.runs.store import StoreError
+from feddf.runtime.atomic import write_atomically
 
 
 def has_ended(path: Path) -> bool:
@@ -42,7 +43,7 @@ def run_folders(paths: Sequence[Path], parallel: int, *, trust: bool = False) ->
             return ""
         reason = (complaint.strip().splitlines() or [f"exit code {process.returncode}"])[-1].removeprefix("error: ")
         if process.returncode == QuorumError.exit_code:  # its clients diverged: trying again would end in the same way
-            (path / "failed.txt").write_text(reason, encoding="utf-8")
+            write_atomically(path / "failed.txt", reason.encode())
             return reason
         raise StoreError(f"{path}: {reason}")
 

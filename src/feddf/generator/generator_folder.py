@@ -28,7 +28,17 @@ from torch import Tensor
 
 from feddf.config.errors import FeddfError, first_line
 from feddf.models.dcgan import Generator
-from feddf.runtime.atomic import append_line, held, keep_lines, read_checked, write_atomically, write_checked
+from feddf.runtime.atomic import (
+    append_line,
+    held,
+    keep_lines,
+    read_checked,
+    real_folder,
+    refuse_links,
+    remove_leftovers,
+    write_atomically,
+    write_checked,
+)
 from feddf.runtime.device import CPU, described
 from feddf.types import State
 
@@ -100,10 +110,11 @@ class GeneratorFolder:
             raise GeneratorError(f"{path} holds other files than a generator's; name a new folder")
         try:
             path.mkdir(parents=True, exist_ok=True)
+            refuse_links(path)
             if not (path / "generator.toml").exists():  # the first file: what it says about the others is true
                 text = tomli_w.dumps({**asdict(settings), "versions": generator_versions(device)})
                 write_atomically(path / "generator.toml", text.encode())
-            folder.checkpoints.mkdir(exist_ok=True)
+            real_folder(folder.checkpoints)
         except OSError as error:
             raise GeneratorError(f"cannot write to the folder {path}: {error.strerror or error}") from error
         return folder
@@ -153,6 +164,8 @@ class GeneratorFolder:
     def locked(self) -> Iterator[None]:
         """Hold the folder for one process: a second one is refused. The lock ends with the process."""
         with held(self.path / ".lock", GeneratorError(f"another process is training in {self.path}")):
+            for folder in (self.path, self.checkpoints):
+                remove_leftovers(folder)
             yield
 
     def save(self, step: int, tensors: State) -> None:

@@ -25,6 +25,7 @@ from feddf.config.errors import FeddfError, first_line
 from feddf.evaluate import BATCH, BATCH_ON_DEVICE
 from feddf.oneshot.teachers import Ask, Teacher, TeacherError, check_sizes
 from feddf.oneshot.unlabeled_inputs import Raw
+from feddf.runtime.atomic import new_file
 from feddf.runtime.compile import in_precision
 from feddf.runtime.device import CPU
 from feddf.runtime.device import described as name_of
@@ -95,7 +96,7 @@ class Memory:
     def _ask(self, teacher: Teacher, raw: Raw, preprocess: Preprocess | None, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with _new_file(path) as temporary:
+            with new_file(path) as temporary:
                 self._written(teacher, raw, preprocess, temporary)
         except OSError as error:
             raise FeddfError(f"cannot remember answers in {path.parent}: {error.strerror or error}") from error
@@ -189,17 +190,6 @@ def remembering(
     """Give a memory; the answers of modules that live in memory only are forgotten at the end of the block."""
     with TemporaryDirectory(prefix="feddf-answers-") as fleeting:
         yield Memory(folder or default_cache(), Path(fleeting), progress, execution)
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[Path]:
-    """Give a file to write, which takes its place at the end of the block: whole, or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _mapped(path: Path, n: int) -> Tensor | None:

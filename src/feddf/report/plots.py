@@ -4,6 +4,7 @@ axis, the number of seeds in the title, and a band that says what it is. The suf
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from math import ceil, isnan
@@ -23,6 +24,7 @@ from feddf.config.errors import ConfigError
 from feddf.config.keys import all_keys, short
 from feddf.report.read import Run, differing, setting
 from feddf.report.tables import percent
+from feddf.runtime.atomic import write_atomically
 
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F"]
 """Okabe and Ito's palette, in an order that keeps neighbours apart."""
@@ -73,7 +75,9 @@ def check_format(path: Path) -> None:
 def _save(figure: Figure, path: Path) -> None:
     check_format(path)
     dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:].lower())
-    figure.savefig(path, metadata=dated)
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:].lower(), metadata=dated)
+    write_atomically(path, content.getvalue())
 
 
 @styled

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from feddf.models.binary import BinaryState, Bits, wire
-from feddf.runtime.atomic import naming
+from feddf.runtime.atomic import new_file, real_folder
 from feddf.states import digest
 from feddf.types import Failure, Job, State, Update
 
@@ -33,7 +33,7 @@ class DiskSpool:
     def keep(self, job: Job, update: Update) -> Update | Failure:
         """Write an admitted update to disk and return it with its tensors left there."""
         try:
-            self.folder.mkdir(exist_ok=True)
+            real_folder(self.folder)
             return _written(_path(self.folder, job), job, update)
         except OSError:
             raise  # a full disk is the server's trouble
@@ -73,14 +73,8 @@ def _written(path: Path, job: Job, update: Update) -> Update:
     about["digest"] = _checksum(about, update.state)
     sent = wire(update.state)
     tensors = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in sent.items()}
-    temporary = path.with_suffix(".tmp")
-    with naming(path):
-        try:
-            temporary.write_bytes(safetensors.torch.save(tensors, {"feddf": json.dumps(about)}))
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+    with new_file(path) as temporary:
+        temporary.write_bytes(safetensors.torch.save(tensors, {"feddf": json.dumps(about)}))
     return _on_disk(path, about)
 
 

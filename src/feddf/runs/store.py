@@ -36,6 +36,10 @@ from feddf.runtime.atomic import (
     keep_lines,
     read_checked,
     read_json_lines,
+    read_regular,
+    real_folder,
+    refuse_links,
+    remove_leftovers,
     write_atomically,
     write_checked,
 )
@@ -77,7 +81,9 @@ class RunFolder:
         if (folder.path / "config.toml").exists():
             raise StoreError(f"{path} already holds a run; continue it with: feddf resume {path}")
         try:
-            folder.checkpoints.mkdir(parents=True, exist_ok=True)
+            folder.path.mkdir(parents=True, exist_ok=True)
+            refuse_links(folder.path)
+            real_folder(folder.checkpoints)
             text = tomli_w.dumps({**experiment.model_dump(exclude_none=True), "versions": versions(experiment)})
             folder._write_config(text)
         except OSError as error:
@@ -138,7 +144,7 @@ class RunFolder:
     def _config(self) -> dict[str, Any]:
         path = self.path / "config.toml"
         try:
-            content = path.read_bytes()
+            content = read_regular(path)
             if path.with_suffix(".sha256").exists():
                 content = _unchanged(path)
             return tomllib.loads(content.decode("utf-8"))
@@ -147,9 +153,9 @@ class RunFolder:
 
     def check_trust(self, trust: bool = False) -> None:
         """Raise where this folder came from somebody else and its configuration names code that would be run."""
-        content = (self.path / "config.toml").read_bytes()
+        content = read_regular(self.path / "config.toml")
         origin = self.path / "origin"
-        mine = origin.is_file() and is_mine(content, origin.read_text(errors="replace"))
+        mine = origin.is_file() and is_mine(content, read_regular(origin).decode(errors="replace"))
         named = [] if mine or trust else code_named_in(self.experiment())
         if named:
             raise StoreError(
@@ -159,8 +165,14 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for one server: a second one is refused. The lock ends with the process."""
+        """Hold the folder for one server: a second one is refused. The lock ends with the process.
+
+        A folder that holds links is refused: it was made elsewhere, and what is written here could end up there.
+        """
+        refuse_links(self.path)
         with held(self.path / "lock", StoreError(f"another process is running in {self.path}")):
+            for folder in (self.path, self.checkpoints, self.path / "models"):
+                remove_leftovers(folder)
             yield
 
     def describe_partition(self, counts: Sequence[Sequence[int]], classes: Sequence[str]) -> None:
@@ -210,9 +222,9 @@ class RunFolder:
 
     def finish(self, models: Mapping[str, State]) -> None:
         """Write the fused weights of each prototype as a plain state dict."""
-        (self.path / "models").mkdir(exist_ok=True)
+        models_folder = real_folder(self.path / "models")
         for name, state in models.items():
-            write_atomically(self.path / "models" / f"{name}.safetensors", safetensors.torch.save(dict(state)))
+            write_atomically(models_folder / f"{name}.safetensors", safetensors.torch.save(dict(state)))
 
 
 def _unchanged(path: Path) -> bytes:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from feddf.config import Record
 from feddf.config.errors import reason
 from feddf.config.names import TRACKERS
+from feddf.runtime.atomic import write_atomically
 
 
 class Tracker(Protocol):
@@ -116,7 +117,7 @@ class _Mlflow:
         self._run = self._client.create_run(experiment, run_name=folder.name).info.run_id
         for name, value in config.items():
             self._client.log_param(self._run, name, str(value)[:500])
-        kept.write_text(f"{self._run}\n")
+        write_atomically(kept, f"{self._run}\n".encode())
 
     def __call__(self, round: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():

@@ -2,34 +2,90 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import secrets
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+LEFTOVER = ".tmp"
+"""How the name of a file ends while it is written."""
+
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that after a crash it is either the old one or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with naming(path):
-        try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+    """Write a file so that after a crash it is either the old one or the new one, whole. A link is replaced."""
+    with new_file(path) as temporary, temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Give an empty file beside ``path`` to write to, which takes its place at the end of the block, or not at all.
+
+    Its name cannot be foreseen, so no link in a folder made elsewhere leads what is written to another place. One that
+    a crash left behind is removed by :func:`remove_leftovers`.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{LEFTOVER}")
+    with naming(path):
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+        try:
+            yield temporary
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the files that a process was writing here when it was killed; no other process may be at work here."""
+    for path in folder.glob(f".*{LEFTOVER}"):
+        path.unlink(missing_ok=True)
+
+
+def real_folder(path: Path) -> Path:
+    """Return a folder that is there, made if need be, and no link to another; its parent must exist."""
+    path.mkdir(exist_ok=True)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link to another folder; move what is there here", str(path))
+    return path
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise :class:`OSError` if a folder holds a link, or anything else that is neither a file nor a folder.
+
+    What is written into such a folder could end up anywhere.
+    """
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if not entry.is_file(follow_symlinks=False) and not entry.is_dir(follow_symlinks=False):
+            kind = "a link" if entry.is_symlink() else "no regular file"
+            raise OSError(errno.ELOOP, f"it is {kind}, and nothing is written beside one; remove it", entry.path)
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the content of a regular file; a pipe or a device, which might never end, is refused."""
+    with open(_opened(path, os.O_RDONLY), "rb") as file:
+        return file.read()
+
+
+def _opened(path: Path, flags: int) -> int:
+    """Return the descriptor of a regular file; anything else is refused without waiting for it."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
 
 
 @contextmanager
@@ -45,8 +101,8 @@ def naming(path: Path) -> Iterator[None]:
 
 def read_checked(path: Path) -> bytes:
     """Return a file's content if the SHA-256 in the file beside it (``.sha256``) is its own."""
-    content = path.read_bytes()
-    expected = path.with_suffix(".sha256").read_text().split()
+    content = read_regular(path)
+    expected = read_regular(path.with_suffix(".sha256")).decode("ascii", "replace").split()
     if not expected or hashlib.sha256(content).hexdigest() != expected[0]:
         raise ValueError("its checksum does not match")
     return content
@@ -60,8 +116,9 @@ def write_checked(path: Path, content: bytes) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a log, on disk when this returns."""
-    with naming(path), path.open("a", encoding="utf-8") as log:
+    """Add a line to a log, on disk when this returns. A link is not followed."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    with naming(path), open(_opened(path, flags), "a", encoding="utf-8") as log:
         log.write(line + "\n")
         log.flush()
         os.fsync(log.fileno())
@@ -80,7 +137,7 @@ def damaged_lines(path: Path) -> list[int]:
 def _json_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     found: list[dict[str, Any]] = []
     damaged: list[int] = []
-    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    lines = read_regular(path).split(b"\n") if path.exists() else [b""]
     for number, line in enumerate(lines, 1):
         try:
             value = json.loads(line.decode("utf-8"))
@@ -105,7 +162,7 @@ def keep_lines(path: Path, kept: Callable[[dict[str, Any]], bool]) -> str | None
     if damaged:
         numbers = range(1, 10_000)
         aside = next(one for n in numbers if not (one := path.with_name(f"{path.name}.damaged-{n}")).exists())
-        write_atomically(aside, path.read_bytes())
+        write_atomically(aside, read_regular(path))
         shown = ", ".join(map(str, damaged[:5]))
         complaint = (
             f"{path} is damaged in line {shown}: the other lines are kept, and the file as it was is {aside.name}"
@@ -117,8 +174,11 @@ def keep_lines(path: Path, kept: Callable[[dict[str, Any]], bool]) -> str | None
 
 @contextmanager
 def held(path: Path, refusal: Exception) -> Iterator[None]:
-    """Hold a lock file inside the block, or raise ``refusal`` if another process has it; it ends with the process."""
-    with path.open("w") as lock:
+    """Hold a lock file inside the block, or raise ``refusal`` if another process has it; it ends with the process.
+
+    What is in the file stays as it is, and a link is not followed.
+    """
+    with open(_opened(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW), "rb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
