@@ -32,19 +32,21 @@ from feddf import (
     LocalConfig,
     Processes,
     Prototype,
+    Reply,
     Resources,
     RunConfig,
     ServerState,
     Settings,
     Update,
     accuracy,
-    feddf,
     in_process,
     initial,
 )
+from feddf.client import local_update
 from feddf.data.augment import flip_crop
 from feddf.data.encode import Pixels
-from feddf.local import local_update
+from feddf.rounds import collect
+from feddf.runs.methods import feddf
 from feddf.runs.spool import DiskSpool
 from feddf.runtime.allocator import keep_freed_memory
 from feddf.runtime.compile import can_compile
@@ -109,7 +111,7 @@ def jobs_of(clients: int, samples: int) -> list[Job]:
     ]
 
 
-def trainer(data: Examples, epochs: int, compile: bool) -> Callable[[Job], Update]:
+def trainer(data: Examples, epochs: int, compile: bool) -> Callable[[Job], Reply]:
     local, execution = LocalConfig(epochs=epochs, batch=64, rate=0.1), Execution(compile=compile)
     return partial(
         local_update, prototypes=RESNET, train=data, local=local, augment=flip_crop, execution=execution
@@ -131,6 +133,14 @@ def done(engine: Engine, work: Callable[[J], R], jobs: list[J]) -> list[R]:
     if failures := [outcome for outcome in outcomes if isinstance(outcome, Failure)]:
         raise RuntimeError(f"{len(failures)} jobs failed, for instance {failures[0]}")
     return [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
+
+
+def updates_of(engine: Engine, train: Callable[[Job], Reply], jobs: list[Job]) -> list[Update]:
+    """Train all clients; what they send passes the gate, as in every round."""
+    updates, failures = collect(engine, train, jobs)
+    if failures:
+        raise RuntimeError(f"{len(failures)} clients failed, for instance {failures[0]}")
+    return updates
 
 
 def least(engine: Engine, kind: Literal["training", "answering"], batch: int, *, threads: int = 1) -> float:
@@ -235,7 +245,7 @@ def whole_round(
         done(pool, train, [replace(job, client=replace(job.client, indices=torch.arange(128))) for job in jobs[:CORES]])
 
         def ours() -> None:
-            fuse(ServerState(0, {"resnet8": jobs[0].state}), done(pool, train, jobs), 0)
+            fuse(ServerState(0, {"resnet8": jobs[0].state}), updates_of(pool, train, jobs), 0)
 
         one, two = in_turn(repeats, lambda: seconds(loop), lambda: seconds(ours))
     return {
@@ -343,7 +353,7 @@ def agree(repeats: int = 6, rounds: int = 3, steps: int = 60, samples: int = 320
                 Job(Client(f"{k}", "resnet8", shard), number, server.models["resnet8"], 1000 * seed + 10 * number + k)
                 for k, shard in enumerate(shards)
             ]
-            server = fuse(server, done(in_process, local_train, jobs), seed).server
+            server = fuse(server, updates_of(in_process, local_train, jobs), seed).server
             curve.append(accuracy(RESNET["resnet8"].load(server.models["resnet8"]), test))
         return curve
 

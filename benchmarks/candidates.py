@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -23,21 +24,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddf.config import Experiment, load, with_values
-from feddf.data.augment import flip_crop
+from feddf.client import log_prior, together
+from feddf.config import Experiment, Settings, load, with_values
 from feddf.engines import in_process
-from feddf.evaluate import accuracy
-from feddf.fusion.compose import method_of
-from feddf.fusion.ensemble import avg_logits
+from feddf.evaluate import Accuracies, Teacher, accuracy
+from feddf.fusion.class_counts import CLASS_COUNTS, counts_of, number_of_classes
+from feddf.fusion.ensemble import AskEnsemble, Memory, Taught, avg_logits
+from feddf.fusion.feddf import feddf
 from feddf.fusion.weights import by_class_counts
-from feddf.local import log_prior, mini_batches
 from feddf.reproduce.artefacts.plus import FEDERATION, TARGETS, TASKS
 from feddf.rounds import run_rounds
-from feddf.runs.build import Parts, augments, build
+from feddf.runs import methods
+from feddf.runs.build import Parts, build
+from feddf.runs.kept import KeptStates
+from feddf.runtime.device import device_of
 from feddf.runtime.threads import threads
 from feddf.seeds import derive, seeded, torch_generator
 from feddf.states import read_off, weighted_mean
-from feddf.types import Augment, Fused, Fusion, Inputs, Job, Method, ServerState, State, Update, Vote, Weight
+from feddf.types import (
+    Augment,
+    Engine,
+    Fused,
+    Fusion,
+    Inputs,
+    Resources,
+    Round,
+    ServerState,
+    State,
+    Steps,
+    Training,
+    Update,
+    Vote,
+    Weight,
+)
 
 RESULTS = Path(__file__).parent / "results" / "candidates.jsonl"
 
@@ -72,43 +91,50 @@ def _between(ours: State, theirs: State, share: float) -> State:
     }
 
 
-# More teachers: averages of the clients' models, which the average does not count again (n_k = 0)
+# More teachers: averages of the clients' models, which only teach and are not averaged again
 
 
-def with_averages(inner: Fusion) -> Fusion:
+def with_averages(ask: AskEnsemble) -> AskEnsemble:
     """Let each prototype's average teach as much as all of its clients together (FedBE, Chen & Chao 2021, has it)."""
-    return _with_teachers(inner, lambda clients, seed: [[1.0] * len(clients)], share=1.0)
+    return _with_teachers(ask, lambda clients, seed: [[1.0] * len(clients)], share=1.0)
 
 
-def with_mixtures(inner: Fusion, samples: int = 10) -> Fusion:
+def with_mixtures(ask: AskEnsemble, samples: int = 10) -> AskEnsemble:
     """Let averages with random weights, drawn from Dirichlet(1), teach as well: FedBE's second distribution."""
 
     def draw(clients: Sequence[Update], seed: int) -> list[list[float]]:
         gamma = torch.empty(samples, len(clients)).exponential_(generator=torch_generator(seed))
         return (gamma / gamma.sum(dim=1, keepdim=True) * len(clients)).tolist()  # type: ignore[no-any-return]
 
-    return _with_teachers(inner, draw, share=1 / samples)
+    return _with_teachers(ask, draw, share=1 / samples)
 
 
 def _with_teachers(
-    inner: Fusion, draw: Callable[[Sequence[Update], int], Sequence[Sequence[float]]], share: float
-) -> Fusion:
-    def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
+    ask: AskEnsemble, draw: Callable[[Sequence[Update], int], Sequence[Sequence[float]]], share: float
+) -> AskEnsemble:
+    def of_more(updates: Sequence[Update], seed: int, memory: Memory) -> Taught:
         more: list[Update] = []
         for prototype in sorted({update.prototype for update in updates}):
             clients = [update for update in updates if update.prototype == prototype and update.n_examples > 0]
             if len(clients) < 2:
                 continue
             for number, shares in enumerate(draw(clients, derive(seed, "teachers", prototype))):
-                weights = [one * update.n_examples for one, update in zip(shares, clients, strict=True)]
-                state = weighted_mean([update.state for update in clients], weights)
-                rows = [torch.tensor(update.class_counts) * one for one, update in zip(shares, clients, strict=True)]
-                counts = tuple(int(count) for count in torch.stack(rows).sum(dim=0).round() / len(clients))
-                name, trust = f"average {number} of {prototype}", len(clients) * share
-                more.append(Update(name, prototype, updates[0].round, state, 0, {}, counts, trust=trust))
-        return inner(server, [*updates, *more], seed)
+                more.append(_averaged(f"average {number} of {prototype}", clients, shares, len(clients) * share))
+        return ask([*updates, *more], seed, memory)
 
-    return fuse
+    return of_more
+
+
+def _averaged(name: str, clients: Sequence[Update], shares: Sequence[float], trust: float) -> Update:
+    """Return an average of clients, which has as many examples of each class as a mean client."""
+    weights = [one * update.n_examples for one, update in zip(shares, clients, strict=True)]
+    state = weighted_mean([update.state for update in clients], weights)
+    classes = number_of_classes(clients)
+    rows = [one * counts_of(update, classes or 1) for one, update in zip(shares, clients, strict=True)]
+    counts = (torch.stack(rows).sum(dim=0).round() / len(clients)).long()
+    payload = {CLASS_COUNTS: {"counts": counts}} if classes else {}
+    known = name, clients[0].prototype, clients[0].round, state, int(counts.sum())
+    return Update(*known, payload=payload, trust=trust)
 
 
 def centred_logits(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
@@ -133,37 +159,62 @@ def moved(raw: Tensor, generator: torch.Generator) -> Tensor:
     return _view(raw, False, generator)
 
 
+# FedDF with another ensemble or another pool: methods by name
+
+
+def feddf_of(
+    wrap: Callable[[AskEnsemble], AskEnsemble], resources: Resources, settings: Settings, engine: Engine
+) -> Fusion:
+    """FedDF with something around its ensemble."""
+    return feddf(
+        methods.averaging_rule(resources, settings),
+        wrap(methods.ensemble(resources, settings, engine)),
+        methods.students(resources, settings, engine),
+        methods.CANDIDATES[settings.distill.start],
+    )
+
+
+def feddf_on(augment: Augment, resources: Resources, settings: Settings, engine: Engine) -> Fusion:
+    """FedDF on a pool whose batches are changed."""
+    return methods.feddf(replace(resources, augment=augment), settings, engine)
+
+
+feddf_of_averages = partial(feddf_of, with_averages)
+feddf_of_mixtures = partial(feddf_of, with_mixtures)
+feddf_on_mixed = partial(feddf_on, mixed)
+feddf_on_moved = partial(feddf_on, moved)
+
+
 # The clients' side: FedNTD
 
 
-def not_true(job: Job, *, parts: Parts, beta: float = 1.0) -> Update:
-    """Algorithm 2 with FedNTD's term (Lee et al. 2022): β KL(received ‖ own model), both without the true class."""
-    experiment, train = parts.experiment, parts.task.train
-    local, indices = experiment.local, job.client.indices
-    assert indices is not None
-    model = parts.prototypes[job.client.prototype].load(job.state).train()
-    received = parts.prototypes[job.client.prototype].load(job.state)
-    optimizer = torch.optim.SGD(model.parameters(), lr=local.rate)
-    shuffle, distort = (torch_generator(derive(job.seed, name)) for name in ("shuffle", "augment"))
-    adjustment = log_prior(train.labels[indices], train.n_classes) * local.logit_adjustment
-    augment = flip_crop if augments(experiment, parts.task.data) else None
-    for _ in range(local.epochs):
-        for chosen in mini_batches(indices, local.batch, shuffle):
-            raw, labels = train.inputs.raw[chosen], train.labels[chosen]
-            inputs = train.inputs.encode(augment(raw, distort) if augment else raw)
-            logits = model(inputs)
-            with torch.no_grad():
-                before = received(inputs)
-            others = ~F.one_hot(labels, train.n_classes).bool()
-            mine, theirs = (z[others].view(len(labels), -1).log_softmax(dim=1) for z in (logits, before))
-            kept = F.kl_div(mine, theirs, reduction="batchmean", log_target=True)
-            loss = F.cross_entropy(logits + adjustment, labels) + beta * kept
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    counts = torch.bincount(train.labels[indices], minlength=train.n_classes).tolist()
-    state = read_off(model, like=job.state)
-    return Update(job.client.id, job.client.prototype, job.round, state, len(indices), {}, tuple(counts))
+def not_true(model: nn.Module, training: Training, *, beta: float, tau: float) -> Steps:
+    """FedNTD's half (Lee et al. 2022): β KL(received ‖ own model), both without the true class, is added to the loss.
+
+    Logits are adjusted as in :func:`feddf.client.adjusted`: only one half can change the loss.
+    """
+    device = device_of(model)
+    received = training.prototype.load(training.job.state, device)
+    adjustment = (log_prior(training.labels, training.n_classes) * tau).to(device)
+
+    def loss(outputs: Tensor, labels: Tensor, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            before = received(inputs)
+        others = ~F.one_hot(labels, training.n_classes).bool()
+        mine, theirs = (z[others].view(len(labels), -1).log_softmax(dim=1) for z in (outputs, before))
+        kept = F.kl_div(mine, theirs, reduction="batchmean", log_target=True)
+        return F.cross_entropy(outputs + adjustment, labels) + beta * kept
+
+    return Steps(loss=loss)
+
+
+def fedntd(parts: Parts, beta: float = 1.0) -> Parts:
+    """Let clients train with FedNTD's half, beside those of the method."""
+    local = parts.experiment.local
+    half = partial(not_true, beta=beta, tau=local.logit_adjustment)
+    plain = local.model_copy(update={"logit_adjustment": 0.0})
+    both = together([*(part.half for part in parts.method.parts), half])
+    return replace(parts, train=partial(parts.train, local=plain, half=both))
 
 
 # Learned from the pool without labels: a start, and features
@@ -235,26 +286,41 @@ def self_supervised(parts: Parts) -> Parts:
 
 # The teachers' weights: for each sample by how much a client's data look like it
 
-ODDS: dict[str, Tensor] = {}
-"""Of the experiment that is running: for each client, one number for each input of the pool."""
+ODDS = "odds"
+"""What s_k(x) / (1 − s_k(x)) of each input of the pool is called in an update's payload."""
 
 
-def by_density(teachers: Sequence[Update], resources: Any, accuracies: Any) -> Mapping[str, Weight]:
+def with_odds(odds: Mapping[str, Tensor], inner: Fusion) -> Fusion:
+    """Add to each update what is known of its client's odds."""
+
+    def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
+        known = [
+            replace(update, payload={**update.payload, ODDS: {ODDS: odds[update.client_id]}}) for update in updates
+        ]
+        return inner(server, known, seed)
+
+    return fuse
+
+
+def by_density(teachers: Sequence[Teacher], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
     """w_k(x) = n_k s_k(x) / (1 − s_k(x)): FedAUX's estimate (arXiv 2102.02514) of FedGO's n_k p_k(x) (2502.06349)."""
-    return {teacher.client_id: partial(_times, teacher.n_examples * ODDS[teacher.client_id]) for teacher in teachers}
+    return {teacher.id: partial(_times, teacher.n_examples * teacher.payload[ODDS][ODDS]) for teacher in teachers}
 
 
-def by_density_and_counts(teachers: Sequence[Update], resources: Any, accuracies: Any) -> Mapping[str, Weight]:
+def by_density_and_counts(
+    teachers: Sequence[Teacher], resources: Resources, accuracies: Accuracies
+) -> Mapping[str, Weight]:
     """w_k(x, c) = n_kc s_k(x) / (1 − s_k(x))."""
     counts = by_class_counts(teachers, resources, accuracies)
-    return {name: partial(_times, ODDS[name] * torch.as_tensor(row)) for name, row in counts.items()}
+    odds = {teacher.id: teacher.payload[ODDS][ODDS] for teacher in teachers}
+    return {name: partial(_times, odds[name] * torch.as_tensor(row)) for name, row in counts.items()}
 
 
 def _times(weights: Tensor, logits: Tensor) -> Tensor:
     return weights.to(torch.float64)
 
 
-def estimate_odds(parts: Parts, least: float = 0.01) -> None:
+def estimate_odds(parts: Parts, least: float = 0.01) -> dict[str, Tensor]:
     """Let every client tell its own inputs from the pool's, by one logistic regression on features that all share.
 
     Where the pool is of another domain everybody's odds are small, so they are taken relative to the best client's,
@@ -275,8 +341,7 @@ def estimate_odds(parts: Parts, least: float = 0.01) -> None:
         weights = _logistic(own[client.indices], public)
         scores[client.id] = public @ weights[:-1] + weights[-1]  # log s / (1 − s)
     best = torch.stack(list(scores.values())).amax(dim=0)
-    ODDS.clear()
-    ODDS.update({name: (score - best).exp().clamp_min(least).unsqueeze(1) for name, score in scores.items()})
+    return {name: (score - best).exp().clamp_min(least).unsqueeze(1) for name, score in scores.items()}
 
 
 def _features_of(model: nn.Module, inputs: Inputs) -> Tensor:
@@ -307,66 +372,79 @@ def _logistic(own: Tensor, public: Tensor, decay: float = 0.01) -> Tensor:
 Change = Callable[[Parts], Parts]
 
 
+def unchanged(parts: Parts) -> Parts:
+    """Change nothing: the values of keys say it all."""
+    return parts
+
+
 def _around(wrap: Callable[[Fusion], Fusion]) -> Change:
     def change(parts: Parts) -> Parts:
-        def method(engine: Any) -> Method:
-            made = parts.method(engine)
-            return replace(made, fuse=wrap(made.fuse))
-
-        return replace(parts, method=method)
-
-    return change
-
-
-def _augmented(augment: Augment) -> Change:
-    def change(parts: Parts) -> Parts:
-        assert isinstance(parts.method, partial)
-        resources, experiment = parts.method.args
-        return replace(parts, method=partial(method_of, replace(resources, augment=augment), experiment))
+        return replace(parts, method=replace(parts.method, fuse=wrap(parts.method.fuse)))
 
     return change
 
 
 def _weighted(parts: Parts) -> Parts:
-    estimate_odds(parts)
-    return parts
+    return _around(partial(with_odds, estimate_odds(parts)))(parts)
 
 
 CANDIDATES: dict[str, tuple[Mapping[str, Any], Change]] = {
-    "none": ({}, lambda parts: parts),
-    "server-momentum": ({"fusion.momentum": 0.2}, lambda parts: parts),
+    "none": ({}, unchanged),
+    "server-momentum": ({"fusion.momentum": 0.2}, unchanged),
     "running-mean": ({}, _around(running_mean)),
     "half-way": ({}, _around(half_way)),
-    "not-true": ({}, lambda parts: replace(parts, train=partial(not_true, parts=parts))),
+    "not-true": ({}, fedntd),
     "self-supervised": ({}, self_supervised),
     "density": ({"teachers.weights": f"{__name__}:by_density"}, _weighted),
-    "density-and-counts": ({"teachers.weights": f"{__name__}:by_density_and_counts"}, _weighted),
-    "averages": ({}, _around(with_averages)),
-    "mixtures": ({}, _around(with_mixtures)),
-    "centred": ({"teachers.average": f"{__name__}:centred_logits"}, lambda parts: parts),
-    "class-rows": ({"fusion.average": "class-counts"}, lambda parts: parts),
-    "mixed": ({"teachers.ask": "each-batch"}, _augmented(mixed)),
-    "moved": ({"teachers.ask": "each-batch"}, _augmented(moved)),
-    "views": ({"pool.views": 4}, lambda parts: parts),
-    "no-norm": ({"prototypes": ({"model": "resnet8", "norm": "none"},)}, lambda parts: parts),
-    "groupnorm": ({"prototypes": ({"model": "resnet8", "norm": "group"},)}, lambda parts: parts),
+    "density-and-counts": (
+        {"teachers.weights": f"{__name__}:by_density_and_counts", "fusion.parts": ("class-counts",)},
+        _weighted,
+    ),
+    "averages": ({"fusion.method": f"{__name__}:feddf_of_averages"}, unchanged),
+    "mixtures": ({"fusion.method": f"{__name__}:feddf_of_mixtures"}, unchanged),
+    "centred": ({"teachers.average": f"{__name__}:centred_logits"}, unchanged),
+    "class-rows": ({"fusion.average": "class-counts"}, unchanged),
+    "mixed": ({"teachers.ask": "each-batch", "fusion.method": f"{__name__}:feddf_on_mixed"}, unchanged),
+    "moved": ({"teachers.ask": "each-batch", "fusion.method": f"{__name__}:feddf_on_moved"}, unchanged),
+    "views": ({"pool.views": 4}, unchanged),
+    "no-norm": ({"prototypes": ({"model": "resnet8", "norm": "none"},)}, unchanged),
+    "groupnorm": ({"prototypes": ({"model": "resnet8", "norm": "group"},)}, unchanged),
 }
+
+
+def made(candidates: Sequence[str], task: str, base: str, seed: int) -> Parts:
+    """Return the parts of one experiment of the task."""
+    preset, changes = TASKS[task]
+    values: dict[str, Any] = {}
+    for name in candidates:
+        for key, value in CANDIDATES[name][0].items():
+            if values.setdefault(key, value) != value:
+                raise ValueError(f"{'+'.join(candidates)}: two of them change {key}")
+    spelled_out = with_values(load(preset), {**FEDERATION, **changes, "seed": seed, "fusion.method": base})
+    experiment: Experiment = with_values(spelled_out, values)
+    parts = build(experiment)
+    for name in candidates:
+        parts = CANDIDATES[name][1](parts)
+    return parts
+
+
+def rounds_of(parts: Parts) -> Iterator[Round]:
+    """Run all rounds of an experiment."""
+    parts.engine.become(in_process)
+    fuse, added = parts.method.fuse, parts.method.parts
+    with TemporaryDirectory() as folder:
+        engine = KeptStates(Path(folder)).engine(in_process) if any(one.keeps for one in added) else in_process
+        closed = run_rounds(parts.server, parts.federation, engine=engine, train=parts.train, fuse=fuse, parts=added)
+        yield from islice(closed, parts.experiment.rounds)
 
 
 def run(candidates: Sequence[str], task: str, base: str, seed: int) -> dict[str, Any]:
     """Run one experiment of the task and return its row."""
-    preset, changes = TASKS[task]
-    values: dict[str, Any] = {**FEDERATION, **changes, "seed": seed, "fusion.method": base}
-    for name in candidates:
-        values |= CANDIDATES[name][0]
-    experiment: Experiment = with_values(load(preset), values)
     began = perf_counter()
     with threads(1):
-        parts = build(experiment)
-        for name in candidates:
-            parts = CANDIDATES[name][1](parts)
-        curve = [_accuracy(parts, models) for models in _models(parts, experiment.rounds)]
-    target = TARGETS[experiment.data.name]
+        parts = made(candidates, task, base, seed)
+        curve = [_accuracy(parts, closed.server.models) for closed in rounds_of(parts)]
+    target = TARGETS[parts.experiment.data.name]
     reached = next((i for i, value in enumerate(curve, 1) if value >= target), len(curve) + 1)
     return {
         "task": task,
@@ -378,12 +456,6 @@ def run(candidates: Sequence[str], task: str, base: str, seed: int) -> dict[str,
         "curve": [round(value, 4) for value in curve],
         "seconds": round(perf_counter() - began),
     }
-
-
-def _models(parts: Parts, rounds: int) -> Any:
-    fuse = parts.method(in_process).fuse
-    closed = run_rounds(parts.server, parts.federation, engine=in_process, train=parts.train, fuse=fuse)
-    return (one.server.models for one in islice(closed, rounds))
 
 
 def _accuracy(parts: Parts, models: Mapping[str, State]) -> float:

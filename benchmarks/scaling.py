@@ -33,10 +33,9 @@ from feddf import (
     Job,
     Processes,
     Prototype,
-    Resources,
+    Reply,
     ServerState,
-    Settings,
-    Update,
+    average,
     fedavg,
     in_process,
     initial,
@@ -59,8 +58,8 @@ def blank(parameters: int) -> nn.Module:
     return nn.ParameterList([nn.Parameter(torch.zeros(parameters // 20)) for _ in range(20)])
 
 
-def echo(job: Job) -> Update:
-    return Update(job.id, job.client.prototype, job.round, job.state, 10)
+def echo(job: Job) -> Reply:
+    return Reply(job.id, job.client.prototype, job.round, job.state, 10)
 
 
 def federation(clients: int) -> Federation:
@@ -150,7 +149,7 @@ def fusing(clients: int, parameters: int) -> float:
     with tempfile.TemporaryDirectory() as scratch:
         spool = DiskSpool(Path(scratch) / "spool")
         updates, _ = collect(in_process, echo, jobs_for(server, members, members.clients), spool)
-        fuse = fedavg(Resources({"blank": prototype}), Settings(), in_process)
+        fuse = fedavg(average)
         began = time.perf_counter()
         fuse(server, updates, 0)
         return time.perf_counter() - began

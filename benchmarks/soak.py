@@ -37,7 +37,7 @@ from feddf.runs.build import build
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder, pack
 from feddf.states import digest
-from feddf.types import Client, Job, ServerState, Update
+from feddf.types import Client, Failure, Job, Reply, ServerState
 
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 BEGIN, END = "<!-- soak: begin -->", "<!-- soak: end -->"
@@ -214,8 +214,8 @@ def _mutated_updates(count: int, folder: Path, seed: int) -> int:
         except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError):
             refused += 1
             continue
-        update = Update("c", "m", 1, read, chance.choice([10, -1, 0, 10**30]))
-        refused += admit(update, {"c": job}) is not None
+        reply = Reply("c", "m", 1, read, chance.choice([10, -1, 0, 10**30]))
+        refused += isinstance(admit(reply, {"c": job}), Failure)
     return refused
 
 
@@ -283,8 +283,14 @@ def unreliable(rounds: int, folder: Path, seed: int = 0) -> str:
     train = partial(_unreliable, parts.train, chance)
     closed = failures = 0
     early = late = 0.0
+    parts.engine.become(in_process)
     running = run_rounds(
-        parts.server, parts.federation, engine=in_process, train=train, fuse=parts.method(in_process).fuse
+        parts.server,
+        parts.federation,
+        engine=in_process,
+        train=train,
+        fuse=parts.method.fuse,
+        parts=parts.method.parts,
     )
     for closed, one in enumerate(running, 1):
         failures += len(one.failures)
@@ -302,16 +308,16 @@ def unreliable(rounds: int, folder: Path, seed: int = 0) -> str:
     )
 
 
-def _unreliable(train: Callable[[Job], Update], chance: random.Random, job: Job) -> Update:
+def _unreliable(train: Callable[[Job], Reply], chance: random.Random, job: Job) -> Reply:
     drawn = chance.random()
     if drawn < 0.04:
         raise RuntimeError("the client's machine caught fire")
-    update = train(job)
+    reply = train(job)
     if drawn < 0.07:
-        return replace(update, round=update.round - 1)  # a straggler's, of the round before
+        return replace(reply, round=reply.round - 1)  # a straggler's, of the round before
     if drawn < 0.10:
-        return replace(update, state={key: tensor * float("nan") for key, tensor in update.state.items()})
-    return update
+        return replace(reply, state={key: tensor * float("nan") for key, tensor in reply.state.items()})
+    return reply
 
 
 def _megabytes() -> float:

@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from feddf import evaluate
 from feddf.config import Experiment, load
 from feddf.engines.open import open_engines
-from feddf.fusion.average import averaging_rule, start_from
+from feddf.fusion.average import start_from
 from feddf.fusion.distill import distill
-from feddf.fusion.ensemble import ensemble
 from feddf.rounds import collect, jobs_for, sample
 from feddf.runs.build import build
+from feddf.runs.methods import averaging_rule, ensemble
 from feddf.runtime.threads import threads
 from feddf.seeds import derive
 from feddf.types import Examples, Resources
@@ -122,10 +122,11 @@ def trajectories(experiment: Experiment, steps: int, every: int) -> dict[str, li
     resources = Resources(parts.prototypes, task.pool, task.validation)
     config = experiment.distill.model_copy(update={"steps": steps, "check": every, "patience": steps + 1})
     with open_engines(experiment.run) as engines:
-        jobs = jobs_for(parts.server, parts.federation, sample(parts.federation, 1))
-        updates, _ = collect(engines.clients, parts.train, jobs)
+        asked = parts.method.parts
+        jobs = jobs_for(parts.server, parts.federation, sample(parts.federation, 1), asked)
+        updates, _ = collect(engines.clients, parts.train, jobs, parts=asked)
         seed = derive(experiment.seed, "fuse", 1)
-        answers, _ = ensemble(resources, experiment, engines.server)(updates, seed, {})
+        answers = ensemble(resources, experiment, engines.server)(updates, seed, {}).targets
         starts = start_from(averaging_rule(resources, experiment), parts.server, updates)
     found: dict[str, list[Look]] = {}
     for name, state in starts.items():

@@ -18,16 +18,18 @@ from feddf import (
     Prototype,
     Resources,
     ServerState,
-    Settings,
     accuracy,
     adapt,
+    average,
     dirichlet,
+    ensemble_of,
     feddf,
     in_process,
     initial,
     local_update,
     run_rounds,
     split,
+    students_of,
 )
 from feddf.models.cnn import CNN
 
@@ -42,17 +44,14 @@ prototypes = {"cnn": Prototype("cnn", partial(CNN, digits.shape, 10, width=8))}
 shards = dirichlet(train.labels, 10, PartitionConfig(alpha=0.1), n_classes=10, seed=0)
 clients = [Client(f"client-{k}", "cnn", shard) for k, shard in enumerate(shards)]
 
-# The round: local training (Algorithm 2), then fusion (Algorithm 1).
-settings = Settings(
-    clients=ClientsConfig(number=10, fraction=0.6),
-    local=LocalConfig(epochs=5, rate=0.05),
-    distill=DistillConfig(steps=200),
-)
-local = partial(local_update, prototypes=prototypes, train=train, local=settings.local)
-fuse = feddf(Resources(prototypes, pool, validation), settings, in_process)
+# The round: local training (Algorithm 2), then fusion (Algorithm 1), which is an average, an ensemble and students.
+local = partial(local_update, prototypes=prototypes, train=train, local=LocalConfig(epochs=5, rate=0.05))
+ensemble = ensemble_of(prototypes, pool, in_process)
+students = students_of(Resources(prototypes, pool, validation), DistillConfig(steps=200), in_process)
+fuse = feddf(average, ensemble, students)
 
 server = ServerState(0, {name: initial(prototype, seed=0) for name, prototype in prototypes.items()})
-federation = Federation(clients, settings.clients, seed=0)
+federation = Federation(clients, ClientsConfig(number=10, fraction=0.6), seed=0)
 for closed in islice(run_rounds(server, federation, engine=in_process, train=local, fuse=fuse), 3):
     models = {"averaged": closed.fused.start, "fused": closed.server.models}
     found = {name: accuracy(prototypes["cnn"].load(state["cnn"]), digits.test) for name, state in models.items()}

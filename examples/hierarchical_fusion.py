@@ -19,19 +19,20 @@ from feddf import (
     PartitionConfig,
     Prototype,
     Resources,
-    RunConfig,
     ServerState,
-    Settings,
     Update,
     accuracy,
     adapt,
+    average,
     dirichlet,
+    ensemble_of,
     feddf,
     in_process,
     initial,
     local_update,
     run_round,
     split,
+    students_of,
 )
 from feddf.models.cnn import CNN
 
@@ -43,26 +44,24 @@ prototypes = {"cnn": Prototype("cnn", partial(CNN, digits.shape, 10, width=8))}
 shards = dirichlet(train.labels, 12, PartitionConfig(alpha=0.3), n_classes=10, seed=0)
 clients = [Client(f"client-{k:02d}", "cnn", shard) for k, shard in enumerate(shards)]
 
-settings = Settings(
-    clients=ClientsConfig(number=12, fraction=1.0),
-    local=LocalConfig(epochs=5, rate=0.05),
-    distill=DistillConfig(steps=100, check=50, batch=32),
-    run=RunConfig(threads=1),
+everyone = ClientsConfig(number=12, fraction=1.0)
+local = partial(local_update, prototypes=prototypes, train=train, local=LocalConfig(epochs=5, rate=0.05))
+students = students_of(
+    Resources(prototypes, pool, validation), DistillConfig(steps=100, check=50, batch=32), in_process
 )
-local = partial(local_update, prototypes=prototypes, train=train, local=settings.local)
-fuse = feddf(Resources(prototypes, pool, validation), settings, in_process)
+fuse = feddf(average, ensemble_of(prototypes, pool, in_process), students)
 run = partial(run_round, engine=in_process, train=local, fuse=fuse)
 
 
 def flat(server: ServerState) -> ServerState:
-    return run(server, Federation(clients, settings.clients, seed=0)).server
+    return run(server, Federation(clients, everyone, seed=0)).server
 
 
 def in_regions(server: ServerState) -> ServerState:
     """Run a round in each region, and fuse what the regions send as if they were clients."""
     updates = []
     for number in range(4):
-        closed = run(server, Federation(clients[3 * number : 3 * number + 3], settings.clients, seed=0))
+        closed = run(server, Federation(clients[3 * number : 3 * number + 3], everyone, seed=0))
         examples = sum(update.n_examples for update in closed.updates)
         updates.append(Update(f"region-{number}", "cnn", server.round + 1, closed.server.models["cnn"], examples))
     return fuse(server, updates, server.round).server

@@ -13,14 +13,14 @@ import pytest
 import torch
 from hypothesis import settings as hypothesis_settings
 
+from feddf.client import local_update
 from feddf.config import ClientsConfig, DistillConfig, LocalConfig, Settings
 from feddf.data.encode import Pixels
-from feddf.local import local_update
 from feddf.models.cnn import CNN
 from feddf.models.mlp import MLP
 from feddf.rounds import Federation
 from feddf.states import initial
-from feddf.types import Client, Examples, Inputs, LocalTrain, Prototype, Resources, ServerState
+from feddf.types import Client, Examples, Inputs, LocalTrain, Part, Prototype, Reply, Resources, ServerState, Update
 from pretend_device import registered
 
 SHAPE, CLASSES = (1, 8, 8), 3
@@ -58,6 +58,13 @@ class Tiny:
     local: LocalTrain
     resources: Resources
     settings: Settings
+    parts: tuple[Part, ...] = ()
+
+
+def update_of(reply: Reply) -> Update:
+    """Return the update that a good reply becomes at the gate."""
+    known = reply.client_id, reply.prototype, reply.round, reply.state, reply.n_examples
+    return Update(*known, reply.metrics, reply.payload)
 
 
 def make_tiny(clients: int = 6, fraction: float = 0.67, seed: int = 0, norm: str = "batch") -> Tiny:
@@ -84,7 +91,7 @@ def make_tiny(clients: int = 6, fraction: float = 0.67, seed: int = 0, norm: str
         Federation(members, settings.clients, seed),
         ServerState(0, {name: initial(prototype, seed) for name, prototype in prototypes.items()}),
         local,
-        Resources(prototypes, pool, stripes(30, 4)),
+        Resources(prototypes, pool, stripes(30, 4), n_classes=CLASSES),
         settings,
     )
 

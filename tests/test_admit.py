@@ -13,22 +13,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import make_tiny
-from feddf.admit import LARGEST, MOST_CLASSES, MOST_EXAMPLES, MOST_METRICS, MOST_STEPS, admit, different_keys
+from conftest import make_tiny, update_of
+from feddf.admit import LARGEST, MOST_EXAMPLES, MOST_METRICS, MOST_STEPS, admit, different_keys
 from feddf.models.cnn import CNN
 from feddf.states import initial
-from feddf.types import Client, Failure, Job, Prototype, Update
+from feddf.types import Client, Failure, Job, Part, Prototype, Reply, TensorForm, Update
 
 TINY = make_tiny()
 JOBS = {c.id: Job(c, 3, TINY.server.models[c.prototype], 1) for c in TINY.federation.clients[:4]}
 GOOD = TINY.local(JOBS["c0"])
 
 
-def changed(key: str, tensor: Any) -> Update:
+def changed(key: str, tensor: Any) -> Reply:
     return replace(GOOD, state={**GOOD.state, key: tensor})
 
 
-def spoilt(key: str, value: float) -> Update:
+def spoilt(key: str, value: float) -> Reply:
     tensor = GOOD.state[key].clone()
     tensor.view(-1)[0] = value
     return changed(key, tensor)
@@ -58,11 +58,6 @@ HOSTILE = {
     "n_k nan": (replace(GOOD, n_examples=math.nan), "n_k = nan"),
     "n_k huge": (replace(GOOD, n_examples=10**30), "n_k = 1000"),
     "n_k text": (replace(GOOD, n_examples="many"), "n_k = 'many'"),
-    "class counts that do not add up": (replace(GOOD, class_counts=(5, 5, 5)), "do not add up to its n_k = 20"),
-    "negative class counts": (replace(GOOD, class_counts=(-5, 5, 20)), "do not add up"),
-    "class counts of text": (replace(GOOD, class_counts=("a", 5, 5)), "do not add up"),
-    "class counts as a list": (replace(GOOD, class_counts=[20, 0]), "not one number for each"),
-    "too many class counts": (replace(GOOD, class_counts=(20, *[0] * 200_000)), "not one number for each"),
     "n_k boolean": (replace(GOOD, n_examples=True), "n_k = True"),
     "n_k float": (replace(GOOD, n_examples=20.0), "n_k = 20.0"),
     "n_k beyond printing": (replace(GOOD, n_examples=10**5000), "n_k = a int"),
@@ -93,8 +88,8 @@ HOSTILE = {
 }
 
 
-def test_an_honest_update_passes() -> None:
-    assert admit(GOOD, JOBS) is None
+def test_an_honest_reply_passes_and_becomes_an_update() -> None:
+    assert admit(GOOD, JOBS) == update_of(GOOD)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -109,15 +104,15 @@ def test_a_hostile_update_is_refused_with_its_reason(name: str) -> None:
 @pytest.mark.parametrize("thing", [None, b"bytes", {"client_id": "c0"}, object()])
 def test_what_is_no_update_is_refused(thing: object) -> None:
     failure = admit(thing, JOBS)
-    assert failure is not None
-    assert "not an update" in failure.reason
+    assert isinstance(failure, Failure)
+    assert "not a reply" in failure.reason
 
 
 def test_a_remote_clients_count_is_bounded_but_not_known() -> None:
     remote = {"c0": replace(JOBS["c0"], client=Client("c0", "cnn"))}
-    assert admit(replace(GOOD, n_examples=12345), remote) is None
+    assert isinstance(admit(replace(GOOD, n_examples=12345), remote), Update)
     failure = admit(replace(GOOD, n_examples=0), remote)
-    assert failure is not None
+    assert isinstance(failure, Failure)
     assert "n_k = 0" in failure.reason
 
 
@@ -126,8 +121,8 @@ def test_a_last_layer_times_a_million_is_refused_on_real_sizes(options: dict[str
     prototype = Prototype("cnn", partial(CNN, (1, 28, 28), 10, **options))
     job = Job(Client("a", "cnn"), 1, initial(prototype, 0), 0)
     scaled = {key: tensor * 1e6 if key.startswith("classifier") else tensor for key, tensor in job.state.items()}
-    failure = admit(Update("a", "cnn", 1, scaled, 5), {"a": job})
-    assert failure is not None
+    failure = admit(Reply("a", "cnn", 1, scaled, 5), {"a": job})
+    assert isinstance(failure, Failure)
     assert "most that is believed" in failure.reason
 
 
@@ -139,7 +134,7 @@ def test_only_sane_numbers_get_through(key: str, value: float, data: st.DataObje
     stored = torch.tensor(value, dtype=torch.float64).to(torch.float32)
     tensor.view(-1)[data.draw(st.integers(0, tensor.numel() - 1))] = stored
     sane = abs(float(stored)) <= LARGEST and not (key.endswith("running_var") and stored < 0)
-    assert (admit(changed(key, tensor), JOBS) is None) == sane
+    assert isinstance(admit(changed(key, tensor), JOBS), Update) == sane
 
 
 def test_very_many_keys_are_refused_by_their_number() -> None:
@@ -166,16 +161,12 @@ def test_the_limits_themselves_are_allowed() -> None:
     allowed = [
         changed(counter, torch.tensor(MOST_STEPS)),
         changed(counter, torch.tensor(0)),
-        replace(GOOD, class_counts=(20, 0)),
-        replace(GOOD, class_counts=(20, *[0] * (MOST_CLASSES - 1))),
         replace(GOOD, metrics={f"m{k}": 0.0 for k in range(MOST_METRICS)}),
         replace(GOOD, n_examples=MOST_EXAMPLES),
     ]
-    assert [admit(update, stranger) for update in allowed] == [None] * len(allowed)
+    assert all(isinstance(admit(update, stranger), Update) for update in allowed)
     beyond = [
         changed(counter, torch.tensor(MOST_STEPS + 1)),
-        replace(GOOD, class_counts=(20,)),
-        replace(GOOD, class_counts=(20, *[0] * MOST_CLASSES)),
         replace(GOOD, metrics={f"m{k}": 0.0 for k in range(MOST_METRICS + 1)}),
         replace(GOOD, n_examples=MOST_EXAMPLES + 1),
         replace(GOOD, n_examples=0),
@@ -193,7 +184,7 @@ def test_an_empty_tensor_hides_nothing_behind_it() -> None:
 @pytest.mark.parametrize(
     ("update", "expected"),
     [
-        ("a string", Failure("unknown", "not an update but a str")),
+        ("a string", Failure("unknown", "not a reply but a str")),
         (replace(GOOD, client_id="c9"), Failure("unknown", "client 'c9' was not sampled this round")),
         (replace(GOOD, client_id="c" * 99), Failure("unknown", f"client '{'c' * 59} was not sampled this round")),
         (replace(GOOD, state=[]), Failure("c0", "its state is a list, not a mapping")),
@@ -204,8 +195,8 @@ def test_an_empty_tensor_hides_nothing_behind_it() -> None:
         ),
         (replace(GOOD, metrics={"a": "x"}), Failure("c0", "metric a is 'x', not a finite number")),
         (
-            replace(GOOD, class_counts=7),
-            Failure("c0", "its class counts are 7, not one number for each of 2 to 100000 classes"),
+            replace(GOOD, payload={"news": {"a": torch.ones(1)}}),
+            Failure("c0", "its payload is ['news'], and it was asked for nothing"),
         ),
     ],
 )
@@ -216,7 +207,66 @@ def test_a_refusal_names_the_client_and_what_was_wrong(update: Any, expected: Fa
 def test_as_many_keys_as_the_prototype_but_others() -> None:
     renamed = {f"other.{key}": tensor for key, tensor in GOOD.state.items()}
     failure = admit(replace(GOOD, state=renamed), JOBS)
-    assert failure is not None
+    assert isinstance(failure, Failure)
     names = ["classifier.bias", "classifier.weight", "features.0.weight"]
     others = [f"other.{name}" for name in names]
     assert failure.reason == f"keys differ from the prototype's: missing {names}, unexpected {others}"
+
+
+# Payloads
+
+
+def asked_for(job: Job) -> dict[str, dict[str, TensorForm]]:
+    return {"news": {"a": TensorForm((2, None), torch.float32, -1.0, 1.0), "n": TensorForm((), torch.int64, 0, 9)}}
+
+
+def even(reply: Reply) -> str | None:
+    return None if int(reply.payload["news"]["n"]) % 2 == 0 else "its n is odd"
+
+
+NEWS = Part(form=asked_for, complaint=even)
+TOLD = {"a": torch.zeros(2, 3), "n": torch.tensor(4)}
+
+
+def telling(**changes: Any) -> Reply:
+    return replace(GOOD, payload={"news": {**TOLD, **changes}})
+
+
+def test_a_payload_of_the_form_that_was_asked_for_passes() -> None:
+    update = admit(telling(), JOBS, [NEWS])
+    assert isinstance(update, Update)
+    assert update.payload["news"] == TOLD
+    assert isinstance(admit(telling(a=torch.ones(2, 0)), JOBS, [NEWS]), Update)
+
+
+WRONG_PAYLOADS: dict[str, tuple[Reply, str]] = {
+    "none": (GOOD, "asked for news"),
+    "another": (replace(GOOD, payload={"olds": TOLD}), "asked for news"),
+    "one more": (replace(GOOD, payload={"news": TOLD, "more": {}}), "asked for news"),
+    "no mapping": (replace(GOOD, payload=[1]), "asked for news"),
+    "no state": (replace(GOOD, payload={"news": 3}), "does not have the tensors a, n"),
+    "a tensor missing": (replace(GOOD, payload={"news": {"a": TOLD["a"]}}), "does not have the tensors a, n"),
+    "a tensor more": (telling(b=torch.ones(1)), "does not have the tensors a, n"),
+    "a list": (telling(a=[[0.0]]), "not a dense tensor"),
+    "float64": (telling(a=torch.zeros(2, 3).double()), "torch.float64"),
+    "a gradient": (telling(a=torch.zeros(2, 3, requires_grad=True)), "not torch.float32"),
+    "another shape": (telling(a=torch.zeros(3, 3)), "has shape (3, 3)"),
+    "fewer dimensions": (telling(a=torch.zeros(2)), "has shape (2,)"),
+    "nan": (telling(a=torch.full((2, 1), math.nan)), "has values from nan"),
+    "too large": (telling(a=torch.full((2, 1), 1.5)), "has values from 1.5 to 1.5, not -1 to 1"),
+    "too small": (telling(n=torch.tensor(-1)), "has values from -1"),
+    "infinite": (telling(a=torch.full((2, 1), -math.inf)), "has values from -inf"),
+    "what the part complains of": (telling(n=torch.tensor(3)), "its n is odd"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PAYLOADS)
+def test_any_other_payload_is_refused(name: str) -> None:
+    reply, reason = WRONG_PAYLOADS[name]
+    failure = admit(reply, JOBS, [NEWS])
+    assert isinstance(failure, Failure)
+    assert reason in failure.reason
+
+
+def test_what_a_client_wants_to_keep_is_none_of_the_servers_business() -> None:
+    assert admit(replace(GOOD, kept={"own": {"x": torch.ones(1)}}), JOBS) == update_of(GOOD)

@@ -9,7 +9,18 @@ from torch import nn
 from conftest import SHAPE, Tiny, make_tiny, stripes
 from feddf.data.encode import plain
 from feddf.engines import in_process
-from feddf.evaluate import Evaluation, Model, accuracy, evaluating, folded, logits, output_shape, recalibrate
+from feddf.evaluate import (
+    Evaluation,
+    Network,
+    Teacher,
+    accuracy,
+    evaluating,
+    folded,
+    logits,
+    models_of,
+    output_shape,
+    recalibrate,
+)
 from feddf.models.cnn import CNN
 from feddf.models.resnet import ResNet
 from feddf.states import digest
@@ -58,14 +69,14 @@ def test_a_teachers_answer_can_take_part_in_training() -> None:
 
 
 def test_many_models_are_tried_through_an_engine_in_their_order(tiny: Tiny) -> None:
-    models = [Model(name, name, state) for name, state in tiny.server.models.items()]
-    broken = Model("broken", "mlp", {"nothing": torch.ones(1)})
-    evaluation = Evaluation(lambda *job: reversed(list(in_process(*job))), tiny.prototypes, tiny.test.inputs)
+    models = models_of(tiny.server.models, tiny.prototypes)
+    broken = Teacher("broken", Network(tiny.prototypes["mlp"], {"nothing": torch.ones(1)}))
+    evaluation = Evaluation(lambda *job: reversed(list(in_process(*job))), tiny.test.inputs)
     assert [outcome.client_id for outcome in evaluation([broken, *models])] == ["broken", "cnn", "mlp"]
     found = evaluation.accuracies([broken, *models], tiny.test.labels)
     assert isinstance(found["broken"], Failure)
     for model in models:
-        assert found[model.id] == accuracy(tiny.prototypes[model.prototype].load(model.state), tiny.test)
+        assert found[model.id] == accuracy(tiny.prototypes[model.id].load(tiny.server.models[model.id]), tiny.test)
 
 
 def test_the_shape_of_the_outputs_is_found_by_trying(tiny: Tiny) -> None:

@@ -12,7 +12,6 @@ import pkgutil
 import subprocess
 import sys
 import zipfile
-from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -30,12 +29,6 @@ MODULES = [module.name for module in pkgutil.walk_packages(feddf.__path__, "fedd
 def test_docstrings_tell_the_truth(name: str) -> None:
     failed, _ = doctest.testmod(importlib.import_module(name), extraglobs={"torch": importlib.import_module("torch")})
     assert failed == 0
-
-
-def test_no_two_files_of_different_packages_have_one_name() -> None:
-    files = [path for path in Path(feddf.__file__).parent.rglob("*.py") if not path.name.startswith("__")]
-    by_name = Counter(path.name for path in files)
-    assert not [name for name, count in by_name.items() if count > 1]
 
 
 @pytest.mark.parametrize("name", feddf.__all__)

@@ -15,11 +15,10 @@ from feddf.config import ClientsConfig
 from feddf.config.names import METHODS
 from feddf.config.sections import cohort_size
 from feddf.engines import in_process
-from feddf.fusion.average import fedavg
-from feddf.fusion.feddf import feddf
 from feddf.rounds import Federation, QuorumError, collect, jobs_for, run_round, run_rounds, sample
+from feddf.runs.methods import fedavg, feddf
 from feddf.states import digest
-from feddf.types import Client, Failure, Fused, Fusion, Job, Refusal, ServerState, Update
+from feddf.types import Client, Failure, Fused, Fusion, Job, Refusal, Reply, ServerState, Update
 
 
 def members(n: int) -> list[Client]:
@@ -73,11 +72,11 @@ def test_the_order_of_arrival_does_not_matter(tiny: Tiny, method: str) -> None:
     assert len(digests) == 1
 
 
-def unreliable(tiny: Tiny, bad: dict[str, Callable[[Job], Update]]) -> Callable[[Job], Update]:
+def unreliable(tiny: Tiny, bad: dict[str, Callable[[Job], Reply]]) -> Callable[[Job], Reply]:
     return lambda job: bad.get(job.id, tiny.local)(job)
 
 
-def explode(job: Job) -> Update:
+def explode(job: Job) -> Reply:
     raise MemoryError("out of memory\nand more")
 
 
@@ -94,7 +93,7 @@ def test_a_client_that_raises_is_recorded_and_the_round_goes_on(tiny: Tiny) -> N
 def test_a_refused_update_counts_as_a_failure_and_leaves_no_trace(tiny: Tiny) -> None:
     first = sample(tiny.federation, 1)[0].id
 
-    def poison(job: Job) -> Update:
+    def poison(job: Job) -> Reply:
         update = tiny.local(job)
         key = next(iter(update.state))
         return replace(update, state={**update.state, key: update.state[key] * torch.nan})
@@ -174,7 +173,7 @@ def test_spare_clients_are_sampled_and_not_needed(tiny: Tiny) -> None:
     sampled = [client.id for client in sample(federation, 1)]
     assert len(sampled) == 5
 
-    def train(job: Job) -> Update:
+    def train(job: Job) -> Reply:
         if job.id in sampled[:2]:
             raise RuntimeError("gone")
         return tiny.local(job)
@@ -225,7 +224,7 @@ def test_an_interrupted_round_trains_only_those_whose_updates_were_not_kept_or_a
         seeds.append(seed)
         return plain(tiny)(server, updates, seed)
 
-    def train(job: Job) -> Update:
+    def train(job: Job) -> Reply:
         trained.append(job.id)
         return tiny.local(job)
 

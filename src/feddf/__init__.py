@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # explicit re-exports; the table below must list the same names
+    from feddf.client import local_update as local_update
     from feddf.config import ClientsConfig as ClientsConfig
     from feddf.config import ConfigError as ConfigError
     from feddf.config import DataConfig as DataConfig
@@ -44,32 +45,34 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.fusion.average import average as average
     from feddf.fusion.average import fedavg as fedavg
     from feddf.fusion.average import start_from as start_from
-    from feddf.fusion.compose import method_of as method_of
     from feddf.fusion.distill import distill as distill
     from feddf.fusion.ensemble import avg_logits as avg_logits
     from feddf.fusion.ensemble import avg_probabilities as avg_probabilities
+    from feddf.fusion.ensemble import ensemble_of as ensemble_of
     from feddf.fusion.feddf import feddf as feddf
     from feddf.fusion.fedma import fedma as fedma
     from feddf.fusion.momentum import momentum as momentum
     from feddf.fusion.select import drop_worst as drop_worst
+    from feddf.fusion.students import students_of as students_of
     from feddf.fusion.swag import swag as swag
-    from feddf.local import local_update as local_update
     from feddf.oneshot.fuse import FusionResult as FusionResult
     from feddf.oneshot.fuse import fuse as fuse
     from feddf.oneshot.student import StudentPlan as StudentPlan
-    from feddf.oneshot.teachers import Teacher as Teacher
+    from feddf.oneshot.teachers import TrainedModel as TrainedModel
     from feddf.oneshot.teachers import of_module as of_module
     from feddf.rounds import Federation as Federation
     from feddf.rounds import QuorumError as QuorumError
     from feddf.rounds import run_round as run_round
     from feddf.rounds import run_rounds as run_rounds
     from feddf.runs.build import build as build
+    from feddf.runs.methods import method_of as method_of
     from feddf.runs.run import run_experiment as run_experiment
     from feddf.runs.store import RunFolder as RunFolder
     from feddf.runtime.execution import Execution as Execution
     from feddf.saved.model_folder import load_model as load_model
     from feddf.states import initial as initial
     from feddf.types import Client as Client
+    from feddf.types import ClientHalf as ClientHalf
     from feddf.types import Engine as Engine
     from feddf.types import Examples as Examples
     from feddf.types import Failure as Failure
@@ -79,14 +82,18 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.types import Job as Job
     from feddf.types import LocalTrain as LocalTrain
     from feddf.types import Method as Method
-    from feddf.types import Prepare as Prepare
+    from feddf.types import Part as Part
     from feddf.types import Prototype as Prototype
+    from feddf.types import Reply as Reply
     from feddf.types import Resources as Resources
     from feddf.types import Round as Round
     from feddf.types import Rule as Rule
+    from feddf.types import Sent as Sent
     from feddf.types import ServerState as ServerState
     from feddf.types import State as State
+    from feddf.types import Steps as Steps
     from feddf.types import Target as Target
+    from feddf.types import Training as Training
     from feddf.types import Update as Update
     from feddf.types import Vote as Vote
 
@@ -94,8 +101,8 @@ _HOMES = {
     "config": "ClientsConfig ConfigError DataConfig DistillConfig Experiment FedMAConfig FusionConfig LocalConfig "
     "PartitionConfig PoolConfig PrototypeConfig Record RunConfig Settings SourceConfig TeachersConfig load",
     "config.names": "DATASETS METHODS MODELS",
-    "types": "Client Engine Examples Failure Fused Fusion Inputs Job LocalTrain Method Prepare Prototype Resources "
-    "Round Rule ServerState State Target Update Vote",
+    "types": "Client ClientHalf Engine Examples Failure Fused Fusion Inputs Job LocalTrain Method Part Prototype Reply "
+    "Resources Round Rule Sent ServerState State Steps Target Training Update Vote",
     "states": "initial",
     "evaluate": "accuracy",
     "data.adapters": "from_hugging_face from_image_folder from_torch",
@@ -103,21 +110,22 @@ _HOMES = {
     "data.partition": "dirichlet iid split",
     "data.unlabeled": "adapt",
     "engines": "Processes in_process",
-    "local": "local_update",
+    "client": "local_update",
     "fusion.average": "average fedavg start_from",
-    "fusion.compose": "method_of",
     "fusion.distill": "distill",
-    "fusion.ensemble": "avg_logits avg_probabilities",
+    "fusion.ensemble": "avg_logits avg_probabilities ensemble_of",
     "fusion.feddf": "feddf",
     "fusion.fedma": "fedma",
     "fusion.momentum": "momentum",
     "fusion.select": "drop_worst",
+    "fusion.students": "students_of",
     "fusion.swag": "swag",
     "oneshot.fuse": "FusionResult fuse",
     "oneshot.student": "StudentPlan",
-    "oneshot.teachers": "Teacher of_module",
+    "oneshot.teachers": "TrainedModel of_module",
     "rounds": "Federation QuorumError run_round run_rounds",
     "runs.build": "build",
+    "runs.methods": "method_of",
     "runs.run": "run_experiment",
     "runs.store": "RunFolder",
     "runtime.execution": "Execution",

@@ -4,44 +4,49 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from feddf.types import Failure, Job, State, Update
+from feddf.types import Failure, Form, Job, Part, Reply, State, TensorForm, Update
 
 LARGEST = 1e4
 """No trained weight or running statistic comes near this; a scaled attack or a diverged client does."""
 
 MOST_EXAMPLES = 10**9
 MOST_STEPS = 10**12
-MOST_CLASSES = 100_000
+LARGEST_PAYLOAD = 10**9
+"""Numbers in one tensor of a payload whose size is the client's to say."""
+
 MOST_METRICS = 100
 METRIC_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 
-def admit(update: object, jobs: Mapping[str, Job]) -> Failure | None:
-    """Return why an update may not be fused, or ``None`` if it may.
+def admit(reply: object, jobs: Mapping[str, Job], parts: Sequence[Part] = ()) -> Update | Failure:
+    """Return the update that a reply becomes, or why it may not be fused.
 
     ``jobs`` holds what each sampled client of this round was asked to do; it is also the manifest against
-    which keys, shapes and dtypes are checked. The cheap checks come first, and nothing is computed with an
-    update's values before its form is known to be right.
+    which keys, shapes and dtypes are checked. The payload must be what the method's ``parts`` ask for, and no more.
+    The cheap checks come first, and nothing is computed with values before their form is known to be right.
     """
-    if not isinstance(update, Update):
-        return Failure("unknown", f"not an update but a {type(update).__name__}")
-    if not isinstance(update.client_id, str) or update.client_id not in jobs:
-        return Failure("unknown", f"client {_shown(update.client_id)} was not sampled this round")
-    job = jobs[update.client_id]
+    if not isinstance(reply, Reply):
+        return Failure("unknown", f"not a reply but a {type(reply).__name__}")
+    if not isinstance(reply.client_id, str) or reply.client_id not in jobs:
+        return Failure("unknown", f"client {_shown(reply.client_id)} was not sampled this round")
+    job = jobs[reply.client_id]
     try:
-        reason = _sender(update, job) or _form(update.state, job.state) or _values(update.state, job.state)
-        reason = reason or _count(update, job) or _class_counts(update) or _metrics(update)
+        reason = _sender(reply, job) or _form(reply.state, job.state) or _values(reply.state, job.state)
+        reason = reason or _count(reply, job) or _metrics(reply) or _payload(reply, job, parts)
     except Exception as error:  # whatever a hostile object does when it is looked at, the round goes on
         reason = f"it could not be checked: {type(error).__name__}"
-    return Failure(update.client_id, reason) if reason else None
+    if reason:
+        return Failure(reply.client_id, reason)
+    known = reply.client_id, reply.prototype, reply.round, reply.state, reply.n_examples
+    return Update(*known, reply.metrics, reply.payload)
 
 
-def _sender(update: Update, job: Job) -> str | None:
+def _sender(update: Reply, job: Job) -> str | None:
     if type(update.round) is not int or update.round != job.round:
         return f"stale: it belongs to round {_shown(update.round)}, and this is round {job.round}"
     if type(update.prototype) is not str or update.prototype != job.client.prototype:
@@ -104,7 +109,7 @@ def _values(state: State, manifest: State) -> str | None:
     return None
 
 
-def _count(update: Update, job: Job) -> str | None:
+def _count(update: Reply, job: Job) -> str | None:
     count = update.n_examples
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_EXAMPLES:
         return f"n_k = {_shown(count)} is not a number of examples (0 to {MOST_EXAMPLES:.0e})"
@@ -116,18 +121,45 @@ def _count(update: Update, job: Job) -> str | None:
     return None
 
 
-def _class_counts(update: Update) -> str | None:
-    counts = update.class_counts
-    if counts is None:
+def form_of(job: Job, parts: Sequence[Part]) -> Form:
+    """Return what the reply to a job must hold beside the weights."""
+    return {name: tensors for part in parts for name, tensors in part.form(job).items()}
+
+
+def _payload(reply: Reply, job: Job, parts: Sequence[Part]) -> str | None:
+    form, payload = form_of(job, parts), reply.payload
+    if not isinstance(payload, Mapping) or set(payload) != set(form):
+        asked = ", ".join(form) or "nothing"
+        return f"its payload is {_shown(sorted(map(str, payload)))}, and it was asked for {asked}"
+    for name, tensors in form.items():
+        if not isinstance(payload[name], Mapping) or set(payload[name]) != set(tensors):
+            return f"its payload '{name}' does not have the tensors {', '.join(sorted(tensors)[:5])}"
+        for key, expected in tensors.items():
+            if wrong := different_tensor(payload[name][key], expected):
+                return f"its payload '{name}': {key} {wrong}"
+    return next((wrong for part in parts if (wrong := part.complaint(reply))), None)
+
+
+def different_tensor(tensor: object, expected: TensorForm) -> str | None:
+    """Return how a tensor of a payload differs from what was asked for, or ``None``."""
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return "is not a dense tensor in memory"
+    if tensor.requires_grad or tensor.dtype != expected.dtype:
+        return f"is {tensor.dtype}, not {expected.dtype}"
+    sizes = zip(tensor.shape, expected.shape, strict=False)
+    if tensor.ndim != len(expected.shape) or any(size not in (None, here) for here, size in sizes):
+        return f"has shape {tuple(tensor.shape)}, not {expected.shape}"
+    if tensor.numel() > LARGEST_PAYLOAD:
+        return f"has {tensor.numel()} values"
+    if not tensor.numel():
         return None
-    if not isinstance(counts, tuple) or not 2 <= len(counts) <= MOST_CLASSES:
-        return f"its class counts are {_shown(counts)}, not one number for each of 2 to {MOST_CLASSES} classes"
-    if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != update.n_examples:
-        return f"its class counts do not add up to its n_k = {update.n_examples}"
+    low, high = (float(value) for value in tensor.aminmax())
+    if not (math.isfinite(low) and math.isfinite(high)) or low < expected.least or high > expected.most:
+        return f"has values from {low:.3g} to {high:.3g}, not {expected.least:.3g} to {expected.most:.3g}"
     return None
 
 
-def _metrics(update: Update) -> str | None:
+def _metrics(update: Reply) -> str | None:
     if not isinstance(update.metrics, Mapping) or len(update.metrics) > MOST_METRICS:
         return f"its metrics are not a mapping of at most {MOST_METRICS} names"
     for name, value in update.metrics.items():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -21,7 +22,20 @@ from feddf.runtime.compile import forward_of
 from feddf.runtime.device import CPU, device_of, wide
 from feddf.runtime.execution import Execution
 from feddf.states import initial
-from feddf.types import Engine, Examples, Failure, Inputs, Prototype, State, Update
+from feddf.types import (
+    Engine,
+    Examples,
+    Failure,
+    Inputs,
+    Payload,
+    Prototype,
+    Refusal,
+    Resources,
+    State,
+    Update,
+    Vote,
+    Weight,
+)
 
 BATCH = 64
 """Images in a forward pass: enough for full speed, and few enough to stay in a core's cache."""
@@ -68,62 +82,105 @@ def logits(model: nn.Module, inputs: Inputs, batch: int | None = None, precision
 
 
 @dataclass(frozen=True)
-class Model:
-    """Weights to be tried. The server drew ``sampled`` ones, whose BatchNorm statistics belong to no data."""
+class Network:
+    """Weights of an architecture, as something that predicts.
 
-    id: str
-    prototype: str
+    The server drew ``sampled`` ones, whose BatchNorm statistics belong to no data: they are estimated on the inputs.
+    """
+
+    prototype: Prototype
     state: State
     sampled: bool = False
+
+    def __call__(self, inputs: Inputs, execution: Execution) -> Tensor:
+        """Return the logits for all inputs, in eval mode, on the CPU."""
+        with execution.begun() as device:
+            module = self.prototype.load(self.state, device)
+            if self.sampled:
+                recalibrate(module, inputs)
+            return logits(module, inputs, precision=execution.precision).to(CPU)
+
+
+def weighted(logits: Tensor, weight: Weight) -> Vote:
+    """Return logits with how much they count."""
+    return Vote(logits, weight(logits) if callable(weight) else weight)
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """Something that predicts, and how much it counts: a client's model, a file, a sampled model, a table of answers.
+
+    Its ``predict`` gives logits for all inputs, one row each; it learned from ``n_examples``, and has told ``payload``.
+    ``vote`` makes a weighted answer of logits, where it knows other classes than the student.
+    """
+
+    id: str
+    predict: Callable[[Any, Execution], Tensor]
+    weight: Weight = 1.0
+    n_examples: int = 1
+    payload: Payload = field(default_factory=dict)
+    vote: Callable[[Tensor, Weight], Vote] = weighted
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A model's logits for every input that it was asked about."""
+    """The logits of one that predicts, for every input that it was asked about."""
 
     client_id: str
     logits: Tensor
 
 
-def model_of(update: Update) -> Model:
+def teacher_of(update: Update, prototypes: Mapping[str, Prototype], *, sampled: bool = False) -> Teacher:
     """Return the model that a client sent, under the client's id."""
-    return Model(update.client_id, update.prototype, update.state)
+    network = Network(prototypes[update.prototype], update.state, sampled)
+    return Teacher(update.client_id, network, n_examples=update.n_examples, payload=update.payload)
 
 
-def answer(
-    model: Model, *, prototypes: Mapping[str, Prototype], inputs: Inputs, execution: Execution = Execution()
-) -> Answer:
-    """Let one model, in eval mode, answer for all inputs; a sampled one has its statistics estimated on them first."""
-    with execution.begun() as device:
-        module = prototypes[model.prototype].load(model.state, device)
-        if model.sampled:
-            recalibrate(module, inputs)
-        return Answer(model.id, logits(module, inputs, precision=execution.precision).to(CPU))
+def models_of(states: Mapping[str, State], prototypes: Mapping[str, Prototype], kind: str = "") -> list[Teacher]:
+    """Return a model for each prototype's weights, under its name, with the kind before it."""
+    return [Teacher(f"{kind} {name}".strip(), Network(prototypes[name], state)) for name, state in states.items()]
+
+
+def answer(teacher: Teacher, *, inputs: Inputs, execution: Execution = Execution()) -> Answer:
+    """Let one that predicts answer for all inputs."""
+    return Answer(teacher.id, teacher.predict(inputs, execution))
 
 
 class Evaluation:
     """Tries models on the same inputs through an engine. Make it once and keep it: workers keep the inputs."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        prototypes: Mapping[str, Prototype],
-        inputs: Inputs,
-        execution: Execution = Execution(),
-    ) -> None:
+    def __init__(self, engine: Engine, inputs: Inputs, execution: Execution = Execution()) -> None:
         self._engine = engine
-        self._answer = partial(answer, prototypes=prototypes, inputs=inputs, execution=execution)
+        self._answer = partial(answer, inputs=inputs, execution=execution)
 
-    def __call__(self, models: Sequence[Model]) -> Iterator[Answer | Failure]:
-        """Yield each model's answer, or why there is none, in the order of the models."""
-        return in_order(self._engine(self._answer, models), [model.id for model in models])
+    def __call__(self, teachers: Sequence[Teacher]) -> Iterator[Answer | Failure]:
+        """Yield each one's answer, or why there is none, in the order given."""
+        return in_order(self._engine(self._answer, teachers), [teacher.id for teacher in teachers])
 
-    def accuracies(self, models: Sequence[Model], labels: Tensor) -> dict[str, float | Failure]:
-        """Return the accuracy of each model by its id, or why there is none."""
+    def accuracies(self, teachers: Sequence[Teacher], labels: Tensor) -> dict[str, float | Failure]:
+        """Return the accuracy of each by its id, or why there is none."""
         return {
             outcome.client_id: outcome if isinstance(outcome, Failure) else accuracy_of(outcome.logits, labels)
-            for outcome in self(models)
+            for outcome in self(teachers)
         }
+
+
+Accuracies = Callable[[Sequence[Teacher]], Mapping[str, float]]
+"""Measures teachers on the server's validation data; returns their accuracies by their ids."""
+
+
+def validation_accuracies(resources: Resources, engine: Engine, execution: Execution = Execution()) -> Accuracies:
+    """Return what measures teachers on the validation data; a client whose model cannot be asked is refused."""
+    examples = resources.labelled
+    evaluation = Evaluation(engine, examples.inputs, execution)
+
+    def accuracies(teachers: Sequence[Teacher]) -> dict[str, float]:
+        found = evaluation.accuracies(teachers, examples.labels)
+        if failed := [one for one in found.values() if isinstance(one, Failure)]:
+            raise Refusal([Failure(one.client_id, f"its model could not be asked: {one.reason}") for one in failed])
+        return {client: value for client, value in found.items() if not isinstance(value, Failure)}
+
+    return accuracies
 
 
 # What makes a forward pass right and fast

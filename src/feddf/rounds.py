@@ -15,6 +15,7 @@ from feddf.admit import admit
 from feddf.config.errors import FeddfError
 from feddf.config.sections import ClientsConfig, cohort_size
 from feddf.seeds import derive, numpy_generator
+from feddf.states import n_bytes
 from feddf.types import (
     Client,
     Engine,
@@ -23,7 +24,9 @@ from feddf.types import (
     Fusion,
     Job,
     LocalTrain,
+    Part,
     Refusal,
+    Reply,
     Round,
     ServerState,
     State,
@@ -69,11 +72,12 @@ def run_rounds(
     engine: Engine,
     train: LocalTrain,
     fuse: Fusion,
+    parts: Sequence[Part] = (),
     spool: Spool | None = None,
 ) -> Iterator[Round]:
     """Run communication rounds t = server.round + 1, ... without end, and yield each as it is closed."""
     while True:  # line 5
-        closed = run_round(server, federation, engine=engine, train=train, fuse=fuse, spool=spool)
+        closed = run_round(server, federation, engine=engine, train=train, fuse=fuse, parts=parts, spool=spool)
         yield closed
         server = closed.server
 
@@ -85,9 +89,13 @@ def run_round(
     engine: Engine,
     train: LocalTrain,
     fuse: Fusion,
+    parts: Sequence[Part] = (),
     spool: Spool | None = None,
 ) -> Round:
-    """Run one round. Below the quorum it is abandoned and tried again with other clients."""
+    """Run one round. Below the quorum it is abandoned and tried again with other clients.
+
+    The ``parts`` of the method say what is sent and what must come back beside the weights.
+    """
     number, config = server.round + 1, federation.config
     failures: list[Failure] = []
     seconds = {"train": 0.0, "fuse": 0.0}
@@ -95,14 +103,19 @@ def run_round(
         sampled = sample(federation, number, attempt)  # line 6
         needed = max(1, ceil(config.quorum * max(1, len(sampled) - config.spare)))
         clock = perf_counter()
-        updates, failed = collect(engine, train, jobs_for(server, federation, sampled), spool)  # lines 7 and 8
+        jobs = jobs_for(server, federation, sampled, parts)
+        updates, failed = collect(engine, train, jobs, spool, parts)  # lines 7 and 8
         trained = perf_counter()
         fused, updates, refused = fuse_usable(fuse, server, updates, needed, derive(federation.seed, "fuse", number))
         seconds["train"] += trained - clock
         seconds["fuse"] += perf_counter() - trained
         failures += [*failed, *refused]
         if fused is not None:
-            return Round(fused, updates, failures, attempt + 1, seconds)
+            if any(part.keeps for part in parts):
+                counted = {**server.counted, **{update.client_id: number for update in updates}}
+                fused = replace(fused, server=replace(fused.server, counted=counted))
+            sent = {job.id: n_bytes(job.state) + sum(map(n_bytes, job.payload.values())) for job in jobs}
+            return Round(fused, updates, failures, attempt + 1, seconds, sent)
     reasons = "; ".join(sorted({f"{failure.client_id}: {failure.reason}" for failure in failures})[:5])
     raise QuorumError(f"round {number} had too few usable updates in each of {config.attempts} attempts ({reasons})")
 
@@ -119,7 +132,11 @@ def sample(federation: Federation, round_number: int, attempt: int = 0) -> list[
 
 
 def collect(
-    engine: Engine, train: LocalTrain, jobs: Sequence[Job], spool: Spool | None = None
+    engine: Engine,
+    train: LocalTrain,
+    jobs: Sequence[Job],
+    spool: Spool | None = None,
+    parts: Sequence[Part] = (),
 ) -> tuple[list[Update], list[Failure]]:
     """Train the sampled clients (lines 7 and 8); every update passes the gate once before it is kept.
 
@@ -131,10 +148,11 @@ def collect(
     failures: dict[str, Failure] = {}
     if spool is not None:
         recalled = {job.id: spool.recall(job) for job in jobs}
-        admitted = {name: update for name, update in recalled.items() if update and admit(update, asked) is None}
-    outcomes: Iterable[Update | Failure] = engine(train, [job for job in jobs if job.id not in admitted])
-    for outcome in outcomes:
-        outcome = _known(outcome, asked) if isinstance(outcome, Failure) else admit(outcome, asked) or outcome
+        checked = {name: admit(_as_reply(one), asked, parts) for name, one in recalled.items() if one is not None}
+        admitted = {name: update for name, update in checked.items() if isinstance(update, Update)}
+    replies: Iterable[Reply | Failure] = engine(train, [job for job in jobs if job.id not in admitted])
+    for reply in replies:
+        outcome = _known(reply, asked) if isinstance(reply, Failure) else admit(reply, asked, parts)
         if isinstance(outcome, Update) and spool is not None and outcome.client_id not in admitted:
             outcome = spool.keep(asked[outcome.client_id], outcome)
         if isinstance(outcome, Failure):
@@ -146,16 +164,31 @@ def collect(
     return [admitted[name] for name in sorted(admitted)], [failed[name] for name in sorted(failed)]
 
 
+def _as_reply(update: Update) -> Reply:
+    """Return an update as it came: what was kept on disk passes the gate like all else."""
+    known = update.client_id, update.prototype, update.round, update.state, update.n_examples
+    return Reply(*known, update.metrics, update.payload)
+
+
 def _known(failure: Failure, asked: Mapping[str, Job]) -> Failure:
     known = isinstance(failure.client_id, str) and failure.client_id in asked
     return failure if known else Failure("unknown", f"somebody who was not asked: {failure.reason}"[:300])
 
 
-def jobs_for(server: ServerState, federation: Federation, clients: Sequence[Client]) -> list[Job]:
+def jobs_for(
+    server: ServerState, federation: Federation, clients: Sequence[Client], parts: Sequence[Part] = ()
+) -> list[Job]:
     """Return what each client is asked to do in the round after ``server``."""
     number = server.round + 1
     return [
-        Job(client, number, server.sent_to(client), derive(federation.seed, "train", number, client.id))
+        Job(
+            client,
+            number,
+            server.sent_to(client),
+            derive(federation.seed, "train", number, client.id),
+            {name: state for part in parts for name, state in part.send(server, client).items()},
+            server.counted.get(client.id, 0),
+        )
         for client in clients
     ]
 

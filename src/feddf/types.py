@@ -2,7 +2,10 @@
 
 A round is a value passing through plain functions::
 
-    ServerState ──sample──> [Job] ──engine(train)──> [Update | Failure] ──admit──> [Update] ──fuse──> Fused
+    ServerState ──sample──> [Job] ──engine(train)──> [Reply | Failure] ──admit──> [Update] ──fuse──> Fused
+
+A method is two plain halves and what travels between them: the server's is a :data:`Fusion`, the client's a
+:data:`ClientHalf`, and a :data:`Payload` goes beside the weights in either direction.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from feddf.runtime.layout import put_channels_last
 
 State = Mapping[str, Tensor]
 """A ``state_dict``, treated as a value: nobody writes into one that it was given."""
+
+Payload = Mapping[str, State]
+"""Small named states that travel beside the weights, or that a client keeps between rounds"""
 
 Score = Callable[[nn.Module], float | Tensor]
 """Higher is better; usually the accuracy on the server's validation data. One number: as a tensor, it stays on the
@@ -119,12 +125,20 @@ class Client:
 
 @dataclass(frozen=True)
 class Job:
-    """All that a client may know when it trains: the weights that it was sent, and its seed."""
+    """All that a client may know when it trains: the weights and the payload that it was sent, and its seed.
+
+    ``counted`` is the last round in which an update of this client was fused, 0 before there is one: a client that
+    keeps a state between rounds goes on from the version of that round. ``kept`` is that version, where the client is
+    only simulated; a real one has it at its own place.
+    """
 
     client: Client
     round: int
     state: State
     seed: int
+    payload: Payload = field(default_factory=dict)
+    counted: int = 0
+    kept: Payload = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -133,12 +147,11 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Update:
-    """What a client sends back: its weights and n_k, the number of examples that they were trained on.
+class Reply:
+    """What a client sends back: its weights, n_k, the number of examples that they were trained on, and a payload.
 
-    ``class_counts`` is how many of them are of each class, if the client chooses to disclose it. Whether it ``teaches``
-    is the server's decision: an update that does not is averaged only. So is the ``trust`` in it, by which a teacher's
-    weight is multiplied.
+    Nothing of it is believed before it has passed the gate, which makes an :class:`Update` of it. ``kept`` is what the
+    client will need in its next round; it does not travel to the server, but to where a simulated client keeps it.
     """
 
     client_id: str
@@ -147,7 +160,25 @@ class Update:
     state: State
     n_examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
-    class_counts: tuple[int, ...] | None = None
+    payload: Payload = field(default_factory=dict)
+    kept: Payload = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Update:
+    """A reply that has passed the gate, and the server's marks on it.
+
+    An update that does not teach (``teaches``) is averaged only. A teacher's weight is multiplied by the ``trust`` in
+    its client.
+    """
+
+    client_id: str
+    prototype: str
+    round: int
+    state: State
+    n_examples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    payload: Payload = field(default_factory=dict)
     teaches: bool = True
     trust: float = 1.0
 
@@ -181,13 +212,15 @@ class ServerState:
     """All that a checkpoint holds.
 
     ``models`` are the weights of each prototype, ``own`` the tensors that a client alone goes on with (by its id), and
-    ``memory`` is what a fusion remembers between rounds: by its own name, then by whatever it is about.
+    ``memory`` is what a fusion remembers between rounds: by its own name, then by whatever it is about. ``counted`` is
+    the last round in which each client's update was fused, where clients keep a state between rounds.
     """
 
     round: int
     models: Mapping[str, State]
     own: Mapping[str, State] = field(default_factory=dict)
     memory: Mapping[str, Mapping[str, State]] = field(default_factory=dict)
+    counted: Mapping[str, int] = field(default_factory=dict)
 
     def next(self, models: Mapping[str, State]) -> ServerState:
         """Return the state after one more round, which ends with these models and remembers nothing."""
@@ -201,11 +234,17 @@ class ServerState:
 
 @dataclass(frozen=True)
 class Fused:
-    """What a fusion returns: the next server state, the weights that it started from (line 11), and notes."""
+    """What a fusion returns: the next server state, the weights that it started from (line 11), and notes.
+
+    ``ensemble`` is what taught, so that it can be measured (a :class:`feddf.fusion.ensemble.Ensemble`). Where one
+    taught that cannot be asked about other inputs than the pool's, ``no_ensemble`` says why.
+    """
 
     server: ServerState
     start: Mapping[str, State]
     notes: Mapping[str, Any] = field(default_factory=dict)
+    ensemble: Any = None
+    no_ensemble: str = ""
 
 
 @dataclass(frozen=True)
@@ -217,6 +256,7 @@ class Round:
     failures: Sequence[Failure]
     attempts: int
     seconds: Mapping[str, float]
+    bytes_down: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def server(self) -> ServerState:
@@ -245,13 +285,106 @@ class Engine(Protocol):
         ...
 
 
-LocalTrain = Callable[[Job], Update]
+LocalTrain = Callable[[Job], Reply]
 """What a client does with its own examples when it is asked to."""
 
-Finish = Callable[[nn.Module], State]
-Prepare = Callable[[nn.Module, Job], Finish]
-"""Changes a client's model before training (freezes or binarises weights), and returns how the trained model becomes
-the state that is sent."""
+
+# The client's half of a method: Algorithm 2 with four open places
+
+
+@dataclass(frozen=True)
+class Training:
+    """One client's training in one round, as a client half sees it: its job, its labels and the steps that it takes.
+
+    ``rates`` is the sum of the learning rates of all ``steps``: η · K where the rate is constant.
+    """
+
+    job: Job
+    prototype: Prototype
+    labels: Tensor
+    n_classes: int
+    optimizer: str
+    steps: int
+    rates: float
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What becomes of a trained model: the weights to send (``None``: as they are), a payload, and what is kept."""
+
+    state: State | None = None
+    payload: Payload = field(default_factory=dict)
+    kept: Payload = field(default_factory=dict)
+
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(outputs, labels, encoded inputs) of a mini-batch -> its loss."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The open places of a training: the loss, a correction of the gradient after ``backward``, and its end."""
+
+    loss: Loss | None = None
+    correct: Callable[[], None] | None = None
+    finish: Callable[[], Sent] | None = None
+
+
+ClientHalf = Callable[[nn.Module, Training], Steps]
+"""Begins a training: it may change the model (freeze or binarise weights), and returns what happens in its steps and
+at its end. It travels to where clients train, so it is a function of a module."""
+
+
+@dataclass(frozen=True)
+class TensorForm:
+    """What a tensor of a payload must be: its shape (``None``: any size), its type and its bounds."""
+
+    shape: tuple[int | None, ...]
+    dtype: torch.dtype
+    least: float
+    most: float
+
+
+Form = Mapping[str, Mapping[str, TensorForm]]
+"""What a payload must hold: the tensors of each named state."""
+
+
+def _plain_half(model: nn.Module, training: Training) -> Steps:
+    return Steps()
+
+
+def _around(inner: Fusion) -> Fusion:
+    return inner
+
+
+def _nothing_sent(server: ServerState, client: Client) -> Payload:
+    return {}
+
+
+def _no_form(job: Job) -> Form:
+    return {}
+
+
+def _no_complaint(reply: Reply) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a method, added to others: both halves, and what travels between them.
+
+    ``half`` is the client's; ``fuse`` goes around the server's fusion. ``send`` gives the payload of a job; ``form``
+    says what the reply to a job must hold beside the weights, and ``complaint`` what is wrong with its values, if
+    anything. With ``keeps``, the client has a state of its own between rounds.
+    """
+
+    half: ClientHalf = _plain_half
+    fuse: Callable[[Fusion], Fusion] = _around
+    send: Callable[[ServerState, Client], Payload] = _nothing_sent
+    form: Callable[[Job], Form] = _no_form
+    complaint: Callable[[Reply], str | None] = _no_complaint
+    keeps: bool = False
+
 
 Rule = Callable[[State, Sequence[Update]], State]
 """(previous weights, updates of one prototype) -> weights to start from."""
@@ -282,13 +415,16 @@ class Target(Protocol):
 class Resources:
     """What the server has to fuse with: architectures, an unlabeled pool, and perhaps labelled validation examples.
 
-    ``augment`` changes raw batches of the pool before students and teachers see them.
+    ``augment`` changes raw batches of the pool before students and teachers see them. ``n_classes`` is how many classes
+    the models tell apart, where that is known, and ``n_clients`` how many clients have an architecture.
     """
 
     prototypes: Mapping[str, Prototype]
     pool: Inputs | None = None
     validation: Examples | None = None
     augment: Augment | None = None
+    n_classes: int | None = None
+    n_clients: Callable[[str], int] | None = None
 
     @property
     def labelled(self) -> Examples:
@@ -300,13 +436,13 @@ class Resources:
 
 @dataclass(frozen=True)
 class Method:
-    """A fusion, and what it asks of the clients beyond Algorithm 2.
+    """A fusion, and what it asks of the clients beyond Algorithm 2: its ``parts``.
 
-    ``prepare`` changes a client's model before training, ``fit`` gives modules the shapes of a state, and the same
-    clients are sampled for ``rounds_per_cohort`` rounds.
+    ``fit`` gives modules the shapes of a state, for all that is built after the method; a fusion that loads grown
+    models itself fits its own prototypes. The same clients are sampled for ``rounds_per_cohort`` rounds.
     """
 
     fuse: Fusion
-    prepare: Prepare | None = None
+    parts: tuple[Part, ...] = ()
     fit: Callable[[nn.Module, State], None] | None = None
     rounds_per_cohort: int = 1

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from conftest import CLASSES, SHAPE, Tiny, stripes
+from feddf.client import local_update
 from feddf.config import DataConfig, DistillConfig, FedMAConfig, load, with_values
 from feddf.data import cifar
 from feddf.data.datasets import cifar10
@@ -21,18 +22,18 @@ from feddf.experiments.variants import variant
 from feddf.fusion.distill import distill
 from feddf.fusion.early_stopping import Snapshots
 from feddf.fusion.ensemble import Remembered
-from feddf.fusion.fedma import fedma, layers_of, matched_average
+from feddf.fusion.fedma import layers_of, matched_average
 from feddf.fusion.select import Dropped, drop_worst, released_rule
-from feddf.local import local_update
 from feddf.models.mlp import MLP
 from feddf.models.vgg import VGG, vgg9_released
 from feddf.report.read import Run
 from feddf.report.tables import compared
 from feddf.reproduce.artefacts import table1
 from feddf.runs.build import build, build_task
+from feddf.runs.methods import fedma
 from feddf.runtime.execution import Execution
 from feddf.states import initial
-from feddf.types import Client, Fused, Job, Prototype, Resources, ServerState, Update
+from feddf.types import Client, Fused, Job, Method, Prototype, Resources, ServerState, Training, Update
 
 
 def test_the_released_rule_leaves_the_best_out_of_mean_and_deviation() -> None:
@@ -53,9 +54,11 @@ def test_a_client_below_the_released_floor_is_averaged_but_does_not_teach(tiny: 
 
     updates = [Update(f"c{k}", "mlp", 1, tiny.server.models["mlp"], 20) for k in range(3)]
     rule = lambda accuracies, n_classes, n_examples: Dropped(frozenset({"c0"}), frozenset({"c1"}))  # noqa: E731
-    fused = drop_worst(rule, inner, tiny.resources, in_process)(tiny.server, updates, 0)
+    measure = lambda given: {update.client_id: 0.1 * number for number, update in enumerate(given, 1)}  # noqa: E731
+    fused = drop_worst(rule, measure, tiny.resources.labelled, inner)(tiny.server, updates, 0)
     assert seen == [[("c1", False), ("c2", True)]]
-    assert list(fused.notes["dropped_worst"]["teachers"]) == ["c1"]
+    assert fused.notes["dropped_worst"]["teachers"] == {"c1": 0.2}
+    assert fused.notes["dropped_worst"]["clients"] == {"c0": 0.1}
 
 
 def test_classes_without_names_are_chosen_and_avoided_by_number() -> None:
@@ -106,10 +109,10 @@ def test_a_student_that_diverges_at_once_returns_its_start_all_the_same() -> Non
     config = DistillConfig(steps=4, batch=2, check=1, rate=1e30, keep_start=False, optimizer="sgd")
     student = nn.Linear(2, 2)
     before = {key: value.clone() for key, value in student.state_dict().items()}
-    answers = Remembered(torch.full((4, 2), 0.5))
+    targets = Remembered(torch.full((4, 2), 0.5))
     pool = stripes(4, 0).inputs
     flat = type(pool)(torch.randn(4, 2), lambda raw: raw * 1e20)
-    done = distill(student, answers, flat, config, score=lambda model: 0.5, seed=0)
+    done = distill(student, targets, flat, config, score=lambda model: 0.5, seed=0)
     assert all(bool(value.isfinite().all()) for value in done.state.values())
     assert done.best_step > 0 or all(torch.equal(done.state[key], before[key]) for key in before)
 
@@ -124,6 +127,12 @@ def mlp_prototypes() -> dict[str, Prototype]:
     return {"mlp": Prototype("mlp", partial(MLP, SHAPE, CLASSES, width=6))}
 
 
+def begin(method: Method, model: nn.Module, job: Job, prototype: Prototype) -> None:
+    """Let the clients' half of a method begin."""
+    (part,) = method.parts
+    part.half(model, Training(job, prototype, torch.zeros(2, dtype=torch.int64), CLASSES, "sgd", 1, 0.1))
+
+
 def test_fedma_clients_begin_from_weights_of_their_own() -> None:
     prototypes = mlp_prototypes()
     settings = load("demo", ["method=fedma", "prototypes=mlp", "local.epochs=1"])
@@ -133,14 +142,13 @@ def test_fedma_clients_begin_from_weights_of_their_own() -> None:
     for chosen in own:
         method = fedma(Resources(prototypes), chosen, in_process)
         model = prototypes["mlp"].load(sent)
-        assert method.prepare is not None
-        method.prepare(model, Job(Client("a", "mlp"), 1, sent, 7))
+        begin(method, model, Job(Client("a", "mlp"), 1, sent, 7), prototypes["mlp"])
         after.append({key: value.clone() for key, value in model.state_dict().items()})
     assert all(torch.equal(after[1][key], sent[key]) for key in sent)
     assert not any(torch.equal(after[0][key], sent[key]) for key in sent)
     second = prototypes["mlp"].load(sent)
     method = fedma(Resources(prototypes), own[0], in_process)
-    method.prepare(second, Job(Client("b", "mlp"), 2, sent, 8))  # type: ignore[misc]
+    begin(method, second, Job(Client("b", "mlp"), 2, sent, 8), prototypes["mlp"])
     assert all(torch.equal(second.state_dict()[key], sent[key]) for key in sent)
 
 
@@ -235,11 +243,11 @@ def test_the_adjusted_loss_is_the_cross_entropy_of_logits_plus_the_log_prior(tin
     sent, rate, tau = tiny.server.models["mlp"], 0.1, 1.5
     local = load("demo").local.model_copy(update={"epochs": 1, "batch": 4, "rate": rate, "logit_adjustment": tau})
     job = Job(Client("c", "mlp", indices), 1, sent, 5)
-    update = local_update(job, prototypes=tiny.prototypes, train=tiny.train, local=local)
+    reply = local_update(job, prototypes=tiny.prototypes, train=tiny.train, local=local)
     model = prototype.load(sent).train()
     prior = torch.tensor([3 + 0.004 / 3, 1 + 0.004 / 3, 0.004 / 3]) / 4
     logits: Tensor = model(tiny.train.inputs.batch(indices)) + tau * prior.log()
     nn.functional.cross_entropy(logits, tiny.train.labels[indices]).backward()
     for name, weight in model.named_parameters():
         assert weight.grad is not None
-        assert torch.allclose(update.state[name], weight.detach() - rate * weight.grad, atol=1e-6)
+        assert torch.allclose(reply.state[name], weight.detach() - rate * weight.grad, atol=1e-6)

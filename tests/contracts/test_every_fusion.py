@@ -13,15 +13,17 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 import torch
 
-from conftest import Tiny, make_tiny
+from conftest import Tiny, make_tiny, update_of
+from feddf.client import together
 from feddf.config import ConfigError, DistillConfig, FusionConfig, Settings, TeachersConfig, with_values
-from feddf.config.names import AVERAGES, DROP_RULES, METHODS, TARGETS, TEACHER_WEIGHTS
+from feddf.config.names import AVERAGES, DROP_RULES, METHODS, PARTS, TARGETS, TEACHER_WEIGHTS
 from feddf.config.sections import Section
 from feddf.engines import in_process
 from feddf.evaluate import logits
-from feddf.fusion.compose import method_of
-from feddf.fusion.feddf import Student
+from feddf.fusion.class_counts import CLASS_COUNTS
+from feddf.fusion.students import Student
 from feddf.rounds import run_round
+from feddf.runs.methods import fitted, method_of
 from feddf.runs.store import pack, unpack
 from feddf.states import copy, digest, is_statistic
 from feddf.types import Engine, Failure, Fused, Fusion, Job, Method, Refusal, ServerState, State, Update
@@ -48,6 +50,7 @@ FUSING: list[tuple[str, Any]] = [
     *(("fusion.average", name) for name in AVERAGES if name != FusionConfig().average),
     *(("fusion.drop_worst", name) for name in (*DROP_RULES, f"{__name__}:nobody")),
     ("fusion.momentum", 0.3),
+    *(("fusion.parts", (name,)) for name in PARTS),
 ]
 TEACHING: list[tuple[str, Any]] = [
     *choices("teachers", TeachersConfig),
@@ -92,6 +95,7 @@ def changes(request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_every_name_is_tried() -> None:
     tried = {(key, value) for changes in VARIANTS.values() for key, value in changes.items()}
     defaults = {("fusion.average", "examples"), ("teachers.average", "logits"), ("teachers.weights", "uniform")}
+    assert {("fusion.parts", (name,)) for name in PARTS} <= tried
     for names in (METHODS, AVERAGES, DROP_RULES, TARGETS, TEACHER_WEIGHTS):
         assert {(names.key, name) for name in names} <= tried | defaults
     assert {("teachers.ask", "each-batch"), ("distill.start", "best"), ("fusion.batchnorm", "local")} <= tried
@@ -110,11 +114,12 @@ def tiny(changes: dict[str, Any]) -> Tiny:
         except ValueError:
             continue
     assert method is not None, "the method works with neither kind of models"
-    prototypes = {name: replace(prototype, fit=method.fit) for name, prototype in tiny.prototypes.items()}
+    prototypes = dict(fitted(tiny.resources, method).prototypes)
     return replace(
         tiny,
         prototypes=prototypes,
-        local=partial(tiny.local, prototypes=prototypes, prepare=method.prepare, disclose=settings.discloses),
+        local=partial(tiny.local, prototypes=prototypes, half=together([part.half for part in method.parts])),
+        parts=method.parts,
         federation=replace(tiny.federation, rounds_per_cohort=method.rounds_per_cohort),
         resources=replace(tiny.resources, prototypes=prototypes),
         settings=settings,
@@ -132,7 +137,7 @@ def fusion(tiny: Tiny, engine: Engine) -> Fusion:
 
 @pytest.fixture
 def updates(tiny: Tiny) -> list[Update]:
-    return [tiny.local(Job(c, 1, tiny.server.models[c.prototype], 7)) for c in tiny.federation.clients]
+    return [update_of(tiny.local(Job(c, 1, tiny.server.models[c.prototype], 7))) for c in tiny.federation.clients]
 
 
 def averages_only(settings: Settings) -> bool:
@@ -186,7 +191,11 @@ def test_the_same_inputs_and_seed_give_the_same_bytes(fuse: Fusion, tiny: Tiny, 
 
 def test_the_order_of_the_names_in_a_state_does_not_matter(fuse: Fusion, tiny: Tiny, updates: list[Update]) -> None:
     """Some engines, spools and checkpoints sort them."""
-    told = [replace(update, class_counts=(update.n_examples - i, i, 0)) for i, update in enumerate(updates, 1)]
+    counts = [torch.tensor([update.n_examples - i, i, 0]) for i, update in enumerate(updates, 1)]
+    told = [
+        replace(one, payload={**one.payload, CLASS_COUNTS: {"counts": n}})
+        for one, n in zip(updates, counts, strict=True)
+    ]
     turned = [replace(update, state=dict(sorted(update.state.items()))) for update in told]
     models = {name: dict(sorted(state.items())) for name, state in tiny.server.models.items()}
     assert [list(update.state) for update in told] != [list(update.state) for update in turned]
@@ -260,7 +269,7 @@ def test_one_client_alone_is_its_own_average_or_teacher(tiny: Tiny, updates: lis
     everything = torch.arange(len(tiny.pool))
     expected = logits(tiny.prototypes["mlp"].load(alone.state), tiny.pool) / tiny.settings.distill.temperature
     for student in engine.students:
-        answers = student.answers(everything, tiny.pool.batch(everything))
+        answers = student.targets(everything, tiny.pool.batch(everything))
         torch.testing.assert_close(answers, expected.softmax(dim=1), atol=1e-5, rtol=1e-4)
 
 
@@ -286,7 +295,9 @@ class Backwards:
 def test_the_order_of_arrival_does_not_matter(tiny: Tiny) -> None:
     def end(engine: Any) -> str:
         fuse = fusion(tiny, engine)
-        return whole(run_round(tiny.server, tiny.federation, engine=engine, train=tiny.local, fuse=fuse).server)
+        return whole(
+            run_round(tiny.server, tiny.federation, engine=engine, train=tiny.local, fuse=fuse, parts=tiny.parts).server
+        )
 
     assert end(in_process) == end(Backwards())
 
@@ -295,7 +306,9 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(fuse: Fusion, tiny: Tiny) ->
     """Between two rounds the state goes through a checkpoint's bytes, which do not keep the order of its tensors."""
 
     def after(server: ServerState) -> ServerState:
-        return run_round(server, tiny.federation, engine=in_process, train=tiny.local, fuse=fuse).server
+        return run_round(
+            server, tiny.federation, engine=in_process, train=tiny.local, fuse=fuse, parts=tiny.parts
+        ).server
 
     first = after(tiny.server)
     kept = unpack(pack(first))

@@ -11,27 +11,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conftest import Tiny, make_tiny
+from conftest import Tiny, make_tiny, update_of
 from contracts import test_every_fusion as fusions
 from contracts import test_every_model as models
 from contracts import test_every_source as sources
+from feddf.client import _train, together
 from feddf.config import DistillConfig, LocalConfig, parse, with_values
 from feddf.config.keys import nested
 from feddf.data.augment import flip_crop
 from feddf.engines import in_process
-from feddf.fusion.compose import method_of
 from feddf.fusion.distill import distill
 from feddf.fusion.early_stopping import Snapshots
 from feddf.fusion.ensemble import Remembered
 from feddf.generator import load_generator, sample_images, train_generator
-from feddf.local import _train
 from feddf.rounds import run_round
 from feddf.runs.build import build
+from feddf.runs.methods import fitted, method_of
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
 from feddf.runtime.execution import Execution
 from feddf.states import digest, initial
-from feddf.types import Examples, Inputs, Job, Prototype, Update
+from feddf.types import Examples, Inputs, Job, Prototype, Steps
 from pretend_device import NAME, pretend_device
 from runs import test_knobs as knobs
 
@@ -47,18 +47,14 @@ def federation(changes: dict[str, Any], device: str) -> Tiny:
             method = method_of(tiny.resources, settings, in_process)
         except ValueError:
             continue
-        prototypes = {name: replace(one, fit=method.fit) for name, one in tiny.prototypes.items()}
-        local = partial(
-            tiny.local,
-            prototypes=prototypes,
-            prepare=method.prepare,
-            disclose=settings.discloses,
-            execution=Execution(device=device),
-        )
+        prototypes = dict(fitted(tiny.resources, method).prototypes)
+        half = together([part.half for part in method.parts])
+        local = partial(tiny.local, prototypes=prototypes, half=half, execution=Execution(device=device))
         return replace(
             tiny,
             prototypes=prototypes,
             local=local,
+            parts=method.parts,
             resources=replace(tiny.resources, prototypes=prototypes),
             settings=settings,
         )
@@ -70,10 +66,13 @@ def test_a_round_there_ends_with_the_bytes_of_the_cpu(variant: str) -> None:
     def end(device: str) -> str:
         tiny = federation(fusions.VARIANTS[variant], device)
         fuse = method_of(tiny.resources, tiny.settings, in_process).fuse
-        closed = run_round(tiny.server, tiny.federation, engine=in_process, train=tiny.local, fuse=fuse)
+        closed = run_round(
+            tiny.server, tiny.federation, engine=in_process, train=tiny.local, fuse=fuse, parts=tiny.parts
+        )
         assert not closed.failures
         for update in closed.updates:
-            assert all(type(tensor) is Tensor for tensor in dict(update.state).values())
+            sent = [update.state, *update.payload.values()]
+            assert all(type(tensor) is Tensor for state in sent for tensor in dict(state).values())
         return fusions.whole(closed.server)
 
     with pretend_device() as transfers:
@@ -90,7 +89,7 @@ def test_unfit_updates_are_refused_there_too(variant: str) -> None:
     with pretend_device():
         tiny = federation(fusions.VARIANTS[variant], NAME)
         clients = tiny.federation.clients
-        updates: list[Update] = [tiny.local(Job(c, 1, tiny.server.models[c.prototype], 7)) for c in clients]
+        updates = [update_of(tiny.local(Job(c, 1, tiny.server.models[c.prototype], 7))) for c in clients]
         fusions.test_unfit_updates_are_refused_and_never_fused(tiny, updates)
 
 
@@ -111,7 +110,7 @@ IMAGES = Examples(
 
 def one_step(model: nn.Module, device: torch.device) -> list[Tensor]:
     local = LocalConfig(epochs=1, batch=4, rate=0.01)
-    return _train(model.train(), torch.arange(4), IMAGES, 5, local, None, Execution(), device)
+    return _train(model.train(), torch.arange(4), IMAGES, 5, local, Steps(), None, Execution(), device)
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
@@ -210,6 +209,7 @@ WHOLE: dict[str, dict[str, Any]] = {
         "distill.stop": "validation",
     },
     "asked again": {"teachers.ask": "each-batch", "pool.augment": True, "local.binary": "error-feedback"},
+    "with states": {"fusion.method": "feddf-plus", "fusion.parts": ["scaffold"], "rounds": 2},
 }
 
 
@@ -217,7 +217,7 @@ WHOLE: dict[str, dict[str, Any]] = {
 def test_a_whole_run_there_ends_with_the_bytes_and_the_records_of_the_cpu(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    short = {**changes, "rounds": 1, "distill.steps": 4, "run.log_clients": True}
+    short = {"rounds": 1, **changes, "distill.steps": 4, "run.log_clients": True}
     with pretend_device():
         there = run(tmp_path, NAME, short)
     assert there == run(tmp_path, "cpu", short)

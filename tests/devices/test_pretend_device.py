@@ -12,18 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conftest import CLASSES, SHAPE, stripes
-from feddf import batches, local
+from feddf import batches, client
+from feddf.client import local_update
 from feddf.config import DistillConfig, LocalConfig
 from feddf.data.augment import flip_crop
-from feddf.evaluate import Model, accuracy, logits, unread_accuracy
+from feddf.evaluate import Network, Teacher, accuracy, logits, unread_accuracy
+from feddf.fusion import class_counts, scaffold
 from feddf.fusion.distill import distill
-from feddf.fusion.ensemble import AskedAgain, Remembered, avg_logits
-from feddf.local import local_update
+from feddf.fusion.ensemble import AskedAgain, Ensemble, Remembered, avg_logits
+from feddf.models.binary import error_feedback, straight_through
 from feddf.models.cnn import CNN
 from feddf.runtime.device import choose, described, device_of
 from feddf.runtime.execution import Execution
 from feddf.states import digest, initial
-from feddf.types import Client, Job, Prototype, Refusal
+from feddf.types import Client, Job, Prototype, Refusal, Reply
 from pretend_device import NAME, PretendTensor, counted, pretend_device
 
 THERE = Execution(device=NAME)
@@ -71,14 +73,23 @@ def test_feddf_finds_it_by_its_name() -> None:
 # Local training
 
 
+ADJUSTED = LocalConfig(epochs=2, batch=16, rate=0.05, logit_adjustment=1.0)
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "augmented": {"augment": flip_crop},
     "proximal": {"local": LocalConfig(epochs=2, batch=16, rate=0.05, proximal=0.5)},
-    "adjusted loss": {"local": LocalConfig(epochs=2, batch=16, rate=0.05, logit_adjustment=1.0)},
+    "adjusted loss": {"local": ADJUSTED},
     "Adam": {"local": LocalConfig(epochs=2, batch=16, rate=0.001, optimizer="adam", decay="cosine")},
-    "disclosed": {"disclose": True},
+    "disclosed": {"half": class_counts.tell},
+    "control variates": {"half": scaffold.follow},
+    "straight-through": {"half": straight_through},
+    "error feedback": {"half": error_feedback},
+    "several": {"half": client.together([straight_through, class_counts.tell]), "local": ADJUSTED},
 }
+
+
+def told(reply: Reply) -> dict[str, str]:
+    return {"payload": digest(reply.payload), "kept": digest(reply.kept)}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -87,9 +98,12 @@ def test_a_client_trains_there_as_on_the_cpu(case: str, free: int) -> None:
     here = trained(Execution(), **CASES[case])
     with pretend_device(free):
         there = trained(THERE, **CASES[case])
-    assert all(type(tensor) is Tensor for tensor in there.state.values())
+    sent = [there.state, *there.payload.values(), *there.kept.values()]
+    assert all(type(tensor) is Tensor and tensor.device.type == "cpu" for state in sent for tensor in state.values())
     assert digest({"m": there.state}) == digest({"m": here.state})
-    assert (there.metrics, there.class_counts) == (here.metrics, here.class_counts)
+    assert (there.metrics, told(there)) == (here.metrics, told(here))
+    if case == "disclosed":
+        assert there.payload["class counts"]["counts"].tolist() == [16, 16, 16]
 
 
 def test_the_steps_of_a_client_wait_for_nothing() -> None:
@@ -114,7 +128,7 @@ def test_a_planted_read_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
             assert loss.detach().item() >= 0
             return loss
 
-    monkeypatch.setattr(local, "F", Planted)
+    monkeypatch.setattr(client, "F", Planted)
     one, three = (counted(partial(trained, THERE, epochs)) for epochs in (1, 3))
     assert three.to_host - one.to_host == 2 * 48 // 16
 
@@ -172,11 +186,12 @@ def test_each_step_of_a_student_sends_the_indices_of_its_batch() -> None:
 
 
 def teachers(broken: bool = False) -> AskedAgain:
-    models = [Model(f"t{seed}", "cnn", dict(initial(PROTOTYPE, seed))) for seed in (1, 2)]
+    states = [dict(initial(PROTOTYPE, seed)) for seed in (1, 2)]
     if broken:
-        models[1].state["classifier.bias"][0] = -torch.inf  # type: ignore[index]
-    weights = {"t1": torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), "t2": 2.0}
-    return AskedAgain(models, weights, avg_logits, 1.0, {"cnn": PROTOTYPE}, {})
+        states[1]["classifier.bias"][0] = -torch.inf
+    weights = (torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), 2.0)
+    asked = (Teacher(f"t{n}", Network(PROTOTYPE, states[n - 1]), weights[n - 1]) for n in (1, 2))
+    return AskedAgain(Ensemble(tuple(asked), avg_logits))
 
 
 def test_teachers_asked_on_each_batch_answer_there_without_being_waited_for() -> None:

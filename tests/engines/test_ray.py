@@ -21,11 +21,11 @@ from engines.ray_settings import CPUS, handler_must_stay
 from feddf.config import parse
 from feddf.config.keys import nested
 from feddf.engines import RayError, RayWorkers, in_process
-from feddf.fusion.average import fedavg
 from feddf.rounds import run_round
 from feddf.runs.build import build
+from feddf.runs.methods import fedavg
 from feddf.runs.run import run_experiment
-from feddf.runs.store import RunFolder
+from feddf.runs.store import RunFolder, pack
 from feddf.states import digest
 from feddf.types import Failure
 
@@ -75,15 +75,18 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_configuration_ends_with_the_same_bytes_on_every_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes", [{}, {"fusion.parts": ["scaffold", "class-counts"]}], ids=["plain", "with payloads"]
+)
+def test_a_configuration_ends_with_the_same_bytes_on_every_engine(tmp_path: Path, changes: dict[str, Any]) -> None:
     found = set()
     for name in ("in-process", "processes", "ray"):
-        parts = build(parse(nested(CONFIG, {"run.engine": name})))
+        parts = build(parse(nested(CONFIG, {"run.engine": name, **changes})))
         folder = RunFolder.create(tmp_path / name, parts.experiment)
         list(run_experiment(parts, folder))
         server, _ = folder.latest()
         assert server is not None
-        found.add(digest(server.models))
+        found.add(pack(server))
     assert len(found) == 1
 
 

@@ -5,8 +5,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from feddf.engines import in_process
-from feddf.engines.wrappers import Profile, retrying, watched
+from feddf.engines.wrappers import LaterEngine, Profile, retrying, watched
 from feddf.types import Failure
 
 
@@ -65,3 +67,13 @@ def test_a_profiled_function_stays_the_same_for_workers_that_have_seen_it() -> N
     for _ in range(2):
         assert list(profiled(shout, [Work("a")])) == ["A"]
     assert seen[0] is seen[1]
+
+
+def test_nothing_runs_in_an_engine_that_is_not_open_and_then_where_it_was_opened_last() -> None:
+    later = LaterEngine()
+    with pytest.raises(AssertionError, match="once its engines are open"):
+        later(shout, [Work("a")])
+    later.become(in_process)
+    assert list(later(shout, [Work("a"), Work("bad")])) == ["A", Failure("bad", "ValueError: no")]
+    later.become(lambda function, jobs: iter([Failure(job.id, "closed") for job in jobs]))
+    assert list(later(shout, [Work("a")])) == [Failure("a", "closed")]

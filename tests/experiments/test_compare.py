@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from feddf.config import ConfigError, Experiment, parse, with_values
 from feddf.config.keys import flat, keys_of
 from feddf.config.method_names import PARTS, SHORT
+from feddf.config.names import PARTS as NAMED
 from feddf.experiments.variants import grid, variant
 from feddf.report.read import method_name
+from feddf.runs.methods import part_names
 
 BASE = parse({"data": {"name": "toy"}, "pool": {"sources": ["plane"]}, "prototypes": ["mlp"], "clients": {"number": 4}})
 
@@ -60,7 +64,9 @@ def test_what_is_not_known_is_listed(method: str, right: str) -> None:
         variant(BASE, method)
 
 
-@pytest.mark.parametrize("method", [*SHORT, "feddf+prox+swag", "feddf-plus+robust", "mine:method+prox"])
+@pytest.mark.parametrize(
+    "method", [*SHORT, "feddf+prox+swag", "feddf-plus+robust", "mine:method+prox", "fedavg+scaffold"]
+)
 def test_a_name_with_parts_is_a_method_of_every_configuration(method: str) -> None:
     """In a file, on the command line and in Python; what is kept is spelled out."""
     values = {**BASE.model_dump(), "fusion": {"method": method}}
@@ -71,10 +77,36 @@ def test_a_name_with_parts_is_a_method_of_every_configuration(method: str) -> No
 
 def test_feddf_plus_adjusts_the_loss_and_weighs_by_class_counts() -> None:
     plus, private = variant(BASE, "feddf-plus"), variant(BASE, "feddf-plus-private")
-    assert (plus.teachers.weights, plus.teachers.average, plus.discloses) == ("class-counts", "probabilities", True)
-    assert (private.teachers.weights, private.teachers.average, private.discloses) == ("uniform", "logits", False)
+    assert (plus.teachers.weights, plus.teachers.average) == ("class-counts", "probabilities")
+    assert (private.teachers.weights, private.teachers.average) == ("uniform", "logits")
+    assert (part_names(plus), part_names(private)) == (["class-counts"], [])
     assert (plus.fusion.average, private.fusion.average) == ("class-counts", "examples")
     assert plus.local.logit_adjustment == private.local.logit_adjustment == 1.0
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "names"),
+    [
+        ("fedavg", {"teachers.weights": "class-counts"}, []),  # it has no teachers: its clients tell nothing
+        ("fedavg", {"fusion.average": "class-counts"}, ["class-counts"]),
+        ("feddf", {"teachers.weights": "class-counts"}, ["class-counts"]),
+        ("mine:method", {"teachers.weights": "class-counts"}, ["class-counts"]),
+        ("feddf", {"teachers.weights": "examples"}, []),
+        ("feddf-plus+scaffold", {}, ["class-counts", "scaffold"]),
+        ("feddf-plus", {"fusion.parts": ("mine:part", "class-counts")}, ["class-counts", "mine:part"]),  # each once
+    ],
+)
+def test_clients_tell_only_what_something_is_made_of(method: str, changes: dict[str, Any], names: list[str]) -> None:
+    assert part_names(with_values(variant(BASE, method), changes)) == names
+
+
+@pytest.mark.parametrize("part", [name for name in NAMED if name not in PARTS])
+def test_a_part_with_two_halves_is_added_like_the_others(part: str) -> None:
+    added = variant(BASE, f"fedavg+prox+{part}")
+    assert added == with_values(variant(BASE, "fedprox"), {"fusion.parts": (part,)})
+    assert method_name(flat(added.model_dump())) != "fedprox"
+    both = grid(BASE, ["fedprox", f"fedprox+{part}"], [0])
+    assert [one.experiment.fusion.parts for one in both] == [(), (part,)]
 
 
 def test_a_grid_is_every_method_with_every_seed() -> None:

@@ -7,7 +7,8 @@ import re
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from hypothesis.extra import numpy as arrays_of
 from feddf.flower.inbox import Inbox
 from feddf.flower.roster import Roster
 from feddf.flower.sites import exchange
-from feddf.flower.wire import from_arrays, job_message, to_arrays, update_from
-from feddf.types import Client, Failure, Job, Update
+from feddf.flower.wire import from_arrays, from_payload, job_message, to_arrays, update_from
+from feddf.fusion.class_counts import class_counts
+from feddf.rounds import collect
+from feddf.types import Client, Failure, Job, Part, Reply, Resources, TensorForm, Update
 from flower.local_grid import LocalGrid, Node
 
 STATE = {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(4)}
@@ -131,10 +134,138 @@ def test_replies_without_their_parts_are_refused(change: Callable[[RecordDict], 
 
 
 def test_metrics_are_numbers_and_class_counts_are_apart() -> None:
-    outcome = update_from(reply(loss=0.5, history=[0.1], **{"class-counts": [2, 3]}), JOB)
-    assert isinstance(outcome, Update)
-    assert (outcome.n_examples, dict(outcome.metrics), outcome.class_counts) == (5, {"loss": 0.5}, (2, 3))
+    outcome = update_from(telling(loss=0.5, history=[0.1]), JOB, COUNTED)
+    assert isinstance(outcome, Reply)
+    assert (outcome.n_examples, dict(outcome.metrics)) == (5, {"loss": 0.5})
+    assert counts_in(outcome) == [2, 3]
     assert (outcome.round, outcome.prototype) == (3, "net")
+
+
+# Beside the weights
+
+
+COUNTED = (class_counts(Resources({}, n_classes=2)),)
+COUNTS = "class counts/counts"
+
+
+def telling(counts: Any = (2, 3), name: str = COUNTS, **metrics: Any) -> Message:
+    """A reply with class counts: numbers, or an array as it is."""
+    message = reply(**metrics)
+    array = counts if isinstance(counts, Array) else Array(np.array(counts))
+    message.content["payload"] = ArrayRecord({name: array})
+    return message
+
+
+def counts_in(outcome: Reply | Update) -> list[int]:
+    assert outcome.payload.keys() == {"class counts"}
+    assert outcome.payload["class counts"].keys() == {"counts"}
+    counts = outcome.payload["class counts"]["counts"]
+    assert counts.dtype == torch.int64
+    return counts.tolist()
+
+
+def at_the_gate(message: Message, parts: Sequence[Part] = COUNTED) -> Update | str:
+    """What becomes of a reply on its whole way to a round: an update, or the reason why there is none."""
+    outcome = update_from(message, JOB, parts)
+    updates, failures = collect(lambda function, jobs: iter([outcome]), lambda job: None, [JOB], parts=parts)  # type: ignore[arg-type, return-value]
+    if updates:
+        return updates[0]
+    (failure,) = failures
+    assert failure.client_id == "site"
+    return failure.reason
+
+
+def test_class_counts_come_through_the_gate() -> None:
+    update = at_the_gate(telling())
+    assert isinstance(update, Update)
+    assert counts_in(update) == [2, 3]
+
+
+PAYLOADS: dict[str, tuple[Callable[[], Message], str]] = {
+    "another name": (lambda: telling(name="gradients/w"), "'gradients/w', which nobody asked for"),
+    "another tensor": (lambda: telling(name="class counts/more"), "'class counts/more', which nobody asked for"),
+    "no name": (lambda: telling(name=""), "'', which nobody asked for"),
+    "a name that harms": (lambda: telling(name="\x1b[2J" + 999 * "x"), r"'\?\[2Jx{56}', which nobody"),
+    "too many": (lambda: telling((2, 2, 1)), r"int64 \(3,\), and .*int64 \(2,\)"),
+    "too few": (lambda: telling((5,)), r"int64 \(1,\), and"),
+    "a matrix": (lambda: telling(((2, 3),)), r"int64 \(1, 2\), and"),
+    "one number": (lambda: telling(5), r"int64 \(\), and"),
+    "floats": (lambda: telling((2.0, 3.0)), "float64"),
+    "another width": (lambda: telling(Array(np.array([2, 3], np.int32))), "int32"),
+    "other bytes": (lambda: telling(Array(np.array([2, 3], ">i8"))), ">i8"),
+    "objects": (lambda: telling(raw(saved(np.array([{}, {}]), allow_pickle=True))), "object"),
+    "a pickle": (lambda: telling(raw(saved(np.array([2, 3])), "torch.pickle")), "serialised as"),
+    "an archive": (lambda: telling(raw(archive())), "magic"),
+    "nothing": (lambda: telling(raw(b"")), "magic"),
+    "a lie about its size": (lambda: telling(raw(lying_header())), "1099511627776"),
+    "cut off": (lambda: telling(raw(saved(np.array([2, 3]))[:-4])), "buffer is smaller"),
+    "below zero": (lambda: telling((-1, 6)), r"values from -1 to 6, not 0 to 1e\+09"),
+    "huge": (lambda: telling((2**62, 3)), r"values from 3 to 4.61e\+18, not 0 to 1e\+09"),
+    "an overflow that adds up": (lambda: telling((2**63 - 1, -(2**63) + 6)), "not 0 to 1e"),
+    "another sum": (lambda: telling((2, 2)), "do not add up to its n_k = 5"),
+    "none": (lambda: reply(), "its payload is .*asked for class counts"),
+}
+
+
+@pytest.mark.parametrize("case", PAYLOADS)
+def test_what_comes_beside_the_weights_is_what_was_asked_for(case: str) -> None:
+    message, said = PAYLOADS[case]
+    reason = at_the_gate(message())
+    assert isinstance(reason, str)
+    assert re.search(said, reason), reason
+    assert reason.isprintable()
+    assert len(reason) <= 300
+
+
+def test_a_part_of_a_payload_is_not_enough() -> None:
+    two = TensorForm((2,), torch.int64, 0, 9)
+    asked = (Part(form=lambda job: {"pair": {"a": two, "b": two}}), *COUNTED)
+    message = telling()
+    assert "payload is" in str(at_the_gate(message, asked))
+    message.content["payload"]["pair/a"] = Array(np.array([1, 2]))
+    assert "'pair' does not have the tensors a, b" in str(at_the_gate(message, asked))
+    message.content["payload"]["pair/b"] = Array(np.array([3, 4]))
+    update = at_the_gate(message, asked)
+    assert isinstance(update, Update)
+    assert update.payload["pair"]["b"].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("name", [COUNTS, "", "w", "payload", "/"])
+def test_a_payload_that_nobody_asked_for_is_refused(name: str) -> None:
+    assert "which nobody asked for" in str(at_the_gate(telling(name=name), parts=()))
+
+
+def test_a_second_record_of_weights_is_no_payload() -> None:
+    message = telling()
+    message.content["payload-2"] = to_arrays(STATE)
+    assert "2 of the one array record" in str(at_the_gate(message))
+
+
+def test_where_the_server_does_not_know_the_classes_the_client_does_and_its_bytes_are_counted() -> None:
+    open_ended = (class_counts(Resources({})),)
+    update = at_the_gate(telling((1, 1, 1, 2)), open_ended)
+    assert isinstance(update, Update)
+    assert counts_in(update) == [1, 1, 1, 2]
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": (2**40,)})
+    assert "buffer is smaller" in str(at_the_gate(telling(raw(header.getvalue() + bytes(64))), open_ended))
+    assert "float64" in str(at_the_gate(telling((2.0, 3.0)), open_ended))
+    assert "(1, 2), and" in str(at_the_gate(telling(((2, 3),)), open_ended))
+
+
+def test_a_payload_arrives_as_it_was_sent_in_either_direction() -> None:
+    payload = {"control": {"a/b": torch.randn(2, 3), "n": torch.tensor(3)}, "class counts": {"counts": torch.arange(4)}}
+    job = replace(JOB, payload=payload, counted=2)
+    LocalGrid({})
+    message = job_message(job, 1, {}, kind="train", ttl=60.0)
+    arrived = from_payload(message.content.array_records)
+    assert {name: sorted(state) for name, state in arrived.items()} == {name: sorted(s) for name, s in payload.items()}
+    for name, state in payload.items():
+        for key, tensor in state.items():
+            assert arrived[name][key].dtype == tensor.dtype
+            assert torch.equal(arrived[name][key], tensor)
+    assert message.content["config"]["counted"] == 2
+    assert "payload" not in job_message(JOB, 1, {}, kind="train", ttl=60.0).content
 
 
 def saying(client: Any, prototype: Any) -> ClientApp:
@@ -191,7 +322,7 @@ def test_a_reply_that_never_arrives_whole_holds_up_no_other_client() -> None:
 
     outcomes = exchanged(Stuck({number: Node(echo_app(), {}) for number in range(1, 6)}))
     never.set()
-    assert sorted(outcome.client_id for outcome in outcomes if isinstance(outcome, Update)) == ["c1", "c2", "c4", "c5"]
+    assert sorted(outcome.client_id for outcome in outcomes if isinstance(outcome, Reply)) == ["c1", "c2", "c4", "c5"]
     assert [outcome for outcome in outcomes if isinstance(outcome, Failure)] == [Failure("c3", "no answer within 1 s")]
 
 
@@ -233,7 +364,7 @@ def test_many_who_stall_cost_the_deadline_and_no_more() -> None:
     outcomes = exchanged(Stuck({number: Node(echo_app(), {}) for number in range(1, 46)}), deadline=2.0)
     never.set()
     assert time.monotonic() - began < 10
-    assert sorted(one.client_id for one in outcomes if isinstance(one, Update)) == ["c1", "c2", "c3", "c4", "c5"]
+    assert sorted(one.client_id for one in outcomes if isinstance(one, Reply)) == ["c1", "c2", "c3", "c4", "c5"]
     assert len([one for one in outcomes if isinstance(one, Failure)]) == 40
 
 
@@ -262,7 +393,7 @@ def test_an_answer_to_somebody_elses_message_is_refused() -> None:
 
     grid.nodes[1].behave = grid.nodes[2].behave = as_if_for_the_first
     outcomes = {one.client_id: one for one in exchanged(grid)}
-    assert isinstance(outcomes["c1"], Update)
+    assert isinstance(outcomes["c1"], Reply)
     assert "answers another message" in outcomes["c2"].reason
 
 
@@ -307,7 +438,7 @@ def test_what_a_client_says_harms_no_terminal() -> None:
 
 def test_metrics_that_cannot_be_logged_are_left_out_and_the_weights_are_not() -> None:
     outcome = update_from(reply(**{"train/loss": 0.5, "loss": 0.25}), JOB)
-    assert isinstance(outcome, Update)
+    assert isinstance(outcome, Reply)
     assert dict(outcome.metrics) == {"loss": 0.25}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
+from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
 
@@ -26,6 +28,7 @@ from feddf.runs.build import build
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder, StoreError
 from feddf.states import digest
+from feddf.types import Part, Resources, Sent, Steps, TensorForm, Training
 from flower.local_grid import LocalGrid, Node, died
 
 TWO = [{"model": "mlp", "name": "narrow", "width": 8}, {"model": "mlp", "name": "wide", "width": 12}]
@@ -49,8 +52,8 @@ def settings(clients: int, changes: dict[str, Any] | None = None) -> FlowerSetti
     return parse(nested({"clients": {"number": clients}}, changes or {}), FlowerSettings)
 
 
-def grid_of(planned: Experiment) -> LocalGrid:
-    app, number = client_app_of(planned), planned.clients.number
+def grid_of(planned: Experiment, states: Path | None = None) -> LocalGrid:
+    app, number = client_app_of(planned, states=states), planned.clients.number
     return LocalGrid({1000 + 7 * place: Node(app, {"partition-id": place}) for place in range(number)})
 
 
@@ -67,7 +70,8 @@ def in_process(planned: Experiment, folder: Path) -> tuple[str, list[dict[str, A
 
 
 def without_times(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if key != "seconds"}
+    """Nor the size of what clients keep, which is not the server's to know over Flower."""
+    return {key: value for key, value in record.items() if key not in ("seconds", "kept_by_clients")}
 
 
 @pytest.mark.parametrize(
@@ -75,18 +79,19 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
     [
         {},
         {"fusion.method": "feddf-plus"},
+        {"fusion.method": "fedavg+scaffold", "fusion.average": "class-counts"},
         {"fusion.method": "fedavg", "fusion.momentum": 0.3, "fusion.drop_worst": "paper"},
         {"fusion.method": "fedavg", "local.proximal": 0.1, "prototypes": ["mlp"], "local.optimizer": "adam"},
         {"distill.stop": "held-out-loss", "data.validation": 0.0, "clients.fraction": 1.0},
         {"run.log_ensemble": False},
     ],
-    ids=lambda changes: "-".join(changes) or "plain",
+    ids=lambda changes: "-".join([*changes, changes.get("fusion.method", "plain")]),
 )
 def test_same_bytes_and_records_as_in_process(tmp_path: Path, changes: dict[str, Any]) -> None:
     planned = experiment(changes)
     expected = in_process(planned, tmp_path / "here")
     over = strategy(planned, tmp_path / "flower")
-    result = over.start(grid_of(planned))
+    result = over.start(grid_of(planned, tmp_path / "states"))
     records = [without_times(record) for record in RunFolder.open(tmp_path / "flower").records()]
     assert (digest(over.models), records) == expected
     assert digest({"all": result.arrays.to_torch_state_dict()}) == digest(
@@ -94,8 +99,9 @@ def test_same_bytes_and_records_as_in_process(tmp_path: Path, changes: dict[str,
     )
 
 
-def test_a_killed_server_goes_on_at_its_round_and_trains_nobody_twice(tmp_path: Path) -> None:
-    planned = experiment({"rounds": 4})
+@pytest.mark.parametrize("changes", [{}, {"fusion.method": "fedavg+scaffold"}], ids=["plain", "with states"])
+def test_a_killed_server_goes_on_at_its_round_and_trains_nobody_twice(tmp_path: Path, changes: dict[str, Any]) -> None:
+    planned = experiment({"rounds": 4, **changes})
     expected = in_process(planned, tmp_path / "here")
 
     class Killed(BaseException):
@@ -106,7 +112,7 @@ def test_a_killed_server_goes_on_at_its_round_and_trains_nobody_twice(tmp_path: 
             raise Killed
         return reply
 
-    grid = grid_of(planned)
+    grid = grid_of(planned, tmp_path / "states")
     second = [client.id for client in sample(build(planned).federation, 2)]
     victim = grid.nodes[1000 + 7 * int(second[-1].removeprefix("client-"))]
     victim.behave = die_in_mid_round
@@ -114,7 +120,7 @@ def test_a_killed_server_goes_on_at_its_round_and_trains_nobody_twice(tmp_path: 
         strategy(planned, tmp_path / "run").start(grid)
     victim.behave = None
     done = {number: node.asked.count("train") for number, node in grid.nodes.items()}
-    again = grid_of(planned)  # a new server, and nodes with ids of their own
+    again = grid_of(planned, tmp_path / "states")  # a new server, and nodes with ids of their own
     again.nodes = {number + 500: node for number, node in again.nodes.items()}
     over = strategy(planned, tmp_path / "run")
     over.start(again)
@@ -191,12 +197,20 @@ def test_too_few_to_begin_with_is_said(tmp_path: Path) -> None:
         strategy(planned, tmp_path / "run").start(grid)
 
 
-def test_flowers_own_loop_gives_the_same_models(tmp_path: Path) -> None:
+def test_flowers_own_loop_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
     planned = experiment()
-    expected, _ = in_process(planned, tmp_path / "here")
-    over = strategy(planned, tmp_path / "run")
-    Strategy.start(over, grid_of(planned), packed(over.models), num_rounds=3)
-    assert digest(over.models) == expected
+    over, grid = strategy(planned, tmp_path / "run"), grid_of(planned)
+    nothing, arrays = ConfigRecord(), packed(over.models)
+    for piece in (
+        lambda: Strategy.start(over, grid, arrays, num_rounds=3),
+        lambda: over.configure_train(1, arrays, nothing, grid),
+        lambda: over.aggregate_train(1, []),
+        lambda: over.configure_evaluate(1, arrays, nothing, grid),
+        lambda: over.aggregate_evaluate(1, []),
+    ):
+        with pytest.raises(NotImplementedError, match=r"call start\(\): FedDF runs rounds in a loop of its own"):
+            piece()
+    assert not any(node.asked for node in grid.nodes.values())
 
 
 def line(width: int) -> Callable[[], nn.Module]:
@@ -380,9 +394,93 @@ def test_a_shard_without_the_last_class_discloses_all_the_classes(tmp_path: Path
         folder=tmp_path / "run",
         poll=0.0,
     )
+    sent: list[Any] = []
+
+    def seen(message: Message, answer: Message | None) -> Message | None:
+        assert answer is not None
+        sent.append((message.content["config"]["parts"], answer.content["payload"]["class counts/counts"].numpy()))
+        return answer
+
+    grid.nodes[5].behave = seen
     over.start(grid, num_rounds=1)
     (record,) = RunFolder.open(tmp_path / "run").records()
     assert (record["clients"], record["dropped"]) == (["client-1"], [])
+    ((named, counts),) = sent
+    assert (named, counts.tolist()) == ("class-counts", [20, 0])
+
+
+# Parts of a method, at the client
+
+
+def remember(model: nn.Module, training: Training) -> Steps:
+    """Keep the numbers of all rounds that counted, and tell how many there are."""
+    before = training.job.kept.get("rounds", {"numbers": torch.zeros(0, dtype=torch.int64)})["numbers"]
+    now = torch.cat([before, torch.tensor([training.job.round])])
+    return Steps(
+        finish=lambda: Sent(payload={"rounds": {"n": torch.tensor(len(now))}}, kept={"rounds": {"numbers": now}})
+    )
+
+
+def remembering(resources: Resources) -> Part:
+    form = {"rounds": {"n": TensorForm((), torch.int64, 0, 99)}}
+    return Part(half=remember, form=lambda job: form, keeps=True)
+
+
+def kept_over(
+    tmp_path: Path, rounds: int, *, lost: str = "refuse", states: Path | None = None, **options: Any
+) -> tuple[LocalGrid, list[dict[str, Any]]]:
+    """Rounds of two clients with a part of one's own, which the server finds by its place and clients by its name."""
+    name = f"{__name__}:remembering"
+    app = client_app(
+        {"net": line(6)},
+        lambda context: some(20, 3),
+        parts=options.get("parts", {name: remembering}),
+        states=(lambda context: states / str(context.node_id)) if states else None,
+    )
+    grid = LocalGrid({number: Node(app, {"partition-id": number}) for number in (1, 2)})
+    over = FedDF(
+        {"net": line(6)},
+        settings(2, {"fusion.method": "fedavg", "fusion.parts": [name], "clients.lost_state": lost}),
+        folder=tmp_path / "run",
+        poll=0.0,
+    )
+    over.start(grid, num_rounds=rounds)
+    return grid, RunFolder.open(tmp_path / "run").records()
+
+
+def test_a_part_of_ones_own_keeps_a_state_at_the_client(tmp_path: Path) -> None:
+    kept_over(tmp_path, 3, states=tmp_path / "states")
+    for node in (1, 2):
+        files = sorted((tmp_path / "states" / str(node)).rglob("*.safetensors"))
+        assert [path.stem for path in files] == ["round-0002", "round-0003"]  # the last that counted, and the newest
+        (numbers,) = load_file(files[-1]).values()
+        assert numbers.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("lost", ["refuse", "anew"])
+def test_a_client_whose_state_is_lost_is_refused_or_begins_anew(tmp_path: Path, lost: str) -> None:
+    kept_over(tmp_path, 2, lost=lost, states=tmp_path / "states")
+    shutil.rmtree(tmp_path / "states" / "2")
+    _, records = kept_over(tmp_path, 3, lost=lost, states=tmp_path / "states")
+    if lost == "refuse":
+        assert records[-1]["clients"] == ["client-1"]
+        (dropped,) = records[-1]["dropped"]
+        assert dropped["client"] == "client-2"
+        assert "the state that it kept in round 2 is lost" in dropped["reason"]
+    else:
+        assert (records[-1]["clients"], records[-1]["lost_states"]) == (["client-1", "client-2"], ["client-2"])
+        (newest,) = (tmp_path / "states" / "2").rglob("round-0003.safetensors")
+        assert next(iter(load_file(newest).values())).tolist() == [3]
+
+
+def test_a_client_without_a_place_for_its_state_says_so(tmp_path: Path) -> None:
+    with pytest.raises(QuorumError, match="give client_app a folder for it, as states"):
+        kept_over(tmp_path, 1)
+
+
+def test_a_client_imports_nothing_that_a_server_names(tmp_path: Path) -> None:
+    with pytest.raises(QuorumError, match=r"does not know the part .*remembering'; give it to client_app as parts"):
+        kept_over(tmp_path, 1, states=tmp_path / "states", parts=None)
 
 
 def test_a_client_says_which_architecture_it_has() -> None:

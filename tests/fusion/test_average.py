@@ -11,11 +11,13 @@ import torch
 from conftest import Tiny, make_tiny
 from feddf.config import Settings, with_values
 from feddf.engines import in_process
-from feddf.fusion.average import average, averaging_rule, class_average, fedavg, uniform_average
+from feddf.fusion.average import average, class_average, uniform_average
 from feddf.fusion.batchnorm import last_statistics, recalibrated
-from feddf.fusion.defence import robust_start
+from feddf.fusion.class_counts import CLASS_COUNTS, counts_of
+from feddf.robust.defence import robust_start
+from feddf.runs.methods import averaging_rule, fedavg
 from feddf.states import digest
-from feddf.types import Rule, ServerState, State, Update
+from feddf.types import Payload, Rule, ServerState, State, Update
 
 
 def update(name: str, value: float, n_examples: int) -> Update:
@@ -34,10 +36,14 @@ def test_the_uniform_average_counts_every_trained_client_alike() -> None:
     assert uniform_average(BEFORE, THREE)["weight"].tolist() == [2.5, -2.5]
 
 
+def told(*counts: int) -> Payload:
+    return {CLASS_COUNTS: {"counts": torch.tensor(counts)}}
+
+
 def of_classes(name: str, row: list[float], counts: tuple[int, ...] | None, n: int) -> Update:
     weight = torch.tensor(row).repeat(2, 1).T
     state = {"inner": torch.tensor(row[:2]), "last.weight": weight, "last.bias": -torch.tensor(row)}
-    return Update(name, "mlp", 1, state, n, {}, counts)
+    return Update(name, "mlp", 1, state, n, {}, {} if counts is None else told(*counts))
 
 
 def test_the_last_layers_rows_are_averaged_over_those_who_have_the_class() -> None:
@@ -50,9 +56,19 @@ def test_the_last_layers_rows_are_averaged_over_those_who_have_the_class() -> No
     assert found["inner"].tolist() == average(BEFORE, [a, b])["inner"].tolist()
     silent = Update("b", "mlp", 1, b.state, 60)  # taken to have 20 of each class
     rows = [(30 * 1 + 20 * 3) / 50, (10 * 2 + 20 * 8) / 30, 9.0]
-    odd = [replace(silent, class_counts=(30, 30)), a, replace(a, client_id="c")]  # its counts are of no use
+    odd = [replace(silent, payload=told(30, 30)), a, replace(a, client_id="c")]  # its counts are of no use
     assert class_average(BEFORE, odd)["last.bias"].tolist()[0] == pytest.approx(-(20 * 3 + 30 * 1 + 30 * 1) / 80)
     assert class_average(BEFORE, [a, silent])["last.bias"].tolist() == pytest.approx([-row for row in rows])
+
+
+def test_class_counts_are_scaled_to_the_examples_that_count() -> None:
+    """An n_k that was cut takes the class counts with it, in the average as well."""
+    a, b = of_classes("a", [1.0, 2.0, 5.0], (30, 10, 0), 40), of_classes("b", [3.0, 8.0, 9.0], (10, 50, 0), 60)
+    cut = replace(b, n_examples=6)
+    assert counts_of(b, 3).tolist() == [10.0, 50.0, 0.0]
+    assert counts_of(cut, 3).tolist() == pytest.approx([1.0, 5.0, 0.0])
+    rows = [(30 * 1 + 1 * 3) / 31, (10 * 2 + 5 * 8) / 15, (40 * 5 + 6 * 9) / 46]
+    assert class_average(BEFORE, [a, cut])["last.bias"].tolist() == pytest.approx([-row for row in rows])
 
 
 def test_the_last_layer_is_found_in_any_order() -> None:

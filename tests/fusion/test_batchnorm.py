@@ -5,20 +5,21 @@ from dataclasses import replace
 
 import torch
 
-from conftest import Tiny
+from conftest import Tiny, update_of
 from feddf.engines import in_process
-from feddf.fusion.average import average, fedavg, uniform_average
+from feddf.fusion.average import average, uniform_average
 from feddf.fusion.batchnorm import last_statistics, local_statistics, recalibrated, with_statistics
 from feddf.rounds import run_round
+from feddf.runs.methods import fedavg
 from feddf.states import digest, is_statistic
-from feddf.types import Client, Fused, Job, ServerState, State, Update
+from feddf.types import Client, Fused, Job, Reply, ServerState, State, Update
 
 MEAN = "features.1.running_mean"
 
 
 def cnns(tiny: Tiny) -> list[Update]:
     clients = [client for client in tiny.federation.clients if client.prototype == "cnn"]
-    return [tiny.local(Job(client, 1, tiny.server.models["cnn"], 7)) for client in clients]
+    return [update_of(tiny.local(Job(client, 1, tiny.server.models["cnn"], 7))) for client in clients]
 
 
 def test_the_last_clients_statistics_are_kept_and_weights_averaged(tiny: Tiny) -> None:
@@ -51,7 +52,7 @@ def test_a_prototype_without_clients_is_not_recalibrated(tiny: Tiny) -> None:
 def test_local_statistics_go_back_to_their_client_with_the_new_weights(tiny: Tiny) -> None:
     sent: dict[str, Job] = {}
 
-    def train(job: Job) -> Update:
+    def train(job: Job) -> Reply:
         sent[job.id] = job
         return tiny.local(job)
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conftest import Tiny, make_tiny
+from conftest import Tiny, make_tiny, update_of
 from feddf.config import with_values
 from feddf.engines import in_process
-from feddf.fusion import defence, robust
 from feddf.fusion.average import average
-from feddf.fusion.compose import method_of
+from feddf.robust import defence
+from feddf.robust import rules as robust
+from feddf.runs.methods import method_of, robust_settings
 from feddf.states import digest
 from feddf.types import Job, ServerState, State, Update
 
@@ -26,7 +27,7 @@ def trained() -> tuple[Tiny, list[Update]]:
     for number in range(10):
         for client in members:
             states[client.prototype] = tiny.local(Job(client, number, states[client.prototype], number)).state
-    updates = [tiny.local(Job(client, 1, states[client.prototype], 7)) for client in members]
+    updates = [update_of(tiny.local(Job(client, 1, states[client.prototype], 7))) for client in members]
     return replace(tiny, server=ServerState(0, states)), updates
 
 
@@ -74,20 +75,27 @@ def test_the_parts_follow_from_what_the_server_has(
     tiny: Tiny, labelled: bool, pooled: bool, expected: tuple[str, float | None]
 ) -> None:
     settings = with_values(tiny.settings, {"fusion.method": "fedavg", "fusion.defence": "robust"})
-    found = defence.robust_settings(settings, labelled=labelled, pooled=pooled)
-    assert (found.fusion.trust, found.fusion.guard) == expected
-    assert found.teachers.average == "probabilities"
-    chosen = with_values(settings, {"teachers.average": "cronus", "fusion.guard": 0.5})
-    kept = defence.robust_settings(chosen, labelled=True, pooled=True)
-    assert (kept.teachers.average, kept.fusion.guard) == ("cronus", 0.5)  # the user's own choice stays
     resources = replace(
         tiny.resources,
         validation=tiny.resources.validation if labelled else None,
         pool=tiny.resources.pool if pooled else None,
     )
-    updates = [tiny.local(Job(one, 1, tiny.server.models[one.prototype], 7)) for one in tiny.federation.clients]
+    found = robust_settings(settings, resources)
+    assert (found.fusion.trust, found.fusion.guard) == expected
+    assert found.teachers.average == "probabilities"
+    chosen = with_values(settings, {"teachers.average": "cronus", "fusion.guard": 0.5})
+    kept = robust_settings(chosen, tiny.resources)
+    assert (kept.teachers.average, kept.fusion.guard) == ("cronus", 0.5)  # the user's own choice stays
+    jobs = [Job(one, 1, tiny.server.models[one.prototype], 7) for one in tiny.federation.clients]
+    updates = [update_of(tiny.local(job)) for job in jobs]
     fused = method_of(resources, settings, in_process).fuse(tiny.server, updates, 1)
     assert fused.server.round == 1
+
+
+def test_validation_data_without_examples_are_none(tiny: Tiny) -> None:
+    settings = with_values(tiny.settings, {"fusion.method": "fedavg", "fusion.defence": "robust"})
+    empty = replace(tiny.resources, validation=tiny.resources.labelled.take(torch.arange(0)))
+    assert robust_settings(settings, empty).fusion.trust == "expguard"
 
 
 def negated(state: State) -> State:

@@ -14,13 +14,13 @@ from hypothesis.extra.numpy import arrays
 from scipy.special import log_softmax, rel_entr, softmax
 from torch import Tensor, nn
 
-from conftest import Tiny
+from conftest import Tiny, update_of
 from feddf.config import DistillConfig
 from feddf.data.encode import plain
 from feddf.engines import in_process
-from feddf.evaluate import Evaluation, accuracy, model_of
+from feddf.evaluate import Evaluation, accuracy, teacher_of
 from feddf.fusion.distill import LOWEST, MOMENTUM, distill, held_out_score, kl_divergence
-from feddf.fusion.ensemble import AskedAgain, Remembered, avg_logits, usable
+from feddf.fusion.ensemble import AskedAgain, Ensemble, Remembered, avg_logits, usable
 from feddf.runtime.execution import Execution
 from feddf.states import digest
 from feddf.types import Inputs, Job, Vote
@@ -154,11 +154,11 @@ def test_a_pool_smaller_than_a_batch_is_used_whole() -> None:
 
 def test_teachers_asked_once_and_on_each_batch_give_the_same_gradients(tiny: Tiny) -> None:
     """For every batch of the pool, and so for every step: the largest difference in any gradient is below 1e-6."""
-    updates = [tiny.local(Job(c, 1, tiny.server.models[c.prototype], 7)) for c in tiny.federation.clients]
-    teachers = [model_of(update) for update in updates]
-    answers = usable(Evaluation(in_process, tiny.prototypes, tiny.pool)(teachers))
+    replies = [tiny.local(Job(c, 1, tiny.server.models[c.prototype], 7)) for c in tiny.federation.clients]
+    teachers = tuple(teacher_of(update_of(reply), tiny.prototypes) for reply in replies)
+    answers = usable(Evaluation(in_process, tiny.pool)(teachers))
     once = Remembered(avg_logits(Vote(answer.logits) for answer in answers))
-    again = AskedAgain(teachers, {teacher.id: 1.0 for teacher in teachers}, avg_logits, 1.0, tiny.prototypes, {})
+    again = AskedAgain(Ensemble(teachers, avg_logits))
     for name in tiny.prototypes:
         student = tiny.prototypes[name].load(tiny.server.models[name]).train()
         for chosen in torch.randperm(48, generator=torch.Generator().manual_seed(0)).split(16):

@@ -14,15 +14,16 @@ from hypothesis.extra.numpy import arrays
 from scipy.special import softmax
 from torch import Tensor
 
-from conftest import Tiny, make_tiny
+from conftest import Tiny, make_tiny, stripes, update_of
 from feddf.config import with_values
 from feddf.config.names import TARGETS
 from feddf.engines import in_process
-from feddf.evaluate import Evaluation, Model, answer, logits, model_of
+from feddf.evaluate import Evaluation, Network, Teacher, answer, logits, teacher_of
+from feddf.fusion.class_counts import CLASS_COUNTS
 from feddf.fusion.distill import kl_divergence
-from feddf.fusion.ensemble import Earlier, Past, avg_logits, avg_probabilities, ensemble, usable
-from feddf.fusion.feddf import feddf
+from feddf.fusion.ensemble import Earlier, Memory, avg_logits, avg_probabilities, usable
 from feddf.rounds import fuse_usable
+from feddf.runs.methods import ensemble, feddf
 from feddf.states import digest
 from feddf.types import Engine, Failure, Job, Refusal, Target, Update, Vote
 
@@ -71,7 +72,8 @@ def test_teachers_stream_through_one_at_a_time(name: str) -> None:
 
 
 def updates_of(tiny: Tiny) -> list[Update]:
-    return [tiny.local(Job(c, 1, tiny.server.models[c.prototype], 7)) for c in tiny.federation.clients[:4]]
+    jobs = [Job(c, 1, tiny.server.models[c.prototype], 7) for c in tiny.federation.clients[:4]]
+    return [update_of(tiny.local(job)) for job in jobs]
 
 
 def loudest(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
@@ -90,9 +92,9 @@ def test_a_target_is_used_by_its_name_as_it_is_directly(tiny: Tiny, name: str, t
     votes = [Vote(logits(tiny.prototypes[one.prototype].load(one.state), tiny.pool)) for one in updates]
     everything = torch.arange(len(tiny.pool))
     settings = with_values(tiny.settings, {"teachers.average": name, "teachers.ask": ask, "distill.temperature": 3.0})
-    answers = ensemble(tiny.resources, settings, in_process)(updates, 0, {})[0]
+    targets = ensemble(tiny.resources, settings, in_process)(updates, 0, {}).targets
     assert TARGETS[name] is target
-    torch.testing.assert_close(answers(everything, tiny.pool.batch(everything)), target(votes, 3.0))
+    torch.testing.assert_close(targets(everything, tiny.pool.batch(everything)), target(votes, 3.0))
     if name in TARGETS:
         assert not torch.allclose(target(votes, 3.0), loudest(votes, 3.0))
 
@@ -157,7 +159,7 @@ def test_answers_come_from_eval_mode_whatever_the_batch(tiny: Tiny) -> None:
     model = tiny.prototypes["cnn"].load(update.state)
     with torch.no_grad():
         alone = torch.cat([model(tiny.pool.batch(torch.tensor([i]))) for i in range(len(tiny.pool))])
-    (asked,) = usable(Evaluation(in_process, tiny.prototypes, tiny.pool)([model_of(update)]))
+    (asked,) = usable(Evaluation(in_process, tiny.pool)([teacher_of(update, tiny.prototypes)]))
     torch.testing.assert_close(asked.logits, alone)
 
 
@@ -166,26 +168,27 @@ def test_teachers_with_logits_that_are_not_finite_are_refused_together(tiny: Tin
     for number in (1, 3):  # MLPs
         huge = {**updates[number].state, "layers.5.bias": torch.full((3,), torch.inf)}
         updates[number] = Update(updates[number].client_id, "mlp", 1, huge, 20)
-    evaluation = Evaluation(in_process, tiny.prototypes, tiny.pool)
+    evaluation = Evaluation(in_process, tiny.pool)
     with pytest.raises(Refusal) as refusal:
-        list(usable(evaluation([model_of(update) for update in updates])))
+        list(usable(evaluation([teacher_of(update, tiny.prototypes) for update in updates])))
     assert [failure.client_id for failure in refusal.value.failures] == ["c1", "c3"]
     assert "not finite" in refusal.value.failures[0].reason
 
 
 def test_a_teacher_that_cannot_be_loaded_is_refused(tiny: Tiny) -> None:
-    updates = updates_of(tiny)[:2]
+    fit = teacher_of(updates_of(tiny)[1], tiny.prototypes)
     broken = Update("c0", "cnn", 1, {"nothing": torch.ones(1)}, 20)
-    evaluation = Evaluation(in_process, tiny.prototypes, tiny.pool)
+    evaluation = Evaluation(in_process, tiny.pool)
     with pytest.raises(Refusal, match="c0: its model could not be asked"):
-        list(usable(evaluation([model_of(broken), model_of(updates[1])])))
+        list(usable(evaluation([teacher_of(broken, tiny.prototypes), fit])))
 
 
 def test_a_model_sampled_by_the_server_is_left_out_when_it_is_unfit_and_nobody_is_refused(tiny: Tiny) -> None:
-    models = [model_of(update) for update in updates_of(tiny)[:2]]
-    spoiled = {**models[1].state, "layers.5.bias": torch.full((3,), torch.nan)}
-    drawn = Model("sample 0", "mlp", spoiled, sampled=True)
-    answers = Evaluation(in_process, tiny.prototypes, tiny.pool)([*models, drawn])
+    updates = updates_of(tiny)[:2]
+    models = [teacher_of(update, tiny.prototypes) for update in updates]
+    spoiled = {**updates[1].state, "layers.5.bias": torch.full((3,), torch.nan)}
+    drawn = Teacher("sample 0", Network(tiny.prototypes["mlp"], spoiled, sampled=True))
+    answers = Evaluation(in_process, tiny.pool)([*models, drawn])
     assert [reply.client_id for reply in usable(answers, ["sample 0"])] == ["c0", "c1"]
 
 
@@ -194,7 +197,7 @@ def test_a_model_sampled_by_the_server_has_the_pools_batchnorm_statistics(tiny: 
     spoiled = {**update.state, "features.1.running_mean": torch.full((4,), 50.0)}
 
     def asked(state: Any, sampled: bool) -> Tensor:
-        return answer(Model("s", "cnn", state, sampled), prototypes=tiny.prototypes, inputs=tiny.pool).logits
+        return answer(Teacher("s", Network(tiny.prototypes["cnn"], state, sampled)), inputs=tiny.pool).logits
 
     torch.testing.assert_close(asked(update.state, True), asked(spoiled, True))
     assert not torch.allclose(asked(spoiled, False), asked(update.state, True))
@@ -251,7 +254,7 @@ def test_in_averaged_probabilities_one_loud_teacher_is_one_voice() -> None:
 @given(arrays(np.float64, (3, 2, 4, 5), elements=st.floats(-5, 5)), st.floats(0.1, 0.9), st.sampled_from([1.0, 3.0]))
 def test_earlier_rounds_count_less_and_less(z: np.ndarray, decay: float, temperature: float) -> None:
     """Three rounds of two teachers with uniform weights: σ(Σ γ^age z / T Σ γ^age)."""
-    past: Past = {}
+    past: Memory = {}
     for teachers in z:
         earlier = Earlier(decay, temperature, past)
         answers = avg_logits(earlier.among([Vote(torch.from_numpy(logits)) for logits in teachers]), temperature)
@@ -262,7 +265,7 @@ def test_earlier_rounds_count_less_and_less(z: np.ndarray, decay: float, tempera
 
 
 def test_a_class_that_no_teacher_knows_is_left_to_those_who_knew_it() -> None:
-    def ask(probabilities: list[float], counts: list[float], past: Past) -> tuple[Tensor, Past]:
+    def ask(probabilities: list[float], counts: list[float], past: Memory) -> tuple[Tensor, Memory]:
         earlier = Earlier(0.5, 1.0, past)
         vote = Vote(torch.tensor([probabilities]).log(), torch.tensor(counts, dtype=torch.float64))
         answers = avg_probabilities(earlier.among([vote]))
@@ -288,12 +291,11 @@ def test_a_fusion_remembers_its_ensemble_for_the_next_round(tiny: Tiny) -> None:
 
 def test_asked_on_each_batch_a_teacher_that_cannot_be_loaded_is_refused_by_its_name(tiny: Tiny) -> None:
     updates = [Update("c0", "cnn", 1, {"nothing": torch.ones(1)}, 20), updates_of(tiny)[1]]
-    answers, _ = ensemble(tiny.resources, with_values(tiny.settings, {"teachers.ask": "each-batch"}), in_process)(
-        updates, 0, {}
-    )
+    settings = with_values(tiny.settings, {"teachers.ask": "each-batch"})
+    targets = ensemble(tiny.resources, settings, in_process)(updates, 0, {}).targets
     chosen = torch.arange(4)
     with pytest.raises(Refusal) as refusal:
-        answers(chosen, tiny.pool.batch(chosen))
+        targets(chosen, tiny.pool.batch(chosen))
     assert [failure.client_id for failure in refusal.value.failures] == ["c0"]
     assert "could not be asked" in refusal.value.failures[0].reason
 
@@ -303,7 +305,7 @@ def test_weights_that_depend_on_the_sample_and_trust_reach_the_target(tiny: Tiny
     """w_k(d) = trust_k exp(−H(σ(z_k(d)))), against NumPy."""
     updates = [replace(update, trust=trust) for update, trust in zip(updates_of(tiny)[:2], (1.0, 0.25), strict=True)]
     changes = {"teachers.ask": ask, "teachers.weights": "certainty"}
-    answers, _ = ensemble(tiny.resources, with_values(tiny.settings, changes), in_process)(updates, 0, {})
+    taught = ensemble(tiny.resources, with_values(tiny.settings, changes), in_process)(updates, 0, {})
     chosen = torch.arange(10)
     inputs = tiny.pool.batch(chosen)
     total, weights = np.zeros((10, 3)), np.zeros((10, 1))
@@ -313,7 +315,63 @@ def test_weights_that_depend_on_the_sample_and_trust_reach_the_target(tiny: Tiny
         p = softmax(z, axis=1)
         weight = update.trust * np.exp((p * np.log(p)).sum(axis=1, keepdims=True))
         total, weights = total + weight * z, weights + weight
-    np.testing.assert_allclose(answers(chosen, inputs), softmax(total / weights, axis=1), atol=1e-5)
+    np.testing.assert_allclose(taught.targets(chosen, inputs), softmax(total / weights, axis=1), atol=1e-5)
+
+
+@pytest.mark.parametrize("ask", ["once", "each-batch"])
+def test_weights_by_class_and_trust_reach_the_target(tiny: Tiny, ask: str) -> None:
+    """w_kc = trust_k n_kc, of the counts in the updates' payloads, against NumPy."""
+    counts, trust = np.array([[20, 0, 5], [5, 15, 0]]), (1.0, 0.25)
+    updates = [
+        replace(update, n_examples=int(row.sum()), trust=much, payload={CLASS_COUNTS: {"counts": torch.tensor(row)}})
+        for update, row, much in zip(updates_of(tiny)[:2], counts, trust, strict=True)
+    ]
+    changes = {"teachers.ask": ask, "teachers.weights": "class-counts"}
+    taught = ensemble(tiny.resources, with_values(tiny.settings, changes), in_process)(updates, 0, {})
+    chosen = torch.arange(10)
+    inputs = tiny.pool.batch(chosen)
+    w = counts * np.array(trust)[:, None]
+    z = np.stack([tiny.prototypes[one.prototype].load(one.state)(inputs).detach().numpy() for one in updates])
+    expected = softmax((w[:, None] * z).sum(axis=0) / w.sum(axis=0), axis=1)
+    np.testing.assert_allclose(taught.targets(chosen, inputs), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("ask", ["once", "each-batch"])
+def test_the_ensemble_that_taught_can_be_asked_about_other_inputs(tiny: Tiny, ask: str) -> None:
+    """As it taught: with its weights, its trust and its temperature."""
+    trust = (1.0, 0.25, 1.0, 0.5)
+    updates = [replace(one, trust=much) for one, much in zip(updates_of(tiny), trust, strict=True)]
+    changes = {"teachers.ask": ask, "teachers.weights": "certainty", "distill.temperature": 3.0}
+    taught = ensemble(tiny.resources, with_values(tiny.settings, changes), in_process)(updates, 0, {})
+    assert taught.ensemble is not None
+    other, everything = stripes(20, 9).inputs, torch.arange(len(tiny.pool))
+    found, again = (taught.ensemble(Evaluation(in_process, on)(taught.ensemble.teachers)) for on in (other, tiny.pool))
+    torch.testing.assert_close(again, taught.targets(everything, tiny.pool.batch(everything)))
+    votes = []
+    for update in updates:
+        z = logits(tiny.prototypes[update.prototype].load(update.state), other)
+        entropy = torch.distributions.Categorical(logits=z.double()).entropy()
+        votes.append(Vote(z, update.trust * (-entropy).exp().unsqueeze(1)))
+    torch.testing.assert_close(found, avg_logits(votes, 3.0))
+
+
+def test_with_a_memory_the_ensemble_is_known_for_the_pool_only(tiny: Tiny) -> None:
+    ask = ensemble(tiny.resources, with_values(tiny.settings, {"teachers.memory": 0.5}), in_process)
+    first = ask(updates_of(tiny), 0, {})
+    assert first.ensemble is not None, "there is nothing to remember yet"
+    second = ask(updates_of(tiny), 1, first.memory)
+    assert second.ensemble is None
+    assert "for the pool only" in second.why
+
+
+def test_those_that_do_not_teach_are_not_asked(tiny: Tiny) -> None:
+    updates = updates_of(tiny)
+    marked = [replace(updates[0], teaches=False), *updates[1:]]
+    ask, everything = ensemble(tiny.resources, tiny.settings, in_process), torch.arange(len(tiny.pool))
+    inputs = tiny.pool.batch(everything)
+    found, expected, other = (ask(given, 0, {}).targets(everything, inputs) for given in (marked, updates[1:], updates))
+    assert torch.equal(found, expected)
+    assert not torch.allclose(found, other)
 
 
 def test_an_ensemble_says_what_does_not_go_together(tiny: Tiny) -> None:
@@ -323,7 +381,7 @@ def test_an_ensemble_says_what_does_not_go_together(tiny: Tiny) -> None:
             "teachers": each_batch.teachers.model_copy(update={"swag_samples": 2})
         }  # past the configuration's checks
     )
-    with pytest.raises(ValueError, match="they need ask = 'once'"):
+    with pytest.raises(ValueError, match="statistics for the whole pool only, not for each batch"):
         ensemble(tiny.resources, sampled, in_process)
     augmented = replace(tiny.resources, augment=lambda raw, generator: raw)
     with pytest.raises(ValueError, match="needs ask = 'each-batch'"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import Tiny, make_tiny
+from conftest import Tiny, make_tiny, update_of
 from feddf.config import ConfigError, DistillConfig, parse, with_values
 from feddf.config.keys import nested
 from feddf.config.records import DistillationRecord
@@ -16,10 +16,11 @@ from feddf.engines import in_process
 from feddf.evaluate import accuracy, logits
 from feddf.fusion.distill import distill, kl_divergence
 from feddf.fusion.ensemble import avg_logits
-from feddf.fusion.feddf import feddf, held_out_inputs
+from feddf.fusion.students import held_out_inputs
 from feddf.rounds import run_round
+from feddf.runs.methods import feddf
 from feddf.states import digest
-from feddf.types import Examples, Fusion, Job, Resources, Update, Vote
+from feddf.types import Examples, Fusion, Job, Reply, Resources, Update, Vote
 
 
 def fusion(tiny: Tiny, changes: Mapping[str, Any] | None = None, resources: Resources | None = None) -> Fusion:
@@ -29,7 +30,7 @@ def fusion(tiny: Tiny, changes: Mapping[str, Any] | None = None, resources: Reso
 
 def trained(tiny: Tiny, only: str | None = None) -> list[Update]:
     clients = [client for client in tiny.federation.clients if only in (None, client.prototype)]
-    return [tiny.local(Job(c, 1, tiny.server.models[c.prototype], 7)) for c in clients]
+    return [update_of(tiny.local(Job(c, 1, tiny.server.models[c.prototype], 7))) for c in clients]
 
 
 def distance(tiny: Tiny, name: str, state: Any, updates: list[Update]) -> float:
@@ -91,6 +92,15 @@ def test_its_notes_say_what_each_student_did(tiny: Tiny) -> None:
     assert notes["distillation"].keys() == {"cnn", "mlp"}
     assert notes["distillation"]["mlp"]["steps"] == 12
     assert notes["seconds"].keys() == {"ask", "distill"}
+
+
+def test_it_hands_on_the_ensemble_that_taught_or_says_why_there_is_none(tiny: Tiny) -> None:
+    updates, fuse = trained(tiny), fusion(tiny, {"teachers.memory": 0.5})
+    first = fuse(tiny.server, updates, 1)
+    assert [teacher.id for teacher in first.ensemble.teachers] == [update.client_id for update in updates]
+    second = fuse(first.server, updates, 2)
+    assert second.ensemble is None
+    assert second.no_ensemble == "earlier rounds' answers are known for the pool only"
 
 
 def labelled_by(tiny: Tiny, state: Any) -> Examples:
@@ -200,17 +210,17 @@ def test_a_teacher_whose_logits_overflow_leaves_the_average_too(ask: str) -> Non
     """Its weights pass the gate; its logits do not. The round ends as if the client had never answered."""
     tiny = make_tiny(fraction=1.0)
 
-    def absent(job: Job) -> Update:
+    def absent(job: Job) -> Reply:
         if job.id == "c1":
             raise RuntimeError("away")
         return tiny.local(job)
 
-    def overflowing(job: Job) -> Update:
-        update = tiny.local(job)
+    def overflowing(job: Job) -> Reply:
+        reply = tiny.local(job)
         if job.id != "c1":
-            return update
-        huge = {key: torch.full_like(tensor, 1e4) for key, tensor in update.state.items()}
-        return replace(update, state={**huge, "layers.5.bias": torch.zeros(3)})
+            return reply
+        huge = {key: torch.full_like(tensor, 1e4) for key, tensor in reply.state.items()}
+        return replace(reply, state={**huge, "layers.5.bias": torch.zeros(3)})
 
     def overflow_at_once(raw: Tensor) -> Tensor:
         return raw.to(torch.float32) * 1e22
@@ -245,11 +255,11 @@ def test_the_rounds_seed_decides_how_students_learn(tiny: Tiny) -> None:
 def test_students_learn_from_nothing_that_is_held_out(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     learned: list[set[int]] = []
 
-    def spied(student: Any, answers: Any, pool: Any, config: DistillConfig, **options: Any) -> Any:
+    def spied(student: Any, targets: Any, pool: Any, config: DistillConfig, **options: Any) -> Any:
         learned.append(set(options["chosen_from"].tolist()))
-        return distill(student, answers, pool, config, **options)
+        return distill(student, targets, pool, config, **options)
 
-    monkeypatch.setattr("feddf.fusion.feddf.distill", spied)
+    monkeypatch.setattr("feddf.fusion.students.distill", spied)
     fuse = fusion(tiny, {"distill.stop": "held-out-loss", "distill.steps": 5})
     fuse(tiny.server, trained(tiny), 1)
     config = tiny.settings.distill.model_copy(update={"stop": "held-out-loss"})

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import CLASSES, SHAPE, make_tiny
+from feddf.client import local_update
 from feddf.config import ClientsConfig, FedMAConfig, LocalConfig, with_values
 from feddf.config.names import MODELS
 from feddf.engines import in_process
@@ -18,7 +19,6 @@ from feddf.evaluate import accuracy
 from feddf.fusion import matching
 from feddf.fusion.fedma import (
     Layers,
-    fedma,
     keep_matched,
     layers_of,
     match_and_average,
@@ -26,10 +26,22 @@ from feddf.fusion.fedma import (
     rounds_a_model,
 )
 from feddf.fusion.matching import match
-from feddf.local import local_update
 from feddf.rounds import Federation, run_round, sample
+from feddf.runs.methods import fedma
 from feddf.states import digest, fit_widths, initial
-from feddf.types import Client, Job, Method, Prototype, Resources, ServerState, State, Update
+from feddf.types import (
+    Client,
+    Job,
+    Method,
+    Prototype,
+    Reply,
+    Resources,
+    ServerState,
+    State,
+    Steps,
+    Training,
+    Update,
+)
 
 IMAGE = (3, 16, 16)
 PLAIN = {
@@ -41,6 +53,10 @@ PLAIN = {
 
 def prototype(name: str) -> Prototype:
     return Prototype(name, PLAIN[name], fit=fit_widths)
+
+
+def training(job: Job, one: Prototype) -> Training:
+    return Training(job, one, torch.zeros(2, dtype=torch.int64), 2, "sgd", 1, 0.1)
 
 
 def permuted(state: State, layers: Layers, seed: int) -> State:
@@ -144,17 +160,17 @@ def test_matched_layers_stay_as_they_are_while_the_clients_train_the_rest() -> N
         prototypes={"mlp": mlp},
         train=tiny.train,
         local=LocalConfig(epochs=3, batch=8, rate=0.05),
-        prepare=partial(keep_matched, layers=layers, prototypes={"mlp": mlp}, own_start=False),
+        half=partial(keep_matched, layers=layers, own_start=False),
     )
     clients = [Client(f"c{k}", "mlp", torch.arange(k, 120, 4)) for k in range(4)]
     federation = Federation(clients, ClientsConfig(number=4, fraction=0.75), 0, rounds_per_cohort=3)
     server = ServerState(0, {"mlp": initial(mlp, 0)})
-    seen: list[dict[str, Update]] = []
+    seen: list[dict[str, Reply]] = []
 
-    def watched(job: Job) -> Update:
-        update = train(job)
-        seen[-1][job.id] = update
-        return update
+    def watched(job: Job) -> Reply:
+        reply = train(job)
+        seen[-1][job.id] = reply
+        return reply
 
     fuse = match_and_average(layers, FedMAConfig(growth=1.0, neuron_weights="examples"))
     for stage in range(6):
@@ -164,7 +180,7 @@ def test_matched_layers_stay_as_they_are_while_the_clients_train_the_rest() -> N
         for below in range(stage % 3):
             key = f"{layers['mlp'].names[below]}.weight"
             assert torch.equal(server.models["mlp"][key], before.models["mlp"][key])
-            assert all(torch.equal(update.state[key], before.models["mlp"][key]) for update in seen[-1].values())
+            assert all(torch.equal(reply.state[key], before.models["mlp"][key]) for reply in seen[-1].values())
         whole = stage % 3 == 2
         assert server.memory == {}
         assert server.own.keys() == (set() if whole else set(seen[-1]))
@@ -207,8 +223,8 @@ def test_layers_that_grew_are_loaded_and_trained() -> None:
     assert mlp.load(fused.server.models["mlp"])(torch.zeros(2, *SHAPE)).shape == (2, CLASSES)
     sent = fused.server.sent_to(Client("c1", "mlp"))
     job = Job(Client("c1", "mlp", torch.arange(20)), 2, sent, 0)
-    update = local_update(job, prototypes={"mlp": mlp}, train=tiny.train, local=tiny.settings.local)
-    assert update.state["layers.1.weight"].shape[0] == widths[0]
+    reply = local_update(job, prototypes={"mlp": mlp}, train=tiny.train, local=tiny.settings.local)
+    assert reply.state["layers.1.weight"].shape[0] == widths[0]
 
 
 def test_the_same_clients_are_sampled_for_a_whole_model() -> None:
@@ -266,12 +282,16 @@ def test_the_method_asks_its_clients_for_what_it_needs() -> None:
     assert isinstance(method, Method)
     assert method.fit is fit_widths
     assert method.rounds_per_cohort == 3
-    assert method.prepare is not None
+    (part,) = method.parts
     model, state = tiny.prototypes["mlp"].build(), tiny.server.models["mlp"]
-    finish = method.prepare(model, Job(Client("a", "mlp"), 2, state, 0))  # the second round: one layer is matched
+    job = Job(Client("a", "mlp", torch.arange(20)), 2, state, 0)  # the second round: one layer is matched
+    assert part.half(model, training(job, tiny.prototypes["mlp"])) == Steps()
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert frozen == {"layers.1.weight", "layers.1.bias"}
-    assert list(finish(model)) == list(state)
+    given = {"prototypes": tiny.prototypes, "train": tiny.train, "local": settings.local}
+    reply = local_update(job, **given, half=part.half)
+    assert list(reply.state) == list(state)
+    assert {key for key in state if torch.equal(reply.state[key], state[key])} == frozen
     random = torch.Generator().manual_seed(0)
     updates = [
         Update(f"c{k}", "mlp", 1, {key: torch.randn(t.shape, generator=random) for key, t in state.items()}, 10)
@@ -333,7 +353,7 @@ def test_every_client_begins_from_weights_of_its_own_by_its_seed() -> None:
     for seed in (1, 1, 2):
         model = one.load(initial(one, 0))
         job = Job(Client("c", "mlp"), 1, initial(one, 0), seed)
-        keep_matched(model, job, layers={"mlp": layers_of(one)}, prototypes={"mlp": one}, own_start=True)
+        keep_matched(model, training(job, one), layers={"mlp": layers_of(one)}, own_start=True)
         began.append(digest({"m": model.state_dict()}))
     assert began[0] == began[1] != began[2]
 

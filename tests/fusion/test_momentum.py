@@ -6,9 +6,9 @@ from torch import nn
 
 from conftest import Tiny
 from feddf.engines import in_process
-from feddf.fusion.average import fedavg
 from feddf.fusion.momentum import momentum
 from feddf.rounds import run_round
+from feddf.runs.methods import fedavg
 from feddf.runs.store import pack, unpack
 from feddf.states import digest
 from feddf.types import Fused, Prototype, ServerState

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddf.config.names import AVERAGES
-from feddf.fusion import robust
 from feddf.fusion.average import average
+from feddf.robust import rules as robust
 from feddf.types import State, Update
 
 

@@ -7,15 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import Tiny, make_tiny
+from conftest import Tiny, make_tiny, update_of
 from feddf.config import with_values
 from feddf.config.names import TARGETS
 from feddf.engines import in_process
-from feddf.fusion import robust_ensemble
-from feddf.fusion.compose import method_of
-from feddf.fusion.guard import bounded_counts, guarded, tried
-from feddf.fusion.select import Dropped, lowest
-from feddf.fusion.trust import TRUST, expguard, mixture, trusted
+from feddf.fusion.class_counts import CLASS_COUNTS, counts_of
+from feddf.fusion.select import Dropped
+from feddf.robust import targets
+from feddf.robust.guard import bounded_counts, guarded, tried
+from feddf.robust.rules import lowest
+from feddf.robust.trust import TRUST, expguard, mixture, trusted
+from feddf.runs.methods import method_of
 from feddf.runs.store import pack, unpack
 from feddf.states import digest
 from feddf.types import Fused, Job, Refusal, ServerState, State, Update, Vote
@@ -60,16 +62,16 @@ def test_cronus_is_a_mean_without_the_farthest() -> None:
         for _ in range(2):
             mean = np.mean(left, axis=0)
             left.pop(int(np.argmax([abs(one[0] - mean[0]) for one in left])))
-        said = robust_ensemble.cronus(Vote(one) for one in logits)[column]
+        said = targets.cronus(Vote(one) for one in logits)[column]
         np.testing.assert_allclose(said.numpy(), np.mean(left, axis=0), rtol=1e-5)
 
 
 def test_the_geometric_median_heeds_weights_of_every_kind() -> None:
     logits, _ = honest(3, 4, 3)
     for weight in (2.0, torch.full((4, 1), 2.0), torch.full((3,), 2.0)):
-        same = robust_ensemble.geometric_median(Vote(one, weight) for one in logits)
-        torch.testing.assert_close(same, robust_ensemble.geometric_median(Vote(one) for one in logits))
-    alone = robust_ensemble.geometric_median([Vote(logits[0]), Vote(logits[1], 0.0)])
+        same = targets.geometric_median(Vote(one, weight) for one in logits)
+        torch.testing.assert_close(same, targets.geometric_median(Vote(one) for one in logits))
+    alone = targets.geometric_median([Vote(logits[0]), Vote(logits[1], 0.0)])
     torch.testing.assert_close(alone, logits[0].softmax(dim=-1).float())
 
 
@@ -77,7 +79,7 @@ def test_mixture_weights_are_at_the_maximum() -> None:
     logits, labels = honest(4)
     logits[3] = logits[3].roll(1, dims=-1)
     probabilities = logits.softmax(dim=-1)
-    found = robust_ensemble.mixture_weights(probabilities, labels, steps=3000)
+    found = targets.mixture_weights(probabilities, labels, steps=3000)
     assert found[3] < 0.05 < found[:3].min()
     n = len(labels)
 
@@ -92,7 +94,8 @@ def test_mixture_weights_are_at_the_maximum() -> None:
 
 
 def updates_of(tiny: Tiny, broken: set[str] = frozenset()) -> list[Update]:  # type: ignore[assignment]
-    found = [tiny.local(Job(client, 1, tiny.server.models[client.prototype], 7)) for client in tiny.federation.clients]
+    jobs = [Job(client, 1, tiny.server.models[client.prototype], 7) for client in tiny.federation.clients]
+    found = [update_of(tiny.local(job)) for job in jobs]
     return [replace(one, state=backwards(one.state)) if one.client_id in broken else one for one in found]
 
 
@@ -190,17 +193,18 @@ def test_a_worse_model_is_fused_again_or_not_kept(trained: Tiny, labelled: bool)
 
 
 def test_a_claimed_count_is_bounded_by_the_cohort() -> None:
-    counts: list[tuple[int, tuple[int, ...] | None]] = []
+    counts: list[tuple[int, list[float]]] = []
 
     def inner(server: ServerState, updates: list[Update], seed: int) -> Fused:
-        counts.extend((update.n_examples, update.class_counts) for update in updates)
+        counts.extend((update.n_examples, counts_of(update, 2).tolist()) for update in updates)
         return Fused(server.next({}), {})
 
-    updates = [Update(f"c{k}", "m", 1, {}, n, {}, None) for k, n in enumerate([10, 12, 9])]
-    greedy = Update("greedy", "m", 1, {}, 10**9, {}, (10**9 - 1, 1))
+    updates = [Update(f"c{k}", "m", 1, {}, n) for k, n in enumerate([10, 12, 9])]
+    told = {CLASS_COUNTS: {"counts": torch.tensor([75 * 10**7, 25 * 10**7])}}
+    greedy = Update("greedy", "m", 1, {}, 10**9, {}, told)
     fused = bounded_counts(inner)(ServerState(0, {}), [*updates, greedy], 1)  # type: ignore[arg-type]
     assert [n for n, _ in counts] == [10, 12, 9, 100]
-    assert counts[-1][1] == (99, 0)
+    assert counts[-1][1] == pytest.approx([75, 25])  # class counts shrink in proportion
     assert fused.notes["bounded_counts"] == {"most": 100, "claimed": {"greedy": 10**9}}
 
 

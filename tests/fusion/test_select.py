@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
-from conftest import Tiny, stripes
+from conftest import Tiny, stripes, update_of
+from feddf.config import with_values
 from feddf.engines import in_process
-from feddf.fusion.average import fedavg
-from feddf.fusion.robust import assumed
-from feddf.fusion.select import Dropped, drop_worst, lowest, random_guessers, released_rule
+from feddf.evaluate import teacher_of, validation_accuracies
+from feddf.fusion.select import Dropped, drop_worst, random_guessers, released_rule
+from feddf.robust.rules import assumed, lowest
+from feddf.runs.methods import fedavg, method_of
 from feddf.states import digest
 from feddf.types import Fusion, Job, Refusal, Update
 
@@ -48,7 +51,7 @@ def updates_of(tiny: Tiny, broken: set[str]) -> list[Update]:
     """Some clients always say the same class."""
     found = []
     for client in tiny.federation.clients:
-        update = tiny.local(Job(client, 1, tiny.server.models[client.prototype], 7))
+        update = update_of(tiny.local(Job(client, 1, tiny.server.models[client.prototype], 7)))
         if client.id in broken:
             constant = {key: torch.zeros_like(tensor) for key, tensor in update.state.items()}
             update = Update(client.id, client.prototype, 1, constant, update.n_examples)
@@ -59,7 +62,13 @@ def updates_of(tiny: Tiny, broken: set[str]) -> list[Update]:
 @pytest.fixture
 def fuse(tiny: Tiny) -> Fusion:
     resources = replace(tiny.resources, validation=stripes(300, 8))
-    return drop_worst(random_guessers, fedavg(resources, tiny.settings, in_process), resources, in_process)
+    accuracies = validation_accuracies(resources, in_process)
+
+    def measure(updates: Sequence[Update]) -> Mapping[str, float]:
+        return accuracies([teacher_of(update, tiny.prototypes) for update in updates])
+
+    inner = fedavg(resources, tiny.settings, in_process)
+    return drop_worst(random_guessers, measure, resources.labelled, inner)
 
 
 def test_those_that_learned_nothing_take_no_part(tiny: Tiny, fuse: Fusion) -> None:
@@ -71,6 +80,16 @@ def test_those_that_learned_nothing_take_no_part(tiny: Tiny, fuse: Fusion) -> No
     left = [update for update in updates if update.client_id not in dropped]
     rest = fedavg(tiny.resources, tiny.settings, in_process)(tiny.server, left, 1)
     assert digest(fused.server.models) == digest(rest.server.models)
+
+
+def test_a_rule_is_used_by_its_name_as_it_is_directly(tiny: Tiny, fuse: Fusion) -> None:
+    updates = updates_of(tiny, broken={"c1", "c2"})
+    resources = replace(tiny.resources, validation=stripes(300, 8))
+    settings = with_values(tiny.settings, {"fusion.method": "fedavg", "fusion.drop_worst": "paper"})
+    directly = fuse(tiny.server, updates, 1)
+    by_name = method_of(resources, settings, in_process).fuse(tiny.server, updates, 1)
+    assert by_name.notes["dropped_worst"] == directly.notes["dropped_worst"]
+    assert digest(by_name.server.models) == digest(directly.server.models)
 
 
 def test_a_client_whose_model_cannot_be_asked_is_refused(tiny: Tiny, fuse: Fusion) -> None:

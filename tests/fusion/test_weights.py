@@ -14,19 +14,27 @@ from scipy.stats import entropy
 from torch import Tensor
 
 from conftest import stripes
+from feddf.evaluate import Teacher
+from feddf.fusion.class_counts import CLASS_COUNTS
 from feddf.fusion.ensemble import avg_logits, avg_probabilities
 from feddf.fusion.weights import by_accuracy, by_certainty, by_class_counts, by_examples, certainty, uniform
-from feddf.types import Resources, Update, Vote, Weight
+from feddf.runtime.execution import Execution
+from feddf.types import Inputs, Resources, Vote, Weight
 
 LOGITS = torch.tensor([[3.0, 0.0, 0.0], [0.1, 0.0, 0.0]])
 RESOURCES = Resources({}, validation=stripes(6, 0))  # of three classes
 
 
-def teacher(name: str, n: int, counts: tuple[int, ...] | None = None) -> Update:
-    return Update(name, "mlp", 1, {}, n, class_counts=counts)
+def unasked(inputs: Inputs, execution: Execution) -> Tensor:
+    raise AssertionError("a teacher was asked for weights that do not depend on its answers")
 
 
-def never(teachers: Sequence[Update]) -> Mapping[str, float]:
+def teacher(name: str, n: int, counts: tuple[int, ...] | None = None) -> Teacher:
+    payload = {} if counts is None else {CLASS_COUNTS: {"counts": torch.tensor(counts)}}
+    return Teacher(name, unasked, n_examples=n, payload=payload)
+
+
+def never(teachers: Sequence[Teacher]) -> Mapping[str, float]:
     raise AssertionError("accuracies were measured for weights that do not need them")
 
 
@@ -122,9 +130,9 @@ def test_the_servers_own_data_say_how_many_classes_there_are() -> None:
 def test_accuracies_are_asked_for_these_teachers() -> None:
     asked: list[list[str]] = []
 
-    def accuracies(teachers: Sequence[Update]) -> dict[str, float]:
-        asked.append([one.client_id for one in teachers])
-        return {one.client_id: 0.5 for one in teachers}
+    def accuracies(teachers: Sequence[Teacher]) -> dict[str, float]:
+        asked.append([one.id for one in teachers])
+        return {one.id: 0.5 for one in teachers}
 
     by_accuracy([teacher("a", 1), teacher("b", 1)], RESOURCES, accuracies)
     assert asked == [["a", "b"]]

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from conftest import Tiny, stripes
+from conftest import Tiny, stripes, update_of
 from feddf.admit import admit
+from feddf.client import local_update
 from feddf.config import LocalConfig
 from feddf.config.names import BINARISATIONS, MODELS
 from feddf.engines import Processes
-from feddf.local import local_update
 from feddf.models.binary import BinaryState, Bits, binarise, binarised, inner_layers, keep_binarised, wire
 from feddf.runs.spool import DiskSpool
 from feddf.states import digest, initial, n_bytes
-from feddf.types import Client, Job, Prototype, Update
+from feddf.types import Client, Failure, Job, Prototype, Reply, Update
 
 SHAPE = (3, 16, 16)
 LOCAL = LocalConfig(epochs=2, batch=8, rate=0.05)
@@ -79,19 +79,21 @@ def test_the_first_and_the_last_layer_keep_their_precision() -> None:
     assert "classifier" not in names
 
 
-def trained(estimator: str = "error-feedback", seed: int = 5) -> tuple[Job, Update]:
+def trained(estimator: str = "error-feedback", seed: int = 5) -> tuple[Job, Reply]:
     train = stripes(60, 1)
     prototype = Prototype("resnet8", partial(MODELS["resnet8"], (1, 8, 8), 3, width=4))
     job = Job(Client("c0", "resnet8", torch.arange(40)), 1, initial(prototype, 0), seed)
-    prepare = BINARISATIONS[estimator]
-    return job, local_update(job, prototypes={"resnet8": prototype}, train=train, local=LOCAL, prepare=prepare)
+    half = BINARISATIONS[estimator]
+    return job, local_update(job, prototypes={"resnet8": prototype}, train=train, local=LOCAL, half=half)
 
 
 @pytest.mark.parametrize("estimator", sorted(BINARISATIONS))
 def test_what_leaves_a_client_is_one_bit_a_weight(estimator: str) -> None:
     job, update = trained(estimator)
     assert isinstance(update.state, BinaryState)
-    assert admit(update, {"c0": job}) is None
+    admitted = admit(update, {"c0": job})
+    assert isinstance(admitted, Update)
+    assert admitted.state is update.state  # packed still
     assert list(update.state) == list(job.state)
     inner = [key for key in job.state if key in update.state.bits]
     assert len(inner) == 8
@@ -131,8 +133,8 @@ def test_keeping_the_binarised_weights_leaves_a_plain_model() -> None:
 
 
 def test_a_packed_update_is_kept_packed_on_disk_and_comes_back_the_same(tmp_path: Path) -> None:
-    job, update = trained()
-    spool = DiskSpool(tmp_path / "packed")
+    job, reply = trained()
+    update, spool = update_of(reply), DiskSpool(tmp_path / "packed")
     kept, again = spool.keep(job, update), spool.recall(job)
     assert isinstance(kept, Update)
     assert isinstance(again, Update)
@@ -154,10 +156,10 @@ def test_it_travels_between_processes_as_bits(tiny: Tiny) -> None:
             prototypes=prototypes,
             train=stripes(60, 1),
             local=LOCAL,
-            prepare=BINARISATIONS["error-feedback"],
+            half=BINARISATIONS["error-feedback"],
         )
         (update,) = engine(work, [job])
-    assert isinstance(update, Update)
+    assert isinstance(update, Reply)
     assert isinstance(update.state, BinaryState)
     assert digest({"m": update.state}) == digest({"m": trained()[1].state})
 
@@ -175,7 +177,7 @@ def test_damaged_bits_do_not_pass_the_gate() -> None:
         replace(bits, scales=bits.scales * np.nan),
     ):
         state = BinaryState(update.state.plain, {**update.state.bits, key: broken}, list(update.state))
-        assert admit(replace(update, state=state), {"c0": job}) is not None
+        assert isinstance(admit(replace(update, state=state), {"c0": job}), Failure)
 
 
 def test_a_packed_state_cannot_hide_a_tensor_behind_its_names() -> None:
@@ -204,5 +206,4 @@ def test_what_is_not_listed_is_looked_at_all_the_same() -> None:
     last = list(update.state)[-1]
     sly = Sly(update.state)
     sly.plain = {**sly.plain, last: torch.full_like(sly.plain[last], torch.nan)}
-    failure = admit(replace(update, state=sly), {"c0": job})
-    assert failure is not None
+    assert isinstance(admit(replace(update, state=sly), {"c0": job}), Failure)

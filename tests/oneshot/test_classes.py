@@ -10,7 +10,7 @@ from feddf.evaluate import logits
 from feddf.fusion.ensemble import avg_logits, avg_probabilities
 from feddf.fusion.weights import certainty
 from feddf.oneshot.classes import Seat, agreed, union
-from feddf.oneshot.teachers import Teacher, TeacherError, of_module
+from feddf.oneshot.teachers import TeacherError, TrainedModel, of_module
 from feddf.types import Target, Vote
 
 
@@ -78,7 +78,7 @@ def test_weights_by_certainty_see_a_teachers_own_classes_only() -> None:
     assert weight[:, [0, 2, 4]].abs().max() == 0
 
 
-def teacher(name: str, *classes: str) -> Teacher:
+def teacher(name: str, *classes: str) -> TrainedModel:
     return of_module(nn.Identity(), name, classes=classes)
 
 

@@ -22,7 +22,7 @@ from feddf.config.names import MODELS
 from feddf.evaluate import logits
 from feddf.oneshot.cached_answers import asked
 from feddf.oneshot.onnx_export import write_onnx
-from feddf.oneshot.teachers import Teacher, TeacherError, fed, read_teacher, read_teachers
+from feddf.oneshot.teachers import TeacherError, TrainedModel, fed, read_teacher, read_teachers
 from feddf.oneshot.unlabeled_inputs import Raw, unlabeled
 from feddf.runtime.packages import transformers
 from feddf.saved.preprocess import Images
@@ -31,7 +31,7 @@ IMAGES = stripes(70, 3).inputs
 FED = {"size": 8, "channels": 1, "mean": (0.4,), "std": (0.3,)}
 
 
-def answers(teacher: Teacher, raw: Tensor | tuple[str, ...] = IMAGES.raw) -> Tensor:  # type: ignore[assignment]
+def answers(teacher: TrainedModel, raw: Tensor | tuple[str, ...] = IMAGES.raw) -> Tensor:  # type: ignore[assignment]
     with asked(teacher, Raw(raw), fed(teacher, ENCODE)) as batches:
         return torch.cat(list(batches))
 
@@ -121,7 +121,7 @@ def test_probabilities_become_logits(tmp_path: Path) -> None:
             return self.inner(inputs).softmax(dim=1)
 
     (teacher,) = read_teacher(as_program(Sure(), tmp_path).model_copy(update={"outputs": "probabilities"}), trust=True)
-    teacher = Teacher(teacher.id, teacher.opened, outputs="probabilities")
+    teacher = TrainedModel(teacher.id, teacher.opened, outputs="probabilities")
     expected = logits(models()["all"], IMAGES).softmax(dim=1)
     assert torch.allclose(answers(teacher).softmax(dim=1), expected, atol=1e-4)
 

@@ -16,12 +16,14 @@ import feddf
 from conftest import stripes
 from feddf.config import ConfigError, DistillConfig
 from feddf.config.errors import FeddfError
-from feddf.config.fuse_config import EnsembleConfig, load_fuse
+from feddf.config.fuse_config import EnsembleConfig, TeacherConfig, load_fuse
 from feddf.data.files import read_image
 from feddf.evaluate import accuracy, logits
 from feddf.fusion.distill import distill
 from feddf.fusion.ensemble import Remembered, avg_logits, avg_probabilities
+from feddf.oneshot.report import figures
 from feddf.oneshot.result_folder import fuse_to_folder
+from feddf.oneshot.teachers import read_teachers
 from feddf.seeds import derive
 from feddf.types import Vote
 
@@ -124,6 +126,44 @@ def test_drop_worst_and_weights_are_those_of_feddf(tmp_path: Path) -> None:
     )
     assert list(found.report.notes["dropped_worst"]["clients"]) == ["teacher-3"]
     assert found.report.sets["validation"]["ensemble"].accuracy > 0.9
+
+
+def test_students_learn_at_a_temperature_and_the_ensemble_is_reported_without_it() -> None:
+    names, test = ("all", "wide"), stripes(90, 12)
+    hot = QUICK.model_copy(update={"temperature": 4.0})
+    student = models()["last"].__class__((1, 8, 8), 3, width=4)
+    found = feddf.fuse([models()[name] for name in names], student, POOL, test=test, distill=hot, seed=7)
+    answers = avg_probabilities([Vote(logits(models()[name], POOL)) for name in names], 4.0)
+    expected = distill(student, Remembered(answers), POOL, hot, score=None, seed=derive(derive(7, "fuse"), "student"))
+    for key, tensor in expected.state.items():
+        assert torch.allclose(found.model.state_dict()[key], tensor, atol=1e-5), key
+    votes = [Vote(logits(models()[name], test.inputs)) for name in names]
+    cool, warm = (figures(avg_probabilities(votes, t), test.labels, torch.ones(3)) for t in (1.0, 4.0))
+    assert abs(cool.ece - warm.ece) > 0.01
+    assert found.report.sets["test"]["ensemble"].ece == pytest.approx(cool.ece, abs=1e-6)
+
+
+def test_an_average_is_of_those_that_are_not_dropped_by_their_examples(tmp_path: Path) -> None:
+    torch.manual_seed(9)
+    ignorant, other = (models()["all"].__class__((1, 8, 8), 3, width=4) for _ in range(2))
+    nn.init.zeros_(ignorant.classifier.weight)
+    moved = {key: one + 0.01 if "weight" in key else one for key, one in models()["all"].state_dict().items()}
+    other.load_state_dict(moved)
+    known = {"a": models()["all"], "b": other, "c": ignorant}
+    paths = [as_folder(model, spec_of(), tmp_path / name) for name, model in known.items()]
+    found = feddf.fuse(
+        read_teachers([TeacherConfig(path=str(path), examples=n) for path, n in zip(paths, (1, 3, 50), strict=True)]),
+        plan(start="average"),
+        POOL,
+        validation=stripes(60, 4),
+        ensemble=EnsembleConfig(drop_worst="paper"),
+        distill=DistillConfig(steps=1, rate=1e-12, stop="steps"),
+    )
+    assert list(found.report.notes["dropped_worst"]["clients"]) == ["c"]
+    for key, tensor in known["a"].state_dict().items():
+        if "running" not in key and "num_batches" not in key:
+            expected = (tensor + 3 * other.state_dict()[key]) / 4
+            assert torch.allclose(found.model.state_dict()[f"network.{key}"], expected, atol=1e-6), key
 
 
 CONFIG = """

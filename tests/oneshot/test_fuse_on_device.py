@@ -20,7 +20,7 @@ from feddf.cli import app
 from feddf.config import ConfigError, DistillConfig, RunConfig
 from feddf.config.fuse_config import TeacherConfig
 from feddf.oneshot import cached_answers as answers
-from feddf.oneshot.teachers import Teacher, read_teacher
+from feddf.oneshot.teachers import TrainedModel, read_teacher
 from feddf.runtime.execution import Execution
 from feddf.states import digest
 from pretend_device import NAME, pretend_device
@@ -115,7 +115,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     found: list[str] = []
     ask = answers._outputs
 
-    def noted(teacher: Teacher, forward: Any, batch: Tensor) -> Tensor:
+    def noted(teacher: TrainedModel, forward: Any, batch: Tensor) -> Tensor:
         def seen(inputs: Tensor) -> Tensor:
             outputs: Tensor = forward(inputs)
             found.extend([inputs.device.type, outputs.device.type])
@@ -128,7 +128,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         yield found
 
 
-def said(teacher: Teacher, rows: Any, device: str) -> Tensor:
+def said(teacher: TrainedModel, rows: Any, device: str) -> Tensor:
     execution = Execution(device=device)
     with answers.asked(teacher, formats.Raw(rows), formats.fed(teacher, ENCODE), execution) as batches:
         return torch.cat(list(batches))

@@ -171,3 +171,25 @@ def test_no_call_of_transformers_leaves_remote_code_open() -> None:
                 assert given.get("trust_remote_code") == "False", f"{path}:{node.lineno}"
                 found += 1
     assert found >= 8
+
+
+FORMAT = """
+import torch
+from contextlib import contextmanager
+from feddf.oneshot.teachers import TrainedModel
+
+def of_table(config, trust):
+    @contextmanager
+    def opened(device):
+        yield lambda inputs: torch.zeros(len(inputs), 3)
+    return [TrainedModel(config.path, opened, ("a", "b", "c"))]
+"""
+
+
+def test_a_format_of_ones_own_is_a_name_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_format.py").write_text(FORMAT)
+    monkeypatch.chdir(tmp_path)
+    (teacher,) = read_teacher(TeacherConfig(path="anything", format="my_format:of_table"))
+    assert (teacher.id, teacher.classes) == ("anything", ("a", "b", "c"))
+    with pytest.raises(FeddfError, match=r"teachers\.format"):
+        TeacherConfig(path="anything", format="tabel")

@@ -11,10 +11,12 @@ from typer.testing import CliRunner
 
 from feddf.cli import app
 from feddf.config import ConfigError, Experiment, load, with_values
+from feddf.config.keys import keys_of
 from feddf.report.claims import FAILS, HOLDS, IN_PART, UNTESTED, page, read_results, verdicts
+from feddf.reproduce import cells
 from feddf.reproduce.artefact import Measured, all_better, cells_at, final_accuracy, verdict
 from feddf.reproduce.artefacts import NAMES, find, table1
-from feddf.reproduce.cells import experiments_of, hash_of
+from feddf.reproduce.cells import decisive_values, experiments_of, frozen_defaults, hash_of, is_kept
 from feddf.reproduce.scales import TUNED
 from feddf.runs.store import RunFolder
 from feddf.states import digest
@@ -237,6 +239,32 @@ def test_cells_that_differ_only_in_where_they_run_are_one() -> None:
     assert hash_of(base) != hash_of(with_values(base, {"pool.views": 2}))
 
 
+def test_a_key_that_came_later_changes_no_name_and_every_value_does() -> None:
+    """Whatever is not at its default on the frozen day is in the name, and nothing else is."""
+    base = load("cifar10-resnet8")
+    table, known = frozen_defaults(), keys_of(Experiment)
+    assert set(known) - set(json.loads(DEFAULTS.read_text())) >= {"fusion.parts", "clients.lost_state"}
+    for name, other in (("fusion.parts", ["scaffold"]), ("clients.lost_state", "anew"), ("distill.keep_start", False)):
+        assert table[name] == json.loads(json.dumps(known[name].default))
+        assert hash_of(with_values(base, {name: other})) != hash_of(base)
+    assert all(value != table.get(name) for name, value in decisive_values(base).items())
+
+
+def test_a_default_that_changed_finds_no_wrong_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = load("toy", ["rounds=1"])
+    kept = tmp_path / hash_of(base)
+    RunFolder.create(kept, base)
+    assert is_kept(kept, base)
+    frozen = {**frozen_defaults(), "clients.attempts": 7}  # in the table: what has the new default has another name
+    monkeypatch.setattr("feddf.reproduce.cells.frozen_defaults", lambda: frozen)
+    assert hash_of(base) != kept.name
+    flipped = with_values(base, {"clients.lost_state": "anew"})  # not in the table: a run of this name is refused
+    monkeypatch.setattr("feddf.reproduce.cells.frozen_defaults", lambda: {**frozen, "clients.lost_state": "anew"})
+    with pytest.raises(ConfigError, match=r"lost_state.*defaults\.json"):
+        is_kept(kept, flipped)
+
+
+DEFAULTS = Path(cells.__file__).with_name("defaults.json")
 KEPT = sorted((Path(__file__).parents[2] / "results" / "cells").iterdir())
 
 

@@ -7,17 +7,35 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from conftest import update_of
 from feddf.config import ConfigError, DataConfig, Experiment, Settings, parse
 from feddf.config.keys import nested
 from feddf.data.datasets import Dataset, toy
-from feddf.fusion.average import fedavg
+from feddf.engines import in_process
 from feddf.rounds import jobs_for
 from feddf.runs.build import Parts, build
+from feddf.runs.methods import fedavg
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
 from feddf.states import digest
-from feddf.types import Client, Engine, Examples, Fused, Inputs, Method, Resources, ServerState, State, Update
+from feddf.types import (
+    Client,
+    Engine,
+    Examples,
+    Fused,
+    Inputs,
+    Method,
+    Part,
+    Resources,
+    Sent,
+    ServerState,
+    State,
+    Steps,
+    Training,
+    Update,
+)  # fmt: skip
 
 BASE = {
     "data": {"name": "toy"}, "pool": {"sources": ["plane"]}, "prototypes": ["mlp"], "clients": {"number": 4},
@@ -95,10 +113,36 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "missing scheme": ({"partition.scheme": "test_build:f"}, r"partition\.scheme = 'test_build:f': cannot be imp"),
     "not a data set": ({"data.name": "test_build:nothing"}, "must give a feddf.Dataset, and gave a int"),
     "a strict method": ({"fusion.method": "test_build:strict"}, r"fusion\.method = 'test_build:strict': not today"),
-    "two that prepare": (
+    "two that make the weights": (
         {"fusion.method": "test_build:watched", "local.binary": "straight-through"},
-        r"local\.binary = 'straight-through': the method changes clients' models in its own way",
+        r"local\.binary = 'straight-through': .*weights",
     ),
+    "two losses": (
+        {"fusion.method": "test_build:watched", "local.logit_adjustment": 1.0},
+        "two parts of the method change the clients' loss",
+    ),
+    "two losses of parts": (
+        {"fusion.method": "test_build:watched", "fusion.parts": ["test_build:with_a_loss"]},
+        r"fusion\.parts = \['test_build:with_a_loss'\]: 'mlp': two parts of the method change the clients' loss",
+    ),
+    "nothing to binarise": (
+        {"prototypes": [{"model": "test_build:Line"}], "local.binary": "straight-through"},
+        r"local\.binary = 'straight-through': 'Line': it has no layer between its first and its last",
+    ),
+    "control variates and Adam": (
+        {"fusion.parts": ["scaffold"], "local.optimizer": "adam"},
+        r"fusion\.parts = \['scaffold'\]: 'mlp': control variates are for steps of SGD",
+    ),
+    "control variates of bits": (
+        {"fusion.parts": ["scaffold"], "local.binary": "straight-through"},
+        r"(fusion\.parts|local\.binary) = ",
+    ),
+    "control variates of layers that grow": (
+        {"fusion.parts": ["scaffold"], "fusion.method": "fedma"},
+        r"fusion\.parts = .*FedMA's layers grow from round to round",
+    ),
+    "unknown part": ({"fusion.parts": ["scafold"]}, r"fusion\.parts = 'scafold': did you mean 'scaffold'"),
+    "missing part": ({"fusion.parts": ["test_build:f"]}, r"'test_build:f': cannot be imported"),
 }
 
 
@@ -107,10 +151,30 @@ def strict(resources: Resources, settings: Settings, engine: Engine) -> Method:
 
 
 def watched(resources: Resources, settings: Settings, engine: Engine) -> Method:
-    return Method(fedavg(resources, settings, engine), prepare=lambda model, job: model.state_dict)
+    return Method(fedavg(resources, settings, engine), (Part(half=own_half),))
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+def own_half(model: nn.Module, training: Training) -> Steps:
+    return Steps(own_loss, finish=lambda: Sent(model.state_dict()))
+
+
+def own_loss(outputs: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, labels)
+
+
+def with_a_loss(resources: Resources) -> Part:
+    return Part(half=lambda model, training: Steps(own_loss))
+
+
+class Line(nn.Linear):
+    def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:
+        super().__init__(*shape, n_classes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    list(MISTAKES),
+)
 def test_what_does_not_fit_together_is_one_line_before_any_training(name: str) -> None:
     values, said = MISTAKES[name]
     with pytest.raises(ConfigError, match=said) as error:
@@ -215,6 +279,24 @@ def test_every_method_can_be_named_in_a_configuration(tmp_path: Path) -> None:
     server, _ = folder.latest()
     assert server is not None
     assert server.memory["velocity"].keys() == {"mlp"}
+
+
+def test_a_part_is_added_by_its_name() -> None:
+    named = build(experiment({"fusion.method": "fedavg+scaffold"}))
+    assert named.experiment == build(experiment({"fusion.method": "fedavg", "fusion.parts": ["scaffold"]})).experiment
+    assert [part.keeps for part in named.method.parts] == [True]
+    assert [part.keeps for part in build(experiment({"fusion.average": "class-counts"})).method.parts] == [False]
+    assert build(experiment()).method.parts == ()
+
+
+def test_nothing_is_fused_before_the_engines_are_open() -> None:
+    parts = build(experiment({"fusion.method": "fedavg"}))
+    jobs = jobs_for(parts.server, parts.federation, parts.federation.clients[:1], parts.method.parts)
+    updates = [update_of(parts.train(job)) for job in jobs]
+    with pytest.raises(AssertionError, match="once its engines are open"):
+        parts.method.fuse(parts.server, updates, 0)
+    parts.engine.become(in_process)
+    assert digest(parts.method.fuse(parts.server, updates, 0).server.models) == digest({"mlp": updates[0].state})
 
 
 def test_a_small_budget_takes_some_examples() -> None:

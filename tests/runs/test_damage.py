@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from conftest import Tiny
+from conftest import Tiny, update_of
 from feddf.config import parse, with_values
 from feddf.report.read import read_run
 from feddf.runs.spool import DiskSpool
@@ -94,7 +94,7 @@ def test_a_spooled_update_with_another_count_is_not_believed(tiny: Tiny, tmp_pat
     client = tiny.federation.clients[0]
     job = Job(client, 1, tiny.server.models[client.prototype], 5)
     spool = DiskSpool(tmp_path / "spool")
-    kept = spool.keep(job, tiny.local(job))
+    kept = spool.keep(job, update_of(tiny.local(job)))
     assert isinstance(kept, Update)
     assert spool.recall(job) is not None
     (path,) = spool.folder.iterdir()

@@ -15,7 +15,7 @@ from conftest import stripes
 from feddf.config import ConfigError, DataConfig, Experiment, parse
 from feddf.config.keys import all_keys, nested
 from feddf.data.datasets import Dataset
-from feddf.evaluate import Answer, Evaluation, Model
+from feddf.evaluate import Answer, Evaluation, Teacher
 from feddf.runs.build import build
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
@@ -83,6 +83,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "clip": {"distill.clip": 1e-9, "distill.optimizer": "sgd"},
     "views": {"pool.views": 3},
     "augmented pool": {"teachers.ask": "each-batch", "pool.augment": True},
+    "SCAFFOLD": {"fusion.parts": ["scaffold"]},
     "FedMA's growth": {"fusion.method": "fedma", "fedma.growth": 1.0, "prototypes": MATCHED},
     "FedMA's start": {"fusion.method": "fedma", "fedma.own_start": False, "prototypes": MATCHED},
     "FedMA's weights": {"fusion.method": "fedma", "fedma.neuron_weights": "examples", "prototypes": MATCHED},
@@ -130,6 +131,19 @@ def test_no_key_of_a_method_is_left_out_here() -> None:
     assert methods - tried == {"fusion.options"}  # which no method of ours reads; see tests/runs/test_build.py
 
 
+def test_what_happens_to_a_lost_state_matters_only_where_one_is_lost() -> None:
+    for parts in ([], ["scaffold"]):
+        assert outcome({"fusion.parts": parts, "clients.lost_state": "anew"})[0] == outcome({"fusion.parts": parts})[0]
+
+
+def test_counts_that_nobody_uses_change_no_model_and_cost_their_bytes() -> None:
+    plain, told = outcome(), outcome({"fusion.parts": ["class-counts"]})
+    assert plain[0] == told[0]
+    for before, record in zip(plain[1], told[1], strict=True):
+        assert record["bytes_down"] == before["bytes_down"]
+        assert record["bytes_up"] == {client: n + 8 * 3 for client, n in before["bytes_up"].items()}
+
+
 def test_the_best_start_is_never_below_the_average_on_validation() -> None:
     """The scores at the start, of each round, with the same models before it: only round one can be compared."""
     best, average, previous = (
@@ -154,9 +168,9 @@ def test_an_ensemble_that_is_not_logged_is_not_asked(monkeypatch: pytest.MonkeyP
     asked: list[str] = []
 
     class Noted(Evaluation):
-        def __call__(self, models: Sequence[Model]) -> Iterator[Answer | Failure]:
-            asked.extend(model.id for model in models)
-            return super().__call__(models)
+        def __call__(self, teachers: Sequence[Teacher]) -> Iterator[Answer | Failure]:
+            asked.extend(teacher.id for teacher in teachers)
+            return super().__call__(teachers)
 
     monkeypatch.setattr("feddf.runs.record.Evaluation", Noted)
     digests, records = remembered.__wrapped__(json.dumps({"run.log_ensemble": False}))
@@ -164,7 +178,8 @@ def test_an_ensemble_that_is_not_logged_is_not_asked(monkeypatch: pytest.MonkeyP
     assert not [name for name in asked if name.startswith("client-")]
     with_it = outcome()
     assert digests == with_it[0]
-    assert [record["ensemble"] for record in records] == [None, None]
+    assert [(record["ensemble"], record["avg_logits"]) for record in records] == [(None, None)] * 2
+    assert not [record for record in records if "no_ensemble" in record]  # nobody wanted to know
     assert [record["models"] for record in records] == [record["models"] for record in with_it[1]]
     both = remembered.__wrapped__(json.dumps({"run.log_ensemble": False, "run.log_clients": True}))[1][0]
     assert [name for name in asked if name.startswith("client-")]  # the clients are asked once they are logged

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,8 @@ def state(number: int) -> ServerState:
         return {"layer.weight": torch.full((3, 2), float(number)), "count": torch.tensor(number)}
 
     memory = {"velocity": {"a/b": {"v": torch.ones(2)}}, "mine": {"x": {"y": torch.zeros(1)}}}
-    return ServerState(number, {"a/b": weights(), "c": weights()}, {"client-0": {"mean": torch.ones(3)}}, memory)
+    models, own = {"a/b": weights(), "c": weights()}, {"client-0": {"mean": torch.ones(3)}}
+    return ServerState(number, models, own, memory, {"client-1": number, "client-0": 1})
 
 
 @pytest.fixture
@@ -51,10 +54,21 @@ def test_a_checkpoint_comes_back_whole_and_equal_states_are_equal_bytes(folder: 
     assert (saved.round, complaints) == (3, [])
     assert digest(saved.models) == digest(state(3).models)
     assert digest(saved.own) == digest(state(3).own)
+    assert saved.counted == {"client-0": 1, "client-1": 3}
     assert saved.memory.keys() == {"velocity", "mine"}
     for whose, states in state(3).memory.items():
         assert digest(saved.memory[whose]) == digest(states)
     assert pack(state(3)) == pack(state(3)) == pack(unpack(pack(state(3))))
+    turned = replace(state(3), counted=dict(reversed(state(3).counted.items())))
+    assert pack(turned) == pack(state(3)) != pack(replace(state(3), counted={"client-0": 1}))
+
+
+def test_a_checkpoint_of_before_clients_kept_states_can_be_read() -> None:
+    """And one of a method whose clients keep nothing has the same bytes as it had then."""
+    plain = replace(state(3), counted={})
+    header = json.loads(pack(plain)[8 : 8 + int.from_bytes(pack(plain)[:8], "little")])
+    assert json.loads(header["__metadata__"]["feddf"]) == {"round": 3}
+    assert unpack(pack(plain)).counted == {}
 
 
 def test_the_checksum_is_one_that_sha256sum_reads(folder: RunFolder) -> None:

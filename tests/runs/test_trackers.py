@@ -91,6 +91,8 @@ def test_an_unknown_tracker_is_a_mistake() -> None:
 
 def test_numbers_have_names_and_unknown_ones_are_left_out(tmp_path: Path) -> None:
     records, _ = run(tmp_path / "run", [])
+    found = numbers_of({**records[0], "ensemble": 0.25, "avg_logits": 0.5})
+    assert (found["ensemble"], found["avg_logits"]) == (0.25, 0.5)
     found = numbers_of({**records[0], "ensemble": None})
     assert {"mlp/fused", "mlp/averaged", "clients/used", "clients/dropped", "seconds/train", "bytes/up"} <= found.keys()
     assert "ensemble" not in found

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from feddf.client import local_update
 from feddf.config import LocalConfig, parse
 from feddf.engines import Processes, in_process
-from feddf.local import local_update
 from feddf.runs.build import build
 from feddf.runtime import compile as compiling
 from feddf.runtime.compile import can_compile
@@ -89,7 +89,7 @@ import sys
 import torch
 from functools import partial
 from feddf.config import LocalConfig
-from feddf.local import local_update
+from feddf.client import local_update
 from feddf.models.cnn import CNN
 from feddf.runtime.execution import Execution
 from feddf.states import digest, initial

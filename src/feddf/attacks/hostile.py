@@ -9,7 +9,7 @@ from typing import Any
 from feddf.config.sections import AttackConfig
 from feddf.runtime.threads import threads
 from feddf.seeds import derive, numpy_generator
-from feddf.types import Client, Engine, Examples, Failure, Inputs, Job, LocalTrain, Prototype, State, Update
+from feddf.types import Client, Engine, Examples, Failure, Inputs, Job, LocalTrain, Prototype, Reply, State
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class Scene:
 class Forgery:
     """What goes into one forged update: the attacker's own, its job, and what the honest clients of the round sent."""
 
-    own: Update
+    own: Reply
     job: Job
-    honest: Sequence[Update]
+    honest: Sequence[Reply]
     hostile: int
     """How many attackers take part in the round."""
 
     @property
-    def alike(self) -> Sequence[Update]:
+    def alike(self) -> Sequence[Reply]:
         """The honest updates of the same architecture; its own where there are none."""
         return [update for update in self.honest if update.prototype == self.own.prototype] or [self.own]
 
@@ -69,7 +69,7 @@ class PoisonedTraining:
     members: frozenset[str]
     config: AttackConfig
 
-    def __call__(self, job: Job) -> Update:
+    def __call__(self, job: Job) -> Reply:
         """Train the client."""
         poisoned = job.id in self.members and active(self.config, job.round)
         return (self.hostilely if poisoned else self.honestly)(job)
@@ -84,11 +84,11 @@ def forging(engine: Engine, forge: Forge, members: frozenset[str], config: Attac
     def run(function: Callable[[Any], Any], jobs: Sequence[Any], /) -> Iterator[Any | Failure]:
         asked = {job.id: job for job in jobs}
         outcomes = list(engine(function, jobs))
-        updates = sorted((one for one in outcomes if isinstance(one, Update)), key=lambda one: one.client_id)
+        updates = sorted((one for one in outcomes if isinstance(one, Reply)), key=lambda one: one.client_id)
         honest = [update for update in updates if update.client_id not in members]
         hostile = len(updates) - len(honest)
         for outcome in outcomes:
-            if isinstance(outcome, Update) and outcome.client_id in members and active(config, outcome.round):
+            if isinstance(outcome, Reply) and outcome.client_id in members and active(config, outcome.round):
                 with threads(1):
                     state = forge(Forgery(outcome, asked[outcome.client_id], honest, hostile))
                 outcome = replace(outcome, state=state)

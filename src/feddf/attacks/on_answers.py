@@ -19,7 +19,7 @@ from feddf.config.errors import ConfigError
 from feddf.config.sections import AttackConfig
 from feddf.seeds import derive, torch_generator
 from feddf.states import read_off
-from feddf.types import Inputs, State, Update
+from feddf.types import Inputs, Reply, State
 
 KNOWN = 512
 """Inputs of the pool that an attacker trains on."""
@@ -103,7 +103,7 @@ def _trained_for(scene: Scene, config: AttackConfig, answer: Answer) -> Attack:
     return Attack(forge=forge)
 
 
-def _probabilities(scene: Scene, update: Update, inputs: Inputs) -> Tensor:
+def _probabilities(scene: Scene, update: Reply, inputs: Inputs) -> Tensor:
     return evaluate.logits(scene.prototypes[update.prototype].load(update.state), inputs).softmax(dim=1)
 
 

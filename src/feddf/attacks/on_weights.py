@@ -18,7 +18,7 @@ from feddf.config.errors import ConfigError
 from feddf.config.sections import AttackConfig
 from feddf.seeds import derive, torch_generator
 from feddf.states import is_statistic
-from feddf.types import Examples, Inputs, State, Update
+from feddf.types import Examples, Inputs, Reply, State
 
 
 def sign_flip(config: AttackConfig, scene: Scene) -> Attack:
@@ -154,7 +154,7 @@ def _last_layer(scene: Scene, forge: Callable[[Tensor, Tensor], tuple[Tensor, Te
     return forged
 
 
-def changes(sent: State, updates: Sequence[Update]) -> Tensor:
+def changes(sent: State, updates: Sequence[Reply]) -> Tensor:
     """Return the changes of the weights, one row an update; statistics and counters are left out."""
     keys = _moving_keys(sent)
     rows = [torch.cat([(update.state[key] - sent[key]).flatten() for key in keys]) for update in updates]

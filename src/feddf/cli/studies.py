@@ -130,7 +130,7 @@ def bound(
     """Estimate the terms of the paper's Theorem 5.1 for a run, from all its data."""
     from feddf.config import parse, with_values
     from feddf.experiments.theorem import CAVEATS, MEANING, estimate
-    from feddf.report.read import read_run
+    from feddf.report.read import ensemble_of, read_run
     from feddf.runs.build import build
     from feddf.runs.store import RunFolder
 
@@ -145,7 +145,7 @@ def bound(
         build(experiment, trust=trust),
         most=number("most", own["most"], least=4),
         delta=share("delta", own["delta"], "a probability, for instance 0.05"),
-        ensemble=records[-1]["ensemble"] if records else None,
+        ensemble=ensemble_of(records[-1]) if records else None,
     )
     label = experiment.prototypes[0].label
     table = Table(title=f"Terms of Theorem 5.1, {len(found.lambdas)} clients, prototype {label}")

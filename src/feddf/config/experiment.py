@@ -58,12 +58,6 @@ class Settings(Section):
         """Whether students are distilled; a user's own method does what it does."""
         return self.fusion.method == "feddf"
 
-    @property
-    def discloses(self) -> bool:
-        """Whether clients tell how many examples they have of each class: only if something is weighted by it."""
-        weighted = self.fusion.method != "fedavg" and self.teachers.weights == "class-counts"
-        return weighted or self.fusion.average == "class-counts"
-
     def mistakes(self, *, labelled: bool, pooled: bool) -> Iterator[Mistake]:
         """Yield what is right alone and wrong together, given whether the server has labelled data, and a pool."""
         yield from self._mistakes_in_distillation(labelled, pooled)
@@ -160,6 +154,11 @@ class Settings(Section):
             matched and (fusion.batchnorm != "average" or fusion.average != "examples"),
             "fusion.method",
             "it has averages of its own and no BatchNorm, so neither fusion.batchnorm nor fusion.average can be chosen",
+        )
+        yield (
+            matched and len(fusion.parts) > 0,
+            "fusion.parts",
+            "FedMA's layers grow from round to round, and what a part keeps of them would not fit",
         )
         yield (
             matched and self.local.binary != "none",

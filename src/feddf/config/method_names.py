@@ -8,6 +8,7 @@ from typing import Any
 from feddf.config.errors import ConfigError, nearest
 from feddf.config.keys import default_of, flat, nested
 from feddf.config.names import METHODS
+from feddf.config.names import PARTS as NAMED
 from feddf.config.sections import Section
 
 PARTS: dict[str, tuple[str, Any]] = {
@@ -54,12 +55,15 @@ def changes_of(method: str) -> tuple[str, dict[str, Any]]:
     """
     first, *added = method.split("+")
     name, *parts = [*SHORT.get(first, first).split("+"), *added]
-    if (name not in METHODS and ":" not in name) or any(part not in PARTS for part in parts):
+    if (name not in METHODS and ":" not in name) or any(part not in PARTS and part not in NAMED for part in parts):
         allowed = f"{nearest(method, [*METHODS, *SHORT])} (your own is written as module:attribute)"
         if "+" in method:
-            allowed = f"parts that can be added to a method are {', '.join(f'+{part}' for part in PARTS)}"
+            known = dict.fromkeys([*PARTS, *NAMED])
+            allowed = f"parts that can be added to a method are {', '.join(f'+{part}' for part in known)}"
         raise ConfigError.at("fusion.method", method, allowed)
-    return name, dict(PARTS[part] for part in parts)
+    named = tuple(part for part in parts if part not in PARTS)
+    changes = dict(PARTS[part] for part in parts if part in PARTS)
+    return name, {**changes, "fusion.parts": named} if named else changes
 
 
 def spelled_out(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -83,12 +83,21 @@ def _module(name: str) -> ModuleType:
 METHODS = Names(
     "fusion.method",
     {
-        "fedavg": "feddf.fusion.average:fedavg",
-        "feddf": "feddf.fusion.feddf:feddf",
-        "fedma": "feddf.fusion.fedma:fedma",
+        "fedavg": "feddf.runs.methods:fedavg",
+        "feddf": "feddf.runs.methods:feddf",
+        "fedma": "feddf.runs.methods:fedma",
     },
 )
 """(resources, settings, engine) -> a fusion, or a method that also asks something of its clients."""
+
+PARTS = Names(
+    "fusion.parts",
+    {
+        "class-counts": "feddf.fusion.class_counts:class_counts",
+        "scaffold": "feddf.fusion.scaffold:scaffold",
+    },
+)
+"""(resources) -> a part: both halves of what is added to a method, and what travels between them."""
 
 AVERAGES = Names(
     "fusion.average",
@@ -96,18 +105,18 @@ AVERAGES = Names(
         "examples": "feddf.fusion.average:average",
         "uniform": "feddf.fusion.average:uniform_average",
         "class-counts": "feddf.fusion.average:class_average",
-        "norm-clipped": "feddf.fusion.robust:clipped_average",
-        "median": "feddf.fusion.robust:median",
-        "trimmed-mean": "feddf.fusion.robust:trimmed",
-        "geometric-median": "feddf.fusion.robust:by_geometric_median",
-        "krum": "feddf.fusion.robust:by_krum",
-        "multi-krum": "feddf.fusion.robust:by_multi_krum",
-        "centred-clipping": "feddf.fusion.robust:by_centred_clipping",
-        "mixed-median": "feddf.fusion.robust:mixed_median",
-        "mixed-trimmed-mean": "feddf.fusion.robust:mixed_trimmed",
-        "mixed-geometric-median": "feddf.fusion.robust:mixed_geometric_median",
-        "mixed-multi-krum": "feddf.fusion.robust:mixed_multi_krum",
-        "mixed-centred-clipping": "feddf.fusion.robust:mixed_centred_clipping",
+        "norm-clipped": "feddf.robust.rules:clipped_average",
+        "median": "feddf.robust.rules:median",
+        "trimmed-mean": "feddf.robust.rules:trimmed",
+        "geometric-median": "feddf.robust.rules:by_geometric_median",
+        "krum": "feddf.robust.rules:by_krum",
+        "multi-krum": "feddf.robust.rules:by_multi_krum",
+        "centred-clipping": "feddf.robust.rules:by_centred_clipping",
+        "mixed-median": "feddf.robust.rules:mixed_median",
+        "mixed-trimmed-mean": "feddf.robust.rules:mixed_trimmed",
+        "mixed-geometric-median": "feddf.robust.rules:mixed_geometric_median",
+        "mixed-multi-krum": "feddf.robust.rules:mixed_multi_krum",
+        "mixed-centred-clipping": "feddf.robust.rules:mixed_centred_clipping",
     },
 )
 """(previous weights, updates of one prototype) -> weights to start from."""
@@ -117,7 +126,7 @@ DROP_RULES = Names(
     {
         "paper": "feddf.fusion.select:random_guessers",
         "released": "feddf.fusion.select:released_rule",
-        "lowest": "feddf.fusion.select:lowest",
+        "lowest": "feddf.robust.rules:lowest",
     },
 )
 """(accuracy by client, number of classes, number of examples) -> the clients to drop."""
@@ -127,11 +136,11 @@ TARGETS = Names(
     {
         "logits": "feddf.fusion.ensemble:avg_logits",
         "probabilities": "feddf.fusion.ensemble:avg_probabilities",
-        "clipped-logits": "feddf.fusion.robust_ensemble:clipped_logits",
-        "tempered-logits": "feddf.fusion.robust_ensemble:tempered_logits",
-        "geometric-median": "feddf.fusion.robust_ensemble:geometric_median",
-        "cronus": "feddf.fusion.robust_ensemble:cronus",
-        "median-scores": "feddf.fusion.robust_ensemble:median_scores",
+        "clipped-logits": "feddf.robust.targets:clipped_logits",
+        "tempered-logits": "feddf.robust.targets:tempered_logits",
+        "geometric-median": "feddf.robust.targets:geometric_median",
+        "cronus": "feddf.robust.targets:cronus",
+        "median-scores": "feddf.robust.targets:median_scores",
     },
 )
 """(votes, temperature) -> class probabilities."""
@@ -150,7 +159,7 @@ TEACHER_WEIGHTS = Names(
 
 TRUSTS = Names(
     "fusion.trust",
-    {"mixture": "feddf.fusion.trust:mixture", "expguard": "feddf.fusion.trust:expguard"},
+    {"mixture": "feddf.robust.trust:mixture", "expguard": "feddf.robust.trust:expguard"},
 )
 """(resources, engine, execution) -> (updates, trust before) -> trust now, by client."""
 
@@ -183,7 +192,19 @@ BINARISATIONS = Names(
         "error-feedback": "feddf.models.binary:error_feedback",
     },
 )
-"""(model, job) -> how the trained model becomes the state that is sent."""
+"""A client half: (model, training) -> its steps."""
+
+FORMATS = Names(
+    "teachers.format",
+    {
+        "feddf": "feddf.oneshot.teachers:of_feddf",
+        "safetensors": "feddf.oneshot.teachers:of_safetensors",
+        "onnx": "feddf.oneshot.onnx_file:of_onnx",
+        "pt2": "feddf.oneshot.exported:of_program",
+        "hugging-face": "feddf.oneshot.hugging_face:of_pretrained",
+    },
+)
+"""(an entry of [[teachers]], trust) -> the trained models that it stands for."""
 
 MODELS = Names(
     "prototypes.model",

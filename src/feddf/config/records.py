@@ -30,11 +30,18 @@ class DistillationRecord(TypedDict):
 
 
 class Record(TypedDict):
-    """What happened in a round. A method may add notes of its own under further names."""
+    """What happened in a round. A method may add notes of its own under further names.
+
+    ``ensemble`` is the test accuracy of the ensemble that the students learned from: null where the method has none, or
+    where it cannot be asked about other inputs than the pool's, which ``no_ensemble`` then says. ``avg_logits`` is that
+    of the clients' averaged logits, whatever the method. (Records of version 0.1 have the latter as ``ensemble``.)
+    """
 
     round: int
     clients: list[str]
     ensemble: float | None
+    no_ensemble: NotRequired[str]
+    avg_logits: NotRequired[float | None]
     models: dict[str, ModelRecord]
     metrics_of_clients: dict[str, float]
     accuracy_of_clients: NotRequired[dict[str, float | None]]
@@ -51,3 +58,5 @@ class Record(TypedDict):
     attack: NotRequired[dict[str, Any]]
     fedma: NotRequired[dict[str, Any]]
     evaluated_by_clients: NotRequired[dict[str, Any]]
+    kept_by_clients: NotRequired[int]
+    lost_states: NotRequired[list[str]]

@@ -25,6 +25,7 @@ from feddf.config.names import (
     METHODS,
     MODELS,
     PARTITIONS,
+    PARTS,
     SOURCES,
     TARGETS,
     TEACHER_WEIGHTS,
@@ -82,7 +83,8 @@ class Section(BaseModel):
         extra = extra_of(cls.model_fields[str(info.field_name)])
         if extra.get("names") is not None and value not in (extra["also"], None):
             called = f"{cls.place}.{info.field_name}" if cls.place else None
-            extra["names"].check(value, *extra["others"], key=called)
+            for name in value if isinstance(value, tuple) else (value,):
+                extra["names"].check(name, *extra["others"], key=called)
         return value
 
 
@@ -133,6 +135,9 @@ class ClientsConfig(Section):
         0, "further clients that are sampled in each round, for those that may not answer", ge=0, synonyms="overselect"
     )
     deadline: float | None = key(None, "seconds after which a client counts as failed", gt=0, synonyms="timeout")
+    lost_state: Literal["refuse", "anew"] = key(
+        "refuse", "a client whose kept state is lost (methods that keep one) is refused, or begins anew"
+    )
 
     @property
     def cohort(self) -> int:
@@ -312,6 +317,9 @@ class FusionConfig(Section):
         "'robust': start, ensemble and trust that stand hostile clients, and a guard (docs/decisions/defence.md)",
         kind="method",
         synonyms="byzantine robust",
+    )
+    parts: tuple[str, ...] = key(
+        (), "what is added to the method, on the clients' side and on the server's", kind="method", names=PARTS
     )
     options: dict[str, Any] = key({}, "whatever a method of your own wants to be told", kind="method")
 

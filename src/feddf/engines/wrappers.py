@@ -71,6 +71,22 @@ def watched(engine: Engine, watch: Watch, stage: str) -> Engine:
     return run
 
 
+class LaterEngine:
+    """An engine that others are built with before it is open: nothing runs in it until :meth:`become` says where."""
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+
+    def become(self, engine: Engine) -> None:
+        """Run in this engine from now on."""
+        self._engine = engine
+
+    def __call__(self, function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+        """Run ``function`` on every job, where the engine is."""
+        assert self._engine is not None, "an experiment runs once its engines are open"
+        return self._engine(function, jobs)
+
+
 @dataclass(frozen=True)
 class _Timed:
     result: Any

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from feddf import evaluate
+from feddf.client import local_update
 from feddf.config import ClientsConfig, DistillConfig, LocalConfig, RunConfig, Settings
 from feddf.data.encode import Pixels
 from feddf.engines import in_process
-from feddf.fusion.feddf import feddf
-from feddf.local import local_update
 from feddf.models.cnn import CNN
 from feddf.rounds import Federation, run_round
+from feddf.runs.methods import feddf
 from feddf.runtime import device as devices
 from feddf.runtime.compile import can_compile
 from feddf.runtime.execution import Execution

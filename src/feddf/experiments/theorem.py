@@ -14,10 +14,10 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from feddf.client import local_update
 from feddf.config import LocalConfig
 from feddf.engines.open import open_engines
 from feddf.evaluate import accuracy
-from feddf.local import local_update
 from feddf.outcomes import gather
 from feddf.runs.build import Parts, prototype_for
 from feddf.runtime.execution import Execution, of_answers

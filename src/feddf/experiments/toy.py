@@ -25,8 +25,15 @@ Panel = tuple[str, float, NDArray[np.float32]]
 def draw(parts: Parts, path: Path) -> list[tuple[str, float]]:
     """Run the first round again (same seed, same bytes), draw its models, and return their accuracies."""
     experiment = parts.experiment
-    fuse = parts.method(in_process).fuse
-    closed = run_round(parts.server, parts.federation, engine=in_process, train=parts.train, fuse=fuse)
+    parts.engine.become(in_process)
+    closed = run_round(
+        parts.server,
+        parts.federation,
+        engine=in_process,
+        train=parts.train,
+        fuse=parts.method.fuse,
+        parts=parts.method.parts,
+    )
     locals_ = [parts.prototypes[update.prototype].load(update.state) for update in closed.updates]
     name = experiment.prototypes[0].label
     averaged = parts.prototypes[name].load(closed.fused.start[name])

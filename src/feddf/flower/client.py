@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,17 +14,46 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from feddf import evaluate
+from feddf.client import local_update, together
 from feddf.config import ConfigError
+from feddf.config.names import PARTS
 from feddf.flower.conversion import Architectures, Labelled, as_examples, as_inputs, as_prototypes, classes_of
-from feddf.flower.settings import DISCLOSE, local_from
-from feddf.flower.wire import ARRAYS, CLASS_COUNTS, CONFIG, COUNT, METRICS, from_arrays, to_arrays
-from feddf.local import local_update
+from feddf.flower.settings import PARTS_ORDER, local_from
+from feddf.flower.wire import (
+    ARRAYS,
+    CONFIG,
+    COUNT,
+    METRICS,
+    from_arrays,
+    from_payload,
+    to_arrays,
+    to_payload,
+)
+from feddf.runs.kept import KeptStates
+from feddf.runs.methods import binarisations
 from feddf.runtime.execution import Execution
 from feddf.runtime.threads import threads as on_threads
-from feddf.types import Augment, Client, Examples, Job, Prototype, State
+from feddf.types import (
+    Augment,
+    Client,
+    Examples,
+    Failure,
+    J,
+    Job,
+    LocalTrain,
+    Part,
+    Prototype,
+    R,
+    Reply,
+    Resources,
+    State,
+)
 
 Of = Callable[[Context], str]
 """Something that a node's context tells."""
+
+MakePart = Callable[[Resources], Part]
+"""What a part's name stands for."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +97,8 @@ def client_app(
     augment: Augment | None = None,
     threads: int | None = 1,
     device: str = "auto",
+    parts: Mapping[str, MakePart] | None = None,
+    states: Callable[[Context], Path] | None = None,
 ) -> ClientApp:
     """Return a ClientApp that trains one of the prototypes on data that never leave their place.
 
@@ -74,6 +107,10 @@ def client_app(
     the same seeds give the same bytes on any machine of a kind; ``threads=None`` leaves torch as it is, for speed.
     ``device`` is where models are trained and tried: ``auto`` (an accelerator that passes a self-test, else the CPU),
     or a name as torch has it. What is sent comes from the CPU.
+
+    A method may have parts on the client's side. Those that come with feddf are known by name; ``parts`` are one's own,
+    by the name that the server gives them: nothing that a server names is imported. A part that keeps a state between
+    rounds needs a folder of this client's own, which ``states`` returns.
     """
     known = as_prototypes(prototypes)
     if prototype is None and len(known) > 1:
@@ -92,11 +129,17 @@ def client_app(
             augment,
         )
 
-    return app_at(site, which, name, threads, Execution(device=device))
+    return app_at(site, which, name, threads, Execution(device=device), parts, states)
 
 
 def app_at(
-    site: Callable[[Context], Site], prototype: Of, name: Of, threads: int | None, execution: Execution = Execution()
+    site: Callable[[Context], Site],
+    prototype: Of,
+    name: Of,
+    threads: int | None,
+    execution: Execution = Execution(),
+    parts: Mapping[str, MakePart] | None = None,
+    states: Callable[[Context], Path] | None = None,
 ) -> ClientApp:
     """Return the app of a site that is looked up when a message comes."""
     app = introduce(ClientApp(), prototype, name)
@@ -107,19 +150,25 @@ def app_at(
             here = site(context)
             examples = here.data()
             orders: Any = message.content[CONFIG]
-            update = local_update(
-                _job(message, here.prototype, len(examples)),
-                prototypes={here.prototype.name: here.prototype},
+            prototypes = {here.prototype.name: here.prototype}
+            named = parts_in(orders, prototypes, parts)
+            local = local_from(orders)
+            train = partial(
+                local_update,
+                prototypes=prototypes,
                 train=examples,
-                local=local_from(orders),
+                local=local,
+                half=together([*binarisations(local), *(part.half for part in named)]),
                 augment=here.augment,
-                disclose=bool(orders.get(DISCLOSE, False)),
                 execution=execution,
             )
-        metrics: dict[str, Any] = {COUNT: update.n_examples, **update.metrics}
-        if update.class_counts is not None:
-            metrics[CLASS_COUNTS] = list(update.class_counts)
-        content = RecordDict({ARRAYS: to_arrays(update.state), METRICS: MetricRecord(metrics)})
+            job = _job(message, here.prototype, len(examples))
+            if any(part.keeps for part in named):
+                reply = _keeping(train, job, states(context) if states else None, orders)
+            else:
+                reply = train(job)
+        metrics = MetricRecord({COUNT: reply.n_examples, **reply.metrics})
+        content = RecordDict({ARRAYS: to_arrays(reply.state), METRICS: metrics, **to_payload(reply.payload)})
         return Message(content, reply_to=message)
 
     @app.evaluate()
@@ -136,6 +185,36 @@ def app_at(
     return app
 
 
+def parts_in(
+    orders: Mapping[str, Any], prototypes: Mapping[str, Prototype], own: Mapping[str, MakePart] | None
+) -> list[Part]:
+    """Return the parts that a server orders; a name that is neither feddf's nor the client's own is refused."""
+    found: list[Part] = []
+    for name in filter(None, str(orders.get(PARTS_ORDER, "")).split(",")):
+        known: Mapping[str, MakePart] = own if own and name in own else PARTS
+        if name not in known:  # a module:attribute is none of the names
+            raise ValueError(f"this client does not know the part '{name[:60]}'; give it to client_app as parts")
+        found.append(known[name](Resources(prototypes)))
+    return found
+
+
+def _keeping(train: LocalTrain, job: Job, folder: Path | None, orders: Mapping[str, Any]) -> Reply:
+    """Train with the state that this client kept, and keep what comes of it, before anything is sent."""
+    if folder is None:
+        raise ValueError("the method keeps a state between rounds: give client_app a folder for it, as states")
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = KeptStates(folder, "anew" if orders.get("lost-state") == "anew" else "refuse")
+    (outcome,) = kept.engine(_here)(train, [job])
+    if isinstance(outcome, Failure):
+        raise ValueError(outcome.reason)
+    return outcome
+
+
+def _here(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+    """Run jobs as they are: what goes wrong is Flower's to tell."""
+    return map(function, jobs)
+
+
 def _labelled(given: Labelled, prototype: Prototype) -> Examples:
     """Return examples; a shard does not tell how many classes there are, so the model does."""
     if isinstance(given, Examples):
@@ -146,7 +225,8 @@ def _labelled(given: Labelled, prototype: Prototype) -> Examples:
 def _job(message: Message, prototype: Prototype, n_examples: int) -> Job:
     config: Any = message.content[CONFIG]
     client = Client(str(config["client"]), prototype.name, torch.arange(n_examples))
-    return Job(client, int(config["server-round"]), _state(message, prototype), int(config["seed"]))
+    known = int(config["server-round"]), _state(message, prototype), int(config["seed"])
+    return Job(client, *known, from_payload(message.content.array_records), int(config.get("counted", 0)))
 
 
 def _state(message: Message, prototype: Prototype) -> State:

@@ -20,7 +20,7 @@ def metrics_from(reply: Message, job: Job) -> Found | Failure:
     if reply.has_error():
         return Failure(job.id, complaint_of(reply))
     try:
-        count, metrics, _ = counted(next(iter(reply.content.metric_records.values())))
+        count, metrics = counted(next(iter(reply.content.metric_records.values())))
     except Exception as error:  # whatever a hostile record does when it is looked at, the round goes on
         return unreadable(job, error)
     if not 0 < count <= MOST_EXAMPLES or not all(math.isfinite(value) for value in metrics.values()):

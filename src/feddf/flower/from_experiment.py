@@ -51,10 +51,11 @@ def strategy_of(
     )
 
 
-def client_app_of(experiment: Experiment, *, trust: bool = False) -> ClientApp:
+def client_app_of(experiment: Experiment, *, states: str | Path | None = None, trust: bool = False) -> ClientApp:
     """Return the app of an experiment's clients: a node's ``partition-id`` says whose shard it has.
 
     The data are loaded where the client is, when its first message comes; so the app itself is small and travels.
+    ``states`` is a folder for what clients keep between rounds, where a method has them keep something.
     """
     settings = settings_of(experiment)
     settings.refuse(settings.mistakes(labelled=True, pooled=True))
@@ -69,6 +70,7 @@ def client_app_of(experiment: Experiment, *, trust: bool = False) -> ClientApp:
             precision=experiment.run.precision,
             deterministic=experiment.run.deterministic,
         ),
+        states=None if states is None else lambda context: Path(states),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from feddf.rounds import Federation, Spool, run_round, sample
 from feddf.runs.store import RunFolder
 from feddf.seeds import derive
 from feddf.states import initial
-from feddf.types import Client, Examples, Fusion, Inputs, Job, Resources, Round, ServerState, Update
+from feddf.types import Client, Examples, Fusion, Inputs, Job, Part, Reply, Resources, Round, ServerState
 
 
 class FlowerServer:
@@ -65,7 +65,9 @@ class FlowerServer:
         for key, inputs in (("pool", unlabeled), ("validation", labelled.inputs), ("test", self.test.inputs)):
             if inputs is not None and len(inputs):
                 check_finite(key, inputs)
-        self.resources = Resources(known, unlabeled, labelled)
+        known_classes = labelled.n_classes if unlabeled is not None or len(self.test) else None
+        self.resources = Resources(known, unlabeled, labelled, None, known_classes, self._n_clients)
+        self._members: list[Client] = []
         self.validation = labelled
         self.settings = with_values(settings, {
             "flower.prototypes": tuple(known),
@@ -102,15 +104,22 @@ class FlowerServer:
             self.state = saved
         return [*complaints, *folder.forget_after(self.state.round)]
 
-    def rounds(self, sites: Sites, fuse: Fusion, spool: Spool) -> Iterator[Round]:
+    def rounds(self, sites: Sites, fuse: Fusion, parts: Sequence[Part], spool: Spool) -> Iterator[Round]:
         """Run rounds over the sites; newcomers join between them."""
         sites.gather()
         while True:
             sites.begin_round()
+            self._members = sites.clients
             federation = self.federation(sites.clients)
-            closed = run_round(self.state, federation, engine=sites.train, train=elsewhere, fuse=fuse, spool=spool)
+            closed = run_round(
+                self.state, federation, engine=sites.train, train=elsewhere, fuse=fuse, parts=parts, spool=spool
+            )
             self.state = closed.server
             yield closed
+
+    def _n_clients(self, prototype: str) -> int:
+        """Return how many of the clients that are known now have an architecture."""
+        return sum(client.prototype == prototype for client in self._members)
 
     def federation(self, clients: list[Client]) -> Federation:
         """Return the federation of the clients that are known now."""
@@ -140,6 +149,6 @@ def _check_given(settings: FlowerSettings, pool: Inputs | None, validation: Exam
         raise ConfigError.at("validation", None, allowed)
 
 
-def elsewhere(job: Job) -> Update:
+def elsewhere(job: Job) -> Reply:
     """Stand in for a client's training, which happens at its own place."""
     raise AssertionError(f"{job.id} trains at its own place")

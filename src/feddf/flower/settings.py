@@ -10,9 +10,10 @@ from pydantic import field_validator
 from feddf.config import ClientsConfig, FusionConfig, LocalConfig, RunConfig, Settings
 from feddf.config.experiment import Mistake
 from feddf.config.sections import Section, cohort_size, key
+from feddf.runs.methods import part_names
 
-DISCLOSE = "disclose"
-"""The order to tell how many examples of each class a client has."""
+PARTS_ORDER = "parts"
+"""The order that names the parts of the method, with commas between them."""
 
 
 class FlowerClientsConfig(ClientsConfig):
@@ -83,8 +84,9 @@ class FlowerSettings(Settings):
 def orders(settings: FlowerSettings) -> dict[str, Any]:
     """Return what clients are told: the section ``[local]``, and FedProx's μ under the name that Flower gives it."""
     local = {f"local-{name}": value for name, value in settings.local.model_dump().items()}
-    disclose = {DISCLOSE: True} if settings.discloses else {}
-    return {**local, "proximal-mu": settings.local.proximal, **disclose, **settings.flower.train_config}
+    named = ",".join(part_names(settings))
+    parts = {PARTS_ORDER: named, "lost-state": settings.clients.lost_state} if named else {}
+    return {**local, "proximal-mu": settings.local.proximal, **parts, **settings.flower.train_config}
 
 
 def local_from(told: Mapping[str, Any]) -> LocalConfig:

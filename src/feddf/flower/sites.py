@@ -14,7 +14,7 @@ from feddf.flower.inbox import Inbox
 from feddf.flower.roster import Roster
 from feddf.flower.settings import FlowerSettings, orders
 from feddf.flower.wire import job_message, unreadable, update_from
-from feddf.types import Client, Failure, J, Job, R
+from feddf.types import Client, Failure, J, Job, Part, R
 
 Reply = TypeVar("Reply")
 Connected = Callable[[], Mapping[str, int]]
@@ -27,6 +27,7 @@ class Sites:
     def __init__(self, inbox: Inbox, roster: Roster, settings: FlowerSettings, wait: float, poll: float) -> None:
         self.inbox, self._roster, self._settings = inbox, roster, settings
         self._wait, self._poll = wait, poll
+        self.parts: Sequence[Part] = ()
         self._gathered = False
 
     @property
@@ -57,7 +58,7 @@ class Sites:
         send = partial(
             job_message, orders=orders(self._settings), kind=MessageType.TRAIN, ttl=self._settings.clients.deadline
         )
-        outcomes = self._exchange(cast(Sequence[Job], jobs), send, update_from)
+        outcomes = self._exchange(cast(Sequence[Job], jobs), send, partial(update_from, parts=self.parts))
         yield from cast(Iterator[R | Failure], outcomes)
 
     def evaluate(self, jobs: Sequence[Job], config: Mapping[str, Any]) -> list[evaluation.Found | Failure]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
@@ -17,28 +16,28 @@ from torch import Tensor
 from feddf.config import ConfigError, Record
 from feddf.config.keys import flat
 from feddf.engines.open import open_engines
-from feddf.flower import evaluation
 from feddf.flower.conversion import Architectures, Labelled
 from feddf.flower.inbox import Inbox
 from feddf.flower.roster import Roster, most_clients
-from feddf.flower.server import FlowerServer, elsewhere
-from feddf.flower.settings import FlowerSettings, orders
+from feddf.flower.server import FlowerServer
+from feddf.flower.settings import FlowerSettings
 from feddf.flower.sites import Sites
-from feddf.flower.wire import job_message, packed, update_from
-from feddf.fusion.compose import method_of
-from feddf.fusion.guard import bounded_counts
-from feddf.rounds import collect, fuse_usable, jobs_for, sample
+from feddf.flower.wire import packed
+from feddf.robust.guard import bounded_counts
+from feddf.runs.methods import method_of, try_half
 from feddf.runs.record import Recorder, mean_metrics
 from feddf.runs.run import recorded
 from feddf.runs.spool import DiskSpool
 from feddf.runs.trackers import tracking
-from feddf.seeds import derive
-from feddf.types import Failure, Inputs, J, Job, R, ServerState, State
+from feddf.types import Failure, Inputs, Job, ServerState, State
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 """A user's own evaluation of the fused weights after a round."""
 
 _log = logging.getLogger("flwr")
+
+
+ONE_LOOP = "call start(): FedDF runs rounds in a loop of its own, with quorum and resuming"
 
 
 class FedDF(Strategy):
@@ -125,7 +124,10 @@ class FedDF(Strategy):
                 _log.warning("feddf: %s", complaint)
             self.summary()
             sites = self._sites_of(grid)
-            fuse = bounded_counts(method_of(server.resources, self.settings, engines.server).fuse)
+            method = method_of(server.resources, self.settings, engines.server)
+            try_half(self.settings, method.parts, server.resources.prototypes, server.state.models)
+            sites.parts = method.parts
+            fuse = bounded_counts(method.fuse)
             recorder = Recorder(
                 engines.server, server.resources.prototypes, server.test, server.validation, self.settings.run
             )
@@ -133,12 +135,13 @@ class FedDF(Strategy):
                 _note(result, 0, evaluate_fn(0, packed(self.models)))
             extend = partial(self._evaluated, sites, evaluate_config or ConfigRecord(), evaluate_fn, result)
             planned = islice(
-                server.rounds(sites, fuse, DiskSpool(folder.spool)), max(0, self.settings.rounds - server.state.round)
+                server.rounds(sites, fuse, method.parts, DiskSpool(folder.spool)),
+                max(0, self.settings.rounds - server.state.round),
             )
             keep = self.settings.run.keep_checkpoints
             config, done = flat(self.settings.model_dump(mode="json", exclude_none=True)), server.state.round
             with tracking(self.settings.run.track, folder.path, config, done, _log.warning) as track:
-                for record in recorded(planned, server.state, folder, recorder, sites.clients, keep, extend):
+                for record in recorded(planned, server.state, folder, recorder, keep, extend):
                     track(record)
                     _log_round(record, self.settings.rounds)
         result.arrays = packed(self.models)
@@ -181,69 +184,29 @@ class FedDF(Strategy):
         silent = {answer.client_id: answer.reason for answer in answers if isinstance(answer, Failure)}
         return {**record, "evaluated_by_clients": {"means": means, "failures": silent}}
 
-    # The pieces that Flower's own loop uses; it knows neither quorum nor resuming
+    # Flower's own loop knows neither quorum nor resuming; its pieces are here because the abstract class asks for them
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages to this round's clients."""
-        sites = self._sites_of(grid)
-        sites.gather()
-        self._server.adopt(arrays, round=server_round - 1)
-        federation = self._server.federation(sites.clients)
-        jobs = jobs_for(self._server.state, federation, sample(federation, server_round))
-        return self._messages(jobs, {**orders(self.settings), **config}, MessageType.TRAIN, sites)
+        """Refuse: :meth:`start` runs the rounds."""
+        raise NotImplementedError(ONE_LOOP)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Let the replies through the gate, fuse them, and return the weights and the clients' mean metrics."""
-        answered = self._answered(replies)
-
-        def answers(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
-            for reply, job in answered:
-                yield cast(R | Failure, update_from(reply, job))
-
-        updates, failures = collect(answers, elsewhere, [job for _, job in self._sent])
-        server = self._server
-        with open_engines(self.settings.run) as engines:
-            fuse = bounded_counts(method_of(server.resources, self.settings, engines.server).fuse)
-            seed = derive(self.settings.seed, "fuse", server_round)
-            fused, updates, refused = fuse_usable(fuse, server.state, updates, 1, seed)
-        for failure in (*failures, *refused):
-            _log.warning("feddf: %s: %s", failure.client_id, failure.reason)
-        if fused is None:
-            return None, None
-        server.state = fused.server
-        means = mean_metrics([(update.n_examples, update.metrics) for update in updates])
-        return packed(self.models), MetricRecord(dict(means))
+        """Refuse: :meth:`start` runs the rounds."""
+        raise NotImplementedError(ONE_LOOP)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages that ask clients to try the fused models on their own data."""
-        sites = self._sites_of(grid)
-        jobs = self._server.evaluations(server_round, sites.clients)
-        return self._messages(jobs, dict(config), MessageType.EVALUATE, sites)
+        """Refuse: :meth:`start` runs the rounds."""
+        raise NotImplementedError(ONE_LOOP)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return the mean of the clients' metrics, weighted by their examples."""
-        answers = [evaluation.metrics_from(reply, job) for reply, job in self._answered(replies)]
-        found = [answer for answer in answers if not isinstance(answer, Failure)]
-        return MetricRecord(dict(mean_metrics(found))) if found else None
-
-    def _messages(self, jobs: Sequence[Job], told: Mapping[str, object], kind: str, sites: Sites) -> list[Message]:
-        nodes = sites.connected()
-        ttl = self.settings.clients.deadline
-        self._sent = [
-            (job_message(job, nodes[job.id], told, kind=kind, ttl=ttl), job) for job in jobs if job.id in nodes
-        ]
-        return [message for message, _ in self._sent]
-
-    def _answered(self, replies: Iterable[Message]) -> list[tuple[Message, Job]]:
-        asked = {message.metadata.message_id: job for message, job in self._sent}
-        numbered = [(reply, reply.metadata.reply_to_message_id) for reply in replies]
-        return [(reply, asked[number]) for reply, number in numbered if number in asked]
+        """Refuse: :meth:`start` runs the rounds."""
+        raise NotImplementedError(ONE_LOOP)
 
     def summary(self) -> None:
         """Log what this strategy is about to do."""

@@ -1,13 +1,14 @@
 """What travels, in Flower's own records, under the names that Flower's own strategies use.
 
 Down: the weights as ``arrays``, and orders as ``config``. Up: one array record, and one metric record that holds
-``num-examples``. Nothing that a client sends is believed: an array is read only after its header has been compared with
-what the prototype has in its place.
+``num-examples``. Either way a second array record, ``payload``, has what a method sends beside the weights. Nothing
+that a client sends is believed: an array is read only after its header has been compared with what is expected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import islice
 from typing import Any, TypeVar
@@ -17,13 +18,14 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.lib import format as npy
 
-from feddf.admit import METRIC_NAME, MOST_METRICS, different_keys
+from feddf.admit import METRIC_NAME, MOST_METRICS, different_keys, form_of
 from feddf.config.errors import reason
-from feddf.types import Failure, Job, State, Update
+from feddf.types import Failure, Form, Job, Part, Payload, Reply, State, TensorForm
 
-ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
-COUNT, CLASS_COUNTS = "num-examples", "class-counts"
+ARRAYS, PAYLOAD, CONFIG, METRICS = "arrays", "payload", "config", "metrics"
+COUNT = "num-examples"
 LARGEST_HEADER = 4096
+MOST_TENSORS = 100_000
 
 Orders = Mapping[str, Any]
 """What a client is told besides the weights: the entries of a Flower ConfigRecord."""
@@ -44,22 +46,56 @@ def from_arrays(arrays: ArrayRecord, manifest: State) -> State:
     return {key: _tensor(key, arrays[key], expected) for key, expected in manifest.items()}
 
 
+def to_payload(payload: Payload) -> dict[str, ArrayRecord]:
+    """Return a payload as a record of its own; none for an empty one."""
+    named = {f"{name}/{key}": tensor for name, state in payload.items() for key, tensor in state.items()}
+    return {PAYLOAD: to_arrays(named)} if named else {}
+
+
+def from_payload(records: Mapping[str, ArrayRecord], form: Form | None = None) -> Payload:
+    """Return the payload in a message; raise ``ValueError`` where it is not of the form that was asked for.
+
+    Without a form it may be any: a client takes what its server sends.
+    """
+    arrays = records.get(PAYLOAD, ArrayRecord())
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for place, array in islice(arrays.items(), MOST_TENSORS):
+        name, _, key = place.partition("/")
+        expected = form.get(name, {}).get(key) if form is not None else None
+        if form is not None and expected is None:
+            raise ValueError(f"its payload has '{printable(place)[:60]}', which nobody asked for")
+        found.setdefault(name, {})[key] = _any_tensor(place, array, expected)
+    return found
+
+
 def _tensor(key: str, array: Array, expected: torch.Tensor) -> torch.Tensor:
-    if array.stype != "numpy.ndarray":
-        raise ValueError(f"{key} is serialised as {array.stype!r:.60}, not as 'numpy.ndarray'")
     room = expected.numel() * expected.element_size() + LARGEST_HEADER
     if len(array.data) > room:
         raise ValueError(f"{key} has {len(array.data)} bytes, and its prototype's {room} at the most")
+    wanted = TensorForm(tuple(expected.shape), expected.dtype, -math.inf, math.inf)
+    return _any_tensor(key, array, wanted)
+
+
+def _any_tensor(key: str, array: Array, expected: TensorForm | None) -> torch.Tensor:
+    """Return the tensor in an array, whose header is compared with what is expected before anything is made of it."""
+    if array.stype != "numpy.ndarray":
+        raise ValueError(f"{key} is serialised as {array.stype!r:.60}, not as 'numpy.ndarray'")
     stream = BytesIO(array.data)
     version = npy.read_magic(stream)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"{key} is in version {version} of the .npy format, not 1.0 or 2.0")
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran, dtype = read(stream)  # not np.load, which would open archives and make room for any shape
-    wanted = expected.numpy().dtype
-    if shape != tuple(expected.shape) or dtype != wanted:
-        raise ValueError(f"{key} is {dtype} {shape}, and its prototype's {wanted} {tuple(expected.shape)}")
-    flat = np.frombuffer(array.data, dtype, count=expected.numel(), offset=stream.tell())
+    if expected is not None:
+        wanted = torch.empty(0, dtype=expected.dtype).numpy().dtype
+        fits = len(shape) == len(expected.shape) and all(
+            size in (None, here) for here, size in zip(shape, expected.shape, strict=True)
+        )
+        if not fits or dtype != wanted:
+            raise ValueError(f"{key} is {dtype} {shape}, and its prototype's {wanted} {expected.shape}")
+    if dtype.hasobject:
+        raise ValueError(f"{key} holds objects")
+    flat = np.frombuffer(array.data, dtype, count=math.prod(shape), offset=stream.tell())
     return torch.from_numpy(flat.reshape(shape, order="F" if fortran else "C").copy(order="C"))
 
 
@@ -92,23 +128,26 @@ def job_message(job: Job, node: int, orders: Orders, *, kind: str, ttl: float) -
             "client": job.client.id,
             "prototype": job.client.prototype,
             "seed": job.seed,
+            "counted": job.counted,
         }
     )
-    content = RecordDict({ARRAYS: to_arrays(job.state), CONFIG: config})
+    content = RecordDict({ARRAYS: to_arrays(job.state), CONFIG: config, **to_payload(job.payload)})
     return Message(content, node, kind, ttl=ttl, group_id=str(job.round))
 
 
-def update_from(reply: Message, job: Job) -> Update | Failure:
+def update_from(reply: Message, job: Job, parts: Sequence[Part] = ()) -> Reply | Failure:
     """Return what a client answered to its job, or why that cannot be read."""
     if reply.has_error():
         return Failure(job.id, complaint_of(reply))
     try:
-        arrays = _only(reply.content.array_records, "array record")
-        count, metrics, counts = counted(_only(reply.content.metric_records, "metric record"))
+        records = dict(reply.content.array_records)
+        payload = from_payload(records, form_of(job, parts))
+        arrays = _only({name: one for name, one in records.items() if name != PAYLOAD}, "array record")
+        count, metrics = counted(_only(reply.content.metric_records, "metric record"))
         state = from_arrays(arrays, job.state)
     except Exception as error:  # whatever a hostile record does when it is looked at, the round goes on
         return unreadable(job, error)
-    return Update(job.id, job.client.prototype, job.round, state, count, metrics, counts)
+    return Reply(job.id, job.client.prototype, job.round, state, count, metrics, payload)
 
 
 def unreadable(job: Job, error: Exception) -> Failure:
@@ -127,8 +166,8 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text[:300])
 
 
-def counted(metrics: MetricRecord) -> tuple[int, dict[str, float], tuple[int, ...] | None]:
-    """Return the number of examples, the metrics that can be logged, and the class counts if disclosed.
+def counted(metrics: MetricRecord) -> tuple[int, dict[str, float]]:
+    """Return the number of examples, and the metrics that can be logged.
 
     Lists, and names that the gate would refuse, are left out: they are no reason to refuse the weights.
     """
@@ -142,9 +181,7 @@ def counted(metrics: MetricRecord) -> tuple[int, dict[str, float], tuple[int, ..
         for name, value in metrics.items()
         if isinstance(value, int | float) and name != COUNT and METRIC_NAME.fullmatch(name)
     }
-    classes = metrics.get(CLASS_COUNTS)
-    counts = tuple(int(value) for value in classes) if isinstance(classes, list) else None
-    return count, dict(islice(numbers.items(), MOST_METRICS)), counts
+    return count, dict(islice(numbers.items(), MOST_METRICS))
 
 
 def _only(records: Mapping[str, Record], kind: str) -> Record:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import mode
 
 import torch
 from torch import Tensor
 
-from feddf.config.experiment import Settings
-from feddf.config.names import AVERAGES
-from feddf.fusion.batchnorm import with_statistics
-from feddf.fusion.defence import robust_start
-from feddf.fusion.weights import counts_of
-from feddf.runtime.execution import of_answers
+from feddf.fusion.class_counts import counts_of, number_of_classes
 from feddf.states import weighted_mean
-from feddf.types import Engine, Fused, Fusion, Resources, Rule, ServerState, State, Update
+from feddf.types import Fused, Fusion, Rule, ServerState, State, Update
 
 
-def fedavg(resources: Resources, settings: Settings, engine: Engine) -> Fusion:
+def fedavg(rule: Rule) -> Fusion:
     """FedAvg (McMahan et al. 2017), per prototype: the next model is the weighted average of its clients' models."""
-    rule = averaging_rule(resources, settings)
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         averaged = start_from(rule, server, updates)
@@ -57,8 +50,7 @@ def class_average(previous: State, updates: Sequence[Update]) -> State:
     """
     averaged = average(previous, updates)
     trained = [update for update in updates if update.n_examples > 0]
-    disclosed = [len(update.class_counts) for update in trained if update.class_counts]
-    n_classes = mode(disclosed) if disclosed else 0
+    n_classes = number_of_classes(trained)
     layer = _last_layer(averaged, n_classes)
     if not layer:
         return averaged
@@ -84,15 +76,6 @@ def _row_mean(tensors: Sequence[Tensor], counts: Tensor) -> Tensor:
     for tensor, count in zip(tensors, counts, strict=True):
         total += tensor.to(torch.float64) * count.view(-1, *[1] * (tensor.ndim - 1))
     return (total / counts.sum(dim=0).view(-1, *[1] * (total.ndim - 1))).to(tensors[0].dtype)
-
-
-def averaging_rule(resources: Resources, settings: Settings) -> Rule:
-    """Return the rule that the settings name, with BatchNorm's statistics treated as they say."""
-    rule: Rule = AVERAGES[settings.fusion.average]
-    execution = of_answers(settings.run)
-    if settings.fusion.defence == "robust":
-        rule = robust_start(rule, resources, execution)
-    return with_statistics(settings.fusion.batchnorm, rule, resources, execution)
 
 
 def start_from(rule: Rule, server: ServerState, updates: Sequence[Update]) -> dict[str, State]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -12,15 +13,17 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from feddf.batches import batches
-from feddf.config.sections import DistillConfig
 from feddf.evaluate import logits, recalibrate
 from feddf.fusion.early_stopping import Distilled, Snapshots
-from feddf.fusion.ensemble import Answers, AskedAgain
+from feddf.fusion.ensemble import AskedAgain, Targets
 from feddf.runtime.compile import forward_of
 from feddf.runtime.device import device_of
 from feddf.runtime.execution import Execution
 from feddf.seeds import derive, seeded, torch_generator
 from feddf.types import Augment, Inputs, Score
+
+if TYPE_CHECKING:
+    from feddf.config.sections import DistillConfig
 
 MOMENTUM = 0.9
 """Of SGD, alone and under SWA."""
@@ -31,7 +34,7 @@ LOWEST = 0.4
 
 def distill(
     student: nn.Module,
-    answers: Answers,
+    targets: Targets,
     pool: Inputs,
     config: DistillConfig,
     *,
@@ -69,7 +72,7 @@ def distill(
     with snapshots.scored(), seeded(derive(seed, "dropout"), device):
         for step, (chosen, raw) in enumerate(batches(pool.raw, order, device), 1):
             inputs = pool.encode(augment(raw, distort) if augment else raw)  # line 13
-            loss = kl_divergence(answers(chosen, inputs), forward(inputs), config.temperature)
+            loss = kl_divergence(targets(chosen, inputs), forward(inputs), config.temperature)
             optimizer.zero_grad()
             loss.backward()
             if config.clip is not None:
@@ -82,8 +85,8 @@ def distill(
                 candidate = student if averaged is None else _averaged_model(averaged, student, learned_from)
                 if snapshots.enough(step, student, candidate):
                     break  # if it has diverged, what was best before is returned
-    if snapshots.has_diverged and isinstance(answers, AskedAgain):
-        answers.refuse_unfit()  # it may be the fault of a teacher that nobody has looked at since
+    if snapshots.has_diverged and isinstance(targets, AskedAgain):
+        targets.refuse_unfit()  # it may be the fault of a teacher that nobody has looked at since
     return snapshots.best
 
 

@@ -7,16 +7,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from feddf.config.sections import DistillConfig
 from feddf.evaluate import as_it_is, folded
 from feddf.runtime.execution import Execution
 from feddf.runtime.threads import threads
 from feddf.states import all_finite, on_cpu
 from feddf.types import Score, State
+
+if TYPE_CHECKING:
+    from feddf.config.sections import DistillConfig
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,33 @@
 """The teachers as one ensemble: what a student should say to each input of the pool.
 
 Teachers are frozen, so they are asked once a round for the whole pool and their answers remembered; or they are asked
-again on each batch, as the pseudo code has it, which an augmented pool needs. :class:`Answers` hides the difference.
+again on each batch, as the pseudo code has it, which an augmented pool needs. :data:`Targets` hides the difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from feddf.batches import resident
-from feddf.config.errors import reason
-from feddf.config.experiment import Settings
-from feddf.config.names import TARGETS, TEACHER_WEIGHTS
-from feddf.evaluate import Answer, Evaluation, Model, folded, model_of
-from feddf.fusion.select import validation_accuracies
+from feddf.evaluate import Answer, Evaluation, Network, Teacher, folded, teacher_of
 from feddf.fusion.swag import swag
 from feddf.runtime.compile import Forward, forward_of
 from feddf.runtime.device import is_out_of_memory, wide
-from feddf.runtime.execution import of_answers
-from feddf.types import Engine, Failure, Prototype, Refusal, Resources, State, Target, Update, Vote, Weight
+from feddf.runtime.execution import Execution
+from feddf.types import Engine, Failure, Inputs, Prototype, Refusal, State, Target, Update, Vote, Weight
+
+Targets = Callable[[Tensor, Tensor], Tensor]
+"""What a student should say: (indices of inputs of the pool, these inputs, encoded) -> class probabilities."""
+
+Weigh = Callable[[Sequence[Teacher]], Mapping[str, Weight]]
+"""Teachers -> how much each counts, by its id."""
+
+Memory = Mapping[str, State]
+"""What an ensemble remembers between rounds."""
 
 
 def avg_logits(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
@@ -65,46 +69,47 @@ def _mean(votes: Iterable[tuple[Tensor, Tensor | float]]) -> Tensor:
     return total / torch.where(weights > 0, weights, 1.0)  # a class for which no teacher counts has a value of zero
 
 
-class Answers(Protocol):
-    """What a student should say: the class probabilities of a batch of the pool."""
-
-    def __call__(self, chosen: Tensor, inputs: Tensor, /) -> Tensor:
-        """Return the probabilities of the inputs at the indices ``chosen``, which are ``inputs`` once encoded."""
-        ...
-
-
 class Remembered:
-    """Answers for the whole pool, computed once. They travel on the CPU and are looked up where the inputs are."""
+    """Targets for the whole pool, computed once. They travel on the CPU and are looked up where the inputs are."""
 
     def __init__(self, probabilities: Tensor) -> None:
         self._probabilities = probabilities
 
     def __call__(self, chosen: Tensor, inputs: Tensor, /) -> Tensor:
-        """Look the answers up."""
+        """Look the probabilities up."""
         return resident(self._probabilities, inputs.device)[chosen]
 
 
+@dataclass(frozen=True)
+class Ensemble:
+    """Teachers, and how their answers become one: it can be asked about any inputs."""
+
+    teachers: tuple[Teacher, ...]
+    combine: Target
+    temperature: float = 1.0
+
+    def __call__(self, answers: Iterable[Answer]) -> Tensor:
+        """Return the class probabilities that the teachers' answers, which come as a stream, stand for."""
+        return self.combine(self.votes(answers), self.temperature)
+
+    def votes(self, answers: Iterable[Answer]) -> Iterator[Vote]:
+        """Yield the answers with their teachers' weights."""
+        known = {teacher.id: teacher for teacher in self.teachers}
+        for one in answers:
+            teacher = known[one.client_id]
+            yield teacher.vote(one.logits, teacher.weight)
+
+
 class AskedAgain:
-    """Answers that the teachers give to each batch. It travels as weights; the models are built where the inputs are.
+    """Targets that the teachers give for each batch. It travels as weights; the models are built where the inputs are.
 
     On the CPU an unfit teacher is refused at once. On an accelerator that would mean to wait for it after every teacher
-    of every batch: there the answers of a batch with an unfit teacher are NaN, so that the student cannot be used, and
+    of every batch: there the targets of a batch with an unfit teacher are NaN, so that the student cannot be used, and
     :meth:`refuse_unfit` says whose fault it is.
     """
 
-    def __init__(
-        self,
-        teachers: Sequence[Model],
-        weights: Mapping[str, Weight],
-        target: Target,
-        temperature: float,
-        prototypes: Mapping[str, Prototype],
-        trust: Mapping[str, float],
-        precision: str = "float32",
-    ) -> None:
-        self._teachers, self._prototypes, self._trust = teachers, prototypes, trust
-        self._weights, self._target, self._temperature = dict(weights), target, temperature
-        self._precision = precision
+    def __init__(self, ensemble: Ensemble, precision: str = "float32") -> None:
+        self._ensemble, self._precision = ensemble, precision
         self._modules: dict[str, Forward] = {}
         self._fit: dict[str, Tensor] = {}
 
@@ -115,18 +120,32 @@ class AskedAgain:
             self._prepare(inputs.device)
         answers = (Answer(name, ask(inputs)) for name, ask in self._modules.items())
         if inputs.device.type == "cpu":
-            return self._target(_votes(usable(answers), self._weights, self._trust), self._temperature)
-        found = self._target(_votes(self._noted(answers), self._weights, self._trust), self._temperature)
+            return self._ensemble(usable(answers))
+        found = self._ensemble(self._noted(answers))
         return found.where(torch.stack(list(self._fit.values())).all(), torch.nan)
 
     def _prepare(self, device: torch.device) -> None:
-        for teacher in self._teachers:
-            module = folded(self._loaded(teacher, device))
-            self._modules[teacher.id] = forward_of(module, compile=False, precision=self._precision)
-        self._weights = {
-            name: weight.to(device, wide(device)) if isinstance(weight, Tensor) else weight
-            for name, weight in self._weights.items()
-        }
+        for teacher in self._ensemble.teachers:
+            self._modules[teacher.id] = self._forward(teacher, device)
+        moved = tuple(
+            replace(teacher, weight=teacher.weight.to(device, wide(device)))
+            if isinstance(teacher.weight, Tensor)
+            else teacher
+            for teacher in self._ensemble.teachers
+        )
+        self._ensemble = replace(self._ensemble, teachers=moved)
+
+    def _forward(self, teacher: Teacher, device: torch.device) -> Forward:
+        network = teacher.predict
+        assert isinstance(network, Network), "only weights can be asked for each batch"
+        try:
+            module = folded(network.prototype.load(network.state, device))
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            why = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+            raise Refusal([Failure(teacher.id, f"its model could not be asked: {why}"[:300])]) from error
+        return forward_of(module, compile=False, precision=self._precision)
 
     def _noted(self, answers: Iterable[Answer]) -> Iterator[Answer]:
         for answer in answers:
@@ -140,14 +159,6 @@ class AskedAgain:
         if unfit:
             raise Refusal([Failure(name, NOT_FINITE) for name in unfit])
 
-    def _loaded(self, teacher: Model, device: torch.device) -> nn.Module:
-        try:
-            return self._prototypes[teacher.prototype].load(teacher.state, device)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            raise Refusal([Failure(teacher.id, f"its model could not be asked: {reason(error)}")]) from error
-
 
 NOT_FINITE = "its model's logits are not finite"
 
@@ -155,51 +166,97 @@ NOT_FINITE = "its model's logits are not finite"
 EARLIER = "earlier answers"
 """What the ensemble of earlier rounds is called in the server's memory."""
 
-Past = Mapping[str, State]
-Ask = Callable[[Sequence[Update], int, Past], tuple[Answers, Past]]
-"""Turns updates, a seed and what was remembered into the students' answers and what is to be remembered."""
 
+@dataclass(frozen=True)
+class Taught:
+    """The targets of a round, the ensemble that they are of, and what is to be remembered.
 
-def ensemble(resources: Resources, settings: Settings, engine: Engine) -> Ask:
-    """Return what turns the clients' updates into the answers that students learn from.
-
-    ``teachers.average`` and ``teachers.weights`` say how the teachers' logits become one answer; ``swag_samples`` more
-    teachers are drawn from a Gaussian over the clients' models. Unfit teachers are refused. With ``teachers.memory``
-    the ensemble of earlier rounds is one more teacher (see :class:`Earlier`).
+    Without an ``ensemble`` the targets are known for the pool only, and ``why`` says for what reason.
     """
-    config, temperature = settings.teachers, settings.distill.temperature
-    if resources.pool is None:
-        raise ValueError("an ensemble answers for an unlabeled pool, and there is none")
-    if resources.augment is not None and config.ask == "once":
-        raise ValueError("answers given once are for the pool as it is; an augmented one needs ask = 'each-batch'")
-    if config.swag_samples and config.ask == "each-batch":
-        raise ValueError("sampled teachers have statistics for the whole pool only; they need ask = 'once'")
-    target: Target = TARGETS[config.average]
-    weigh = TEACHER_WEIGHTS[config.weights]
-    execution = of_answers(settings.run)
-    accuracies = validation_accuracies(resources, engine, execution) if resources.validation else no_accuracies
-    evaluation = Evaluation(engine, resources.prototypes, resources.pool, execution)
 
-    def ask(received: Sequence[Update], seed: int, past: Past) -> tuple[Answers, Past]:
+    targets: Targets
+    ensemble: Ensemble | None
+    memory: Memory
+    why: str = ""
+
+
+AskEnsemble = Callable[[Sequence[Update], int, Memory], Taught]
+"""(updates, seed, what was remembered) -> what students learn from."""
+
+
+def ensemble_of(
+    prototypes: Mapping[str, Prototype],
+    pool: Inputs,
+    engine: Engine,
+    *,
+    combine: Target = avg_logits,
+    weigh: Weigh | None = None,
+    temperature: float = 1.0,
+    each_batch: bool = False,
+    memory: float = 0.0,
+    swag_samples: int = 0,
+    swag_scale: float = 0.5,
+    execution: Execution = Execution(),
+) -> AskEnsemble:
+    """Return what turns the clients' updates into the targets that students learn from (line 14 of Algorithm 3).
+
+    Args:
+        prototypes: the architectures of the clients' models.
+        pool: the unlabeled inputs.
+        engine: where teachers are asked.
+        combine: how the teachers' logits become class probabilities.
+        weigh: how much each teacher counts; all count alike if it is left out.
+        temperature: T, by which logits are divided before they become probabilities.
+        each_batch: ask the teachers for each batch, not once for the whole pool.
+        memory: γ; with it the ensemble of earlier rounds is one more teacher (:class:`Earlier`).
+        swag_samples: how many further teachers are drawn from a Gaussian over the clients' models.
+        swag_scale: the factor of that Gaussian's covariance.
+        execution: how models are executed.
+
+    Unfit teachers are refused.
+    """
+    if swag_samples and each_batch:
+        raise ValueError("sampled teachers have statistics for the whole pool only, not for each batch")
+    evaluation = Evaluation(engine, pool, execution)
+
+    def ask(received: Sequence[Update], seed: int, past: Memory) -> Taught:
         updates = [update for update in received if update.teaches]
-        believed = [update for update in updates if update.trust >= 0.5]  # nobody draws from whom it does not believe
-        sampled = swag(believed or updates, seed, samples=config.swag_samples, scale=config.swag_scale)
-        weights = weigh([*updates, *sampled], resources, accuracies)
-        trust = {update.client_id: update.trust for update in updates}
-        teachers = [*map(model_of, updates), *(replace(model_of(update), sampled=True) for update in sampled)]
-        if config.ask == "each-batch":
-            precision = execution.precision
-            asked_again = AskedAgain(teachers, weights, target, temperature, resources.prototypes, trust, precision)
-            return asked_again, {}
-        drawn = {teacher.id for teacher in teachers if teacher.sampled}
-        votes = _votes(usable(evaluation(teachers), drawn), weights, trust)
-        if not config.memory:
-            return Remembered(target(votes, temperature)), {}
-        earlier = Earlier(config.memory, temperature, past)
-        probabilities = target(earlier.among(votes), temperature)
-        return Remembered(probabilities), earlier.with_answers(probabilities)
+        believed = [update for update in updates if update.trust >= 0.5]  # none is drawn from a client in doubt
+        sampled = swag(believed or updates, seed, samples=swag_samples, scale=swag_scale)
+        drawn = {update.client_id for update in sampled}
+        asked = [teacher_of(update, prototypes, sampled=update.client_id in drawn) for update in (*updates, *sampled)]
+        weights = weigh(asked) if weigh else {teacher.id: 1.0 for teacher in asked}
+        trust = {update.client_id: update.trust for update in updates}  # one that was sampled is nobody's
+        teachers = tuple(replace(one, weight=_trusted(weights[one.id], trust.get(one.id, 1.0))) for one in asked)
+        ensemble = Ensemble(teachers, combine, temperature)
+        if each_batch:
+            return Taught(AskedAgain(ensemble, execution.precision), ensemble, {})
+        votes = ensemble.votes(usable(evaluation(teachers), drawn))
+        if not memory:
+            return Taught(Remembered(combine(votes, temperature)), ensemble, {})
+        earlier = Earlier(memory, temperature, past)
+        probabilities = combine(earlier.among(votes), temperature)
+        why = "earlier rounds' answers are known for the pool only" if past else ""
+        return Taught(Remembered(probabilities), None if why else ensemble, earlier.with_answers(probabilities), why)
 
     return ask
+
+
+@dataclass(frozen=True)
+class _Doubted:
+    """A weight that is a function of the logits, times the trust in the teacher. It travels."""
+
+    weight: Callable[[Tensor], Tensor]
+    trust: float
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        return self.weight(logits) * self.trust
+
+
+def _trusted(weight: Weight, trust: float) -> Weight:
+    if callable(weight):
+        return _Doubted(weight, trust) if trust != 1.0 else weight
+    return weight * trust
 
 
 class Earlier:
@@ -211,7 +268,7 @@ class Earlier:
     2312.17029, keeps models instead).
     """
 
-    def __init__(self, decay: float, temperature: float, past: Past) -> None:
+    def __init__(self, decay: float, temperature: float, past: Memory) -> None:
         self._decay, self._temperature, self._past = decay, temperature, past.get(EARLIER)
         self._weights = torch.zeros((), dtype=torch.float64)
 
@@ -225,15 +282,10 @@ class Earlier:
             self._weights = self._weights + earlier
             yield Vote(self._past["logits"], earlier)
 
-    def with_answers(self, probabilities: Tensor) -> Past:
+    def with_answers(self, probabilities: Tensor) -> Memory:
         """Return what the next round is to remember."""
         logits = self._temperature * probabilities.clamp_min(torch.finfo(torch.float32).tiny).log()
         return {EARLIER: {"logits": logits, "weights": (self._decay * self._weights).float().contiguous()}}
-
-
-def no_accuracies(updates: Sequence[Update]) -> Mapping[str, float]:
-    """Refuse to measure clients where the server has no labelled data."""
-    raise ValueError("these weights need validation data, and the server has none")
 
 
 def usable(outcomes: Iterable[Answer | Failure], sampled: Iterable[str] = ()) -> Iterator[Answer]:
@@ -253,10 +305,3 @@ def usable(outcomes: Iterable[Answer | Failure], sampled: Iterable[str] = ()) ->
     blameless = set(sampled)
     if refused := [failure for failure in unfit if failure.client_id not in blameless]:
         raise Refusal(refused)
-
-
-def _votes(answers: Iterable[Answer], weights: Mapping[str, Weight], trust: Mapping[str, float]) -> Iterator[Vote]:
-    for one in answers:
-        given = weights[one.client_id]
-        weight = given(one.logits) if callable(given) else given
-        yield Vote(one.logits, weight * trust.get(one.client_id, 1.0))  # one that was sampled is nobody's

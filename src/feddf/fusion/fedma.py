@@ -11,30 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from feddf.config.experiment import Settings
-from feddf.config.sections import FedMAConfig
 from feddf.fusion.average import average
 from feddf.fusion.matching import Neurons, Places, match
 from feddf.seeds import derive, seeded
-from feddf.states import fit_widths, read_off
-from feddf.types import (
-    Engine,
-    Finish,
-    Fused,
-    Fusion,
-    Job,
-    Method,
-    Prototype,
-    Resources,
-    ServerState,
-    State,
-    Update,
-)
+from feddf.states import fit_widths
+from feddf.types import Fused, Fusion, Method, Part, Prototype, ServerState, State, Steps, Training, Update
+
+if TYPE_CHECKING:
+    from feddf.config.sections import FedMAConfig
 
 PASSIVE = (
     nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LeakyReLU, nn.ELU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
@@ -98,20 +88,19 @@ def layers_of(prototype: Prototype) -> Layers:
     return Layers(tuple(found), widths)
 
 
-def keep_matched(
-    model: nn.Module, job: Job, *, layers: Mapping[str, Layers], prototypes: Mapping[str, Prototype], own_start: bool
-) -> Finish:
+def keep_matched(model: nn.Module, training: Training, *, layers: Mapping[str, Layers], own_start: bool) -> Steps:
     """Freeze the layers that are matched already: those below the one that this round matches.
 
     With ``own_start``, a client's first weights are its own, drawn by its seed, and not those that it was sent.
     """
+    job = training.job
     if own_start and job.round == 1:
         with seeded(derive(job.seed, "own start")):
-            model.load_state_dict(prototypes[job.client.prototype].build().state_dict())
+            model.load_state_dict(training.prototype.build().state_dict())
     chain = layers[job.client.prototype]
     for name in chain.names[: _stage(job.round - 1, rounds_a_model(layers), chain)]:
         model.get_submodule(name).requires_grad_(False)
-    return partial(read_off, like=job.state)
+    return Steps()
 
 
 def rounds_a_model(layers: Mapping[str, Layers]) -> int:
@@ -119,7 +108,7 @@ def rounds_a_model(layers: Mapping[str, Layers]) -> int:
     return max(map(len, layers.values()))
 
 
-def fedma(resources: Resources, settings: Settings, engine: Engine) -> Method:
+def fedma(prototypes: Mapping[str, Prototype], config: FedMAConfig) -> Method:
     """Return the method of Wang et al., "Federated Learning with Matched Averaging" (2020).
 
     Every client begins from an initialisation of its own (``fedma.own_start``), so that there is something to match.
@@ -137,15 +126,10 @@ def fedma(resources: Resources, settings: Settings, engine: Engine) -> Method:
     """
     if find_spec("scipy") is None:
         raise ValueError("FedMA needs SciPy: pip install 'feddf[fedma]'")
-    layers = {name: layers_of(prototype) for name, prototype in resources.prototypes.items()}
+    layers = {name: layers_of(prototype) for name, prototype in prototypes.items()}
     return Method(
-        match_and_average(layers, settings.fedma),
-        prepare=partial(
-            keep_matched,
-            layers=layers,
-            prototypes=dict(resources.prototypes),
-            own_start=settings.fedma.own_start,
-        ),
+        match_and_average(layers, config),
+        parts=(Part(half=partial(keep_matched, layers=layers, own_start=config.own_start)),),
         fit=fit_widths,
         rounds_per_cohort=rounds_a_model(layers),
     )

@@ -9,11 +9,7 @@ from math import sqrt
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
-from feddf.evaluate import Evaluation, model_of
-from feddf.fusion.robust import assumed
-from feddf.fusion.weights import Accuracies
-from feddf.runtime.execution import Execution
-from feddf.types import Engine, Failure, Fused, Fusion, Refusal, Resources, ServerState, Update
+from feddf.types import Examples, Fused, Fusion, ServerState, Update
 
 
 class Dropped(NamedTuple):
@@ -48,47 +44,27 @@ def released_rule(accuracies: Mapping[str, float], n_classes: int, n_examples: i
     return Dropped(below, frozenset(client for client, accuracy in accuracies.items() if accuracy < floor))
 
 
-def lowest(accuracies: Mapping[str, float], n_classes: int, n_examples: int) -> Dropped:
-    """A filter against hostile clients: the f clients with the lowest accuracies, f as robust rules reckon with it."""
-    order = sorted(accuracies, key=lambda client: (accuracies[client], client))
-    return Dropped(frozenset(order[: assumed(len(order))]))
-
-
-def validation_accuracies(resources: Resources, engine: Engine, execution: Execution = Execution()) -> Accuracies:
-    """Return what measures clients on the validation data; a client whose model cannot be asked is refused."""
-    evaluation = Evaluation(engine, resources.prototypes, resources.labelled.inputs, execution)
-
-    def accuracies(updates: Sequence[Update]) -> dict[str, float]:
-        found = evaluation.accuracies([model_of(update) for update in updates], resources.labelled.labels)
-        if failed := [one for one in found.values() if isinstance(one, Failure)]:
-            raise Refusal([Failure(one.client_id, f"its model could not be asked: {one.reason}") for one in failed])
-        return {client: value for client, value in found.items() if not isinstance(value, Failure)}
-
-    return accuracies
+def dropped(rule: DropRule, accuracies: Mapping[str, float], validation: Examples) -> tuple[Dropped, str | None]:
+    """Return who is dropped by a rule, and who is kept as the best of all where it would drop everyone."""
+    found = rule(accuracies, validation.n_classes, len(validation))
+    clients, teachers = found if isinstance(found, Dropped) else Dropped(frozenset(found))
+    if not clients >= accuracies.keys():
+        return Dropped(clients, teachers), None
+    best = max(sorted(accuracies), key=lambda client: accuracies[client])
+    return Dropped(clients - {best}, teachers), best
 
 
 def drop_worst(
-    rule: DropRule,
-    inner: Fusion,
-    resources: Resources,
-    engine: Engine,
-    execution: Execution = Execution(),
-    measure: Accuracies | None = None,
+    rule: DropRule, measure: Callable[[Sequence[Update]], Mapping[str, float]], validation: Examples, inner: Fusion
 ) -> Fusion:
     """Return ``inner`` for the clients that the rule leaves; if it would leave none, the best one is kept.
 
-    ``measure`` replaces the evaluation of the clients' models, where teachers are of another kind.
+    ``measure`` gives each client's accuracy on the ``validation`` examples.
     """
-    validation, measure = resources.labelled, measure or validation_accuracies(resources, engine, execution)
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         accuracies = measure(updates)
-        found = rule(accuracies, validation.n_classes, len(validation))
-        clients, teachers = found if isinstance(found, Dropped) else Dropped(frozenset(found))
-        saved = None
-        if clients >= accuracies.keys():
-            saved = max(sorted(accuracies), key=lambda client: accuracies[client])
-            clients = clients - {saved}
+        (clients, teachers), saved = dropped(rule, accuracies, validation)
         kept = [update for update in updates if update.client_id not in clients]
         marked = [replace(one, teaches=False) if one.client_id in teachers else one for one in kept]
         fused = inner(server, marked, seed)

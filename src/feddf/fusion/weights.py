@@ -7,49 +7,47 @@ functions are functions of a module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from statistics import mode
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from feddf.evaluate import Accuracies, Teacher
+from feddf.fusion.class_counts import counts_of, number_of_classes
 from feddf.runtime.device import wide
-from feddf.types import Resources, Update, Weight
-
-Accuracies = Callable[[Sequence[Update]], Mapping[str, float]]
-"""Measures clients' models on the server's validation data; returns their accuracies by client."""
+from feddf.types import Resources, Weight
 
 
-def uniform(teachers: Sequence[Update], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
+def uniform(teachers: Sequence[Teacher], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
     """w_k = 1, as in the paper."""
-    return {teacher.client_id: 1.0 for teacher in teachers}
+    return {teacher.id: 1.0 for teacher in teachers}
 
 
-def by_examples(teachers: Sequence[Update], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
+def by_examples(teachers: Sequence[Teacher], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
     """w_k = n_k, the number of examples that the teacher learned from."""
-    return _positive({teacher.client_id: float(teacher.n_examples) for teacher in teachers})
+    return _positive({teacher.id: float(teacher.n_examples) for teacher in teachers})
 
 
-def by_certainty(teachers: Sequence[Update], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
+def by_certainty(teachers: Sequence[Teacher], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
     """w_k(d) = exp(−H(σ(z_k(d)))) for every sample d: one over the number of classes that it wavers between."""
-    return {teacher.client_id: certainty for teacher in teachers}
+    return {teacher.id: certainty for teacher in teachers}
 
 
-def by_class_counts(teachers: Sequence[Update], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
+def by_class_counts(teachers: Sequence[Teacher], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
     """w_k(c) = n_kc, the number of examples of class c that the teacher learned from, where it discloses them.
 
     A teacher that does not is taken to have n_k / M of each; a class that nobody has gets equal weights.
     """
-    disclosed = [len(teacher.class_counts) for teacher in teachers if teacher.class_counts]
-    if resources.validation is None and not disclosed:
+    known = resources.validation.n_classes if resources.validation is not None else None
+    n_classes = known or number_of_classes(teachers)
+    if not n_classes:
         return by_examples(teachers, resources, accuracies)
-    n_classes = resources.validation.n_classes if resources.validation is not None else mode(disclosed)
     rows = torch.stack([counts_of(teacher, n_classes) for teacher in teachers])
     rows[:, rows.sum(dim=0) <= 0] = 1.0
-    return {teacher.client_id: row for teacher, row in zip(teachers, rows, strict=True)}
+    return {teacher.id: row for teacher, row in zip(teachers, rows, strict=True)}
 
 
-def by_accuracy(teachers: Sequence[Update], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
+def by_accuracy(teachers: Sequence[Teacher], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
     """w_k = the teacher's accuracy on the server's validation data."""
     return _positive(accuracies(teachers))
 
@@ -63,10 +61,3 @@ def certainty(logits: Tensor) -> Tensor:
 def _positive(weights: Mapping[str, float]) -> dict[str, float]:
     """Return the weights, or equal ones where all are zero."""
     return dict(weights) if any(weights.values()) else dict.fromkeys(weights, 1.0)
-
-
-def counts_of(teacher: Update, classes: int) -> Tensor:
-    """Return n_kc of every class c, or n_k / M where the client does not disclose them."""
-    if teacher.class_counts is None or len(teacher.class_counts) != classes:
-        return torch.full((classes,), teacher.n_examples / classes, dtype=torch.float64)
-    return torch.tensor(teacher.class_counts, dtype=torch.float64)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from feddf.states import read_off
-from feddf.types import Finish, Job, State
+from feddf.types import Sent, State, Steps, Training
 
 Estimator = Literal["straight-through", "error-feedback"]
 
@@ -75,27 +75,27 @@ def binarise(model: nn.Module, estimator: Estimator) -> list[str]:
     return [f"{name}.weight" for name in names]
 
 
-def straight_through(model: nn.Module, job: Job) -> Finish:
-    """Let a client train and send a binarised model, with the straight-through estimator."""
-    return _binary_client(model, job, "straight-through")
+def straight_through(model: nn.Module, training: Training) -> Steps:
+    """Let a client train and send a binarised model, with the straight-through estimator: a client half."""
+    return _binary_client(model, training, "straight-through")
 
 
-def error_feedback(model: nn.Module, job: Job) -> Finish:
-    """Let a client train and send a binarised model, with error feedback."""
-    return _binary_client(model, job, "error-feedback")
+def error_feedback(model: nn.Module, training: Training) -> Steps:
+    """Let a client train and send a binarised model, with error feedback: a client half."""
+    return _binary_client(model, training, "error-feedback")
 
 
-def _binary_client(model: nn.Module, job: Job, estimator: Estimator) -> Finish:
+def _binary_client(model: nn.Module, training: Training, estimator: Estimator) -> Steps:
     """Full-precision weights learn behind binarised ones and are forgotten at the end; one bit a weight is sent."""
     names = binarise(model, estimator)
     if not names:
         raise ValueError("it has no layer between its first and its last that could be binarised")
 
-    def finish(trained: nn.Module) -> State:
-        keep_binarised(trained)
-        return BinaryState.of(read_off(trained, job.state), names)
+    def finish() -> Sent:
+        keep_binarised(model)
+        return Sent(BinaryState.of(read_off(model, training.job.state), names))
 
-    return finish
+    return Steps(finish=finish)
 
 
 def keep_binarised(model: nn.Module) -> None:

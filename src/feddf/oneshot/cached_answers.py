@@ -23,7 +23,7 @@ from torch import Tensor
 from feddf.batches import batches as raw_batches
 from feddf.config.errors import FeddfError, first_line
 from feddf.evaluate import BATCH, BATCH_ON_DEVICE
-from feddf.oneshot.teachers import Ask, Teacher, TeacherError, check_sizes
+from feddf.oneshot.teachers import Ask, TeacherError, TrainedModel, check_sizes
 from feddf.oneshot.unlabeled_inputs import Raw
 from feddf.runtime.atomic import new_file
 from feddf.runtime.compile import in_precision
@@ -61,7 +61,7 @@ class Memory:
         self.asked: list[str] = []
         self._shown: set[Path] = set()
 
-    def logits(self, teacher: Teacher, raw: Raw, preprocess: Preprocess | None) -> Tensor:
+    def logits(self, teacher: TrainedModel, raw: Raw, preprocess: Preprocess | None) -> Tensor:
         """Return a teacher's logits over its own classes for every input.
 
         ``preprocess`` is the teacher's own or, if it has none, the student's.
@@ -78,12 +78,12 @@ class Memory:
         self._shown.add(path)
         return found
 
-    def n_outputs(self, teacher: Teacher, raw: Raw, preprocess: Preprocess | None) -> int:
+    def n_outputs(self, teacher: TrainedModel, raw: Raw, preprocess: Preprocess | None) -> int:
         """Return a teacher's number of outputs: from its remembered answers, or by two inputs that it is tried on."""
         found = _mapped(self._path(teacher, preprocess, raw.fingerprint), len(raw))
         return n_outputs(teacher, raw, preprocess, self._execution) if found is None else int(found.shape[1])
 
-    def _path(self, teacher: Teacher, preprocess: Preprocess | None, inputs: str) -> Path:
+    def _path(self, teacher: TrainedModel, preprocess: Preprocess | None, inputs: str) -> Path:
         if teacher.content is None:  # nobody can say whether a module in memory is the same as the last time
             name = hashlib.sha256(f"{teacher.id} {inputs}".encode()).hexdigest()[:32]
             return self._fleeting / f"{name}.npy"
@@ -93,7 +93,7 @@ class Memory:
             said += [name_of(torch.device(run.device)), run.precision]
         return self._folder / f"{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]}.npy"
 
-    def _ask(self, teacher: Teacher, raw: Raw, preprocess: Preprocess | None, path: Path) -> None:
+    def _ask(self, teacher: TrainedModel, raw: Raw, preprocess: Preprocess | None, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with new_file(path) as temporary:
@@ -101,7 +101,7 @@ class Memory:
         except OSError as error:
             raise FeddfError(f"cannot remember answers in {path.parent}: {error.strerror or error}") from error
 
-    def _written(self, teacher: Teacher, raw: Raw, preprocess: Preprocess | None, path: Path) -> None:
+    def _written(self, teacher: TrainedModel, raw: Raw, preprocess: Preprocess | None, path: Path) -> None:
         whole: np.memmap | None = None
         done = 0
         self._progress(teacher.id, done, len(raw))
@@ -124,7 +124,7 @@ class Memory:
 
 @contextmanager
 def asked(
-    teacher: Teacher, raw: Raw, preprocess: Preprocess | None, execution: Execution = Execution()
+    teacher: TrainedModel, raw: Raw, preprocess: Preprocess | None, execution: Execution = Execution()
 ) -> Iterator[Iterator[Tensor]]:
     """Open a teacher on a device and give its logits, a batch at a time, on the CPU."""
     run = where(teacher, execution)
@@ -144,12 +144,12 @@ def asked(
         yield batches()
 
 
-def where(teacher: Teacher, execution: Execution) -> Execution:
+def where(teacher: TrainedModel, execution: Execution) -> Execution:
     """Return how a teacher is executed: as everybody, or on the CPU if it works there only."""
     return execution if teacher.moves else Execution()
 
 
-def _outputs(teacher: Teacher, ask: Ask, batch: Tensor) -> Tensor:
+def _outputs(teacher: TrainedModel, ask: Ask, batch: Tensor) -> Tensor:
     try:
         outputs = ask(batch)
     except FeddfError:
@@ -167,7 +167,7 @@ def _outputs(teacher: Teacher, ask: Ask, batch: Tensor) -> Tensor:
     return outputs.detach().to(CPU, torch.float32)
 
 
-def as_logits(teacher: Teacher, outputs: Tensor) -> Tensor:
+def as_logits(teacher: TrainedModel, outputs: Tensor) -> Tensor:
     """Return a teacher's outputs as logits; probabilities are checked for being some."""
     if teacher.outputs == "logits":
         return outputs
@@ -176,7 +176,7 @@ def as_logits(teacher: Teacher, outputs: Tensor) -> Tensor:
     return outputs.clamp(min=SMALLEST).log()
 
 
-def n_outputs(teacher: Teacher, raw: Raw, preprocess: Preprocess | None, execution: Execution) -> int:
+def n_outputs(teacher: TrainedModel, raw: Raw, preprocess: Preprocess | None, execution: Execution) -> int:
     """Return a teacher's number of outputs, by asking it about the first two inputs."""
     few = Raw(raw.rows[:2], raw.encode)
     with asked(teacher, few, preprocess, execution) as batches:

@@ -1,6 +1,6 @@
 """Class lists: which teacher knows which class, and what becomes of a class that a teacher does not know.
 
-Teacher k answers z_k over its own classes S_k; the student has all classes C. A teacher says nothing about a class
+TrainedModel k answers z_k over its own classes S_k; the student has all classes C. A teacher says nothing about a class
 outside S_k: there its weight is zero, and the class is left to those that know it
 (``docs/decisions/class-lists.md``)::
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from feddf.oneshot.teachers import Teacher, TeacherError, named
+from feddf.oneshot.teachers import TeacherError, TrainedModel, named
 from feddf.types import Vote, Weight
 
 SILENT = -1e9
@@ -50,8 +50,8 @@ def places(names: Sequence[str], classes: Sequence[str]) -> Tensor | None:
 
 
 def agreed(
-    teachers: Sequence[Teacher], outputs: Sequence[int], asked: Sequence[str]
-) -> tuple[list[Teacher], tuple[str, ...]]:
+    teachers: Sequence[TrainedModel], outputs: Sequence[int], asked: Sequence[str]
+) -> tuple[list[TrainedModel], tuple[str, ...]]:
     """Return the teachers, each with a class list, and the student's classes.
 
     ``outputs`` are the numbers of outputs that each was seen to have, ``asked`` the student's classes where the user
@@ -84,7 +84,7 @@ def agreed(
     return listed, classes
 
 
-def _whole(teacher: Teacher, outputs: int, classes: tuple[str, ...]) -> tuple[str, ...]:
+def _whole(teacher: TrainedModel, outputs: int, classes: tuple[str, ...]) -> tuple[str, ...]:
     if outputs != len(classes):
         raise TeacherError(
             f"teacher {teacher.id}: it has {outputs} outputs and no class list, and there are {len(classes)} classes; "
@@ -121,7 +121,7 @@ class Seat:
         return Vote(whole, counts if len(self.columns) == self.n_classes else counts * self.known)
 
 
-def seat(teacher: Teacher, classes: Sequence[str]) -> Seat:
+def seat(teacher: TrainedModel, classes: Sequence[str]) -> Seat:
     """Return where a teacher's classes stand among the student's."""
     found = places(teacher.classes, classes)
     assert found is not None, "the lists were agreed on"

@@ -1,24 +1,28 @@
-"""The teachers as one ensemble, for :func:`feddf.fusion.feddf.feddf` to ask instead of clients' models."""
+"""The models that were trained already as one ensemble of teachers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from feddf.config.errors import ConfigError
 from feddf.config.fuse_config import EnsembleConfig
-from feddf.config.names import TARGETS, TEACHER_WEIGHTS
-from feddf.evaluate import accuracy_of
-from feddf.fusion.ensemble import Answers, Past, Remembered
+from feddf.config.names import DROP_RULES, TARGETS, TEACHER_WEIGHTS
+from feddf.evaluate import Answer, Teacher, accuracy_of
+from feddf.fusion.ensemble import Ensemble
+from feddf.fusion.select import dropped
 from feddf.oneshot.cached_answers import Memory
-from feddf.oneshot.classes import seat
-from feddf.oneshot.teachers import Teacher, TeacherError, fed
+from feddf.oneshot.classes import Seat, seat
+from feddf.oneshot.teachers import TeacherError, TrainedModel, fed
 from feddf.oneshot.unlabeled_inputs import Labelled, Raw
+from feddf.runtime.execution import Execution
 from feddf.saved.preprocess import Preprocess
-from feddf.types import Resources, Update, Vote, Weight
+from feddf.types import Examples, Resources
 
 
 @dataclass(frozen=True)
@@ -29,65 +33,91 @@ class Asking:
     pool: Raw
     otherwise: Preprocess | None
 
-    def n_outputs(self, teacher: Teacher) -> int:
+    def n_outputs(self, teacher: TrainedModel) -> int:
         """Return a teacher's number of outputs."""
         return self.memory.n_outputs(teacher, self.pool, fed(teacher, self.otherwise))
 
-    def logits(self, teacher: Teacher, raw: Raw) -> Tensor:
+    def logits(self, teacher: TrainedModel, raw: Raw) -> Tensor:
         """Return a teacher's logits over its own classes."""
         return self.memory.logits(teacher, raw, fed(teacher, self.otherwise))
 
+    def teacher(self, model: TrainedModel, place: Seat) -> Teacher:
+        """Return a model as a teacher: its answers come from its file, or from what is remembered of it."""
 
-class Answered:
-    """The ensemble of the teachers: what :func:`feddf.fusion.feddf.feddf` asks instead of the clients' models."""
+        def predict(raw: Raw, execution: Execution) -> Tensor:
+            return self.logits(model, raw)
 
-    def __init__(
-        self,
-        teachers: Sequence[Teacher],
-        classes: tuple[str, ...],
-        asking: Asking,
-        validation: Labelled | None,
-        ensemble: EnsembleConfig,
-        temperature: float,
-        resources: Resources,
-    ) -> None:
-        self._teachers = {teacher.id: teacher for teacher in teachers}
-        self.seats = {teacher.id: seat(teacher, classes) for teacher in teachers}
-        self._classes, self._asking, self._validation = classes, asking, validation
-        self._ensemble, self._temperature, self._resources = ensemble, temperature, resources
-        self.weights: Mapping[str, Weight] = {}
-        self.pool: Tensor = torch.zeros(0)
+        return Teacher(model.id, predict, n_examples=model.examples, vote=place.vote)
 
-    def ask(self, updates: Sequence[Update], seed: int, past: Past) -> tuple[Answers, Past]:
-        """Return what those teachers say about the pool that were not left out; there are no earlier rounds."""
-        teaching = [update for update in updates if update.teaches]
-        self.weights = TEACHER_WEIGHTS[self._ensemble.weights](teaching, self._resources, self.accuracies)
-        self._refuse_gaps()
-        self.pool = self.about(self._asking.pool, self._temperature)
-        return Remembered(self.pool), {}
 
-    def about(self, raw: Raw, temperature: float = 1.0) -> Tensor:
-        """Return what the teachers that teach say together about inputs; one of them is in memory at a time."""
-        teachers = [self._teachers[name] for name in self.weights]
+@dataclass(frozen=True)
+class Combined:
+    """The ensemble of those that teach, where each one's classes are among the student's, and a note on the others."""
 
-        def votes() -> Iterator[Vote]:
-            for teacher in teachers:
-                yield self.seats[teacher.id].vote(self._asking.logits(teacher, raw), self.weights[teacher.id])
+    ensemble: Ensemble
+    seats: Mapping[str, Seat]
+    notes: Mapping[str, Any]
 
-        probabilities: Tensor = TARGETS[self._ensemble.average](votes(), temperature)
-        return probabilities
+    def about(self, raw: Raw, *, at_one: bool = False) -> Tensor:
+        """Return what the teachers say together about inputs; one of them is in memory at a time.
 
-    def accuracies(self, updates: Sequence[Update]) -> Mapping[str, float]:
-        """Return each teacher's accuracy on the validation examples; a class that it does not know it gets wrong."""
-        if self._validation is None:
-            raise ConfigError.at("ensemble.weights", self._ensemble.weights, "it needs labelled examples")
-        found: dict[str, float] = {}
-        for update in updates:
-            own = self._asking.logits(self._teachers[update.client_id], self._validation.raw)
-            found[update.client_id] = accuracy_of(self.seats[update.client_id].logits(own), self._validation.labels)
-        return found
+        Students learn it at the temperature of the distillation; ``at_one`` it is as it would be asked for.
+        """
+        ensemble = replace(self.ensemble, temperature=1.0) if at_one else self.ensemble
+        return ensemble(_answers(ensemble.teachers, raw))
 
-    def _refuse_gaps(self) -> None:
-        known = torch.stack([self.seats[name].known for name in self.weights]).sum(dim=0)
-        if missing := [name for name, count in zip(self._classes, known, strict=True) if count == 0]:
-            raise TeacherError(f"no teacher (that is not left out) knows the class '{missing[0]}'")
+
+def _answers(teachers: Iterable[Teacher], raw: Raw) -> Iterable[Answer]:
+    return (Answer(teacher.id, teacher.predict(raw, Execution())) for teacher in teachers)
+
+
+def combined(
+    models: Sequence[TrainedModel],
+    classes: tuple[str, ...],
+    asking: Asking,
+    validation: Labelled | None,
+    config: EnsembleConfig,
+    temperature: float,
+    examples: Examples | None,
+) -> Combined:
+    """Return the ensemble that a configuration asks for, without those that its rule drops."""
+    ordered = sorted(models, key=lambda model: model.id)
+    seats = {model.id: seat(model, classes) for model in ordered}
+    teachers = [asking.teacher(model, seats[model.id]) for model in ordered]
+    measure = partial(_accuracies, seats=seats, validation=validation, config=config)
+    notes: dict[str, Any] = {}
+    if config.drop_worst != "none":
+        assert examples is not None, "the configuration was checked"
+        accuracies = measure(teachers)
+        (clients, silent), saved = dropped(DROP_RULES[config.drop_worst], accuracies, examples)
+        notes["dropped_worst"] = {
+            "clients": {name: accuracies[name] for name in sorted(clients)},
+            "teachers": {name: accuracies[name] for name in sorted(silent)},
+            "kept_as_the_best": saved,
+        }
+        teachers = [teacher for teacher in teachers if teacher.id not in clients | silent]
+    resources = Resources({}, validation=examples)
+    weights = TEACHER_WEIGHTS[config.weights](teachers, resources, measure)
+    _refuse_gaps(teachers, seats, classes)
+    weighted = tuple(replace(teacher, weight=weights[teacher.id]) for teacher in teachers)
+    return Combined(Ensemble(weighted, TARGETS[config.average], temperature), seats, notes)
+
+
+def _accuracies(
+    teachers: Sequence[Teacher], *, seats: Mapping[str, Seat], validation: Labelled | None, config: EnsembleConfig
+) -> Mapping[str, float]:
+    """Return each teacher's accuracy on the validation examples; a class that it does not know it gets wrong."""
+    if validation is None:
+        raise ConfigError.at("ensemble.weights", config.weights, "it needs labelled examples")
+    return {
+        teacher.id: accuracy_of(
+            seats[teacher.id].logits(teacher.predict(validation.raw, Execution())), validation.labels
+        )
+        for teacher in teachers
+    }
+
+
+def _refuse_gaps(teachers: Sequence[Teacher], seats: Mapping[str, Seat], classes: Sequence[str]) -> None:
+    known = torch.stack([seats[teacher.id].known for teacher in teachers]).sum(dim=0)
+    if missing := [name for name, count in zip(classes, known, strict=True) if count == 0]:
+        raise TeacherError(f"no teacher (that is not left out) knows the class '{missing[0]}'")

@@ -13,14 +13,15 @@ from torch.export.passes import move_to_device_pass
 
 from feddf.config.errors import first_line
 from feddf.config.fuse_config import TeacherConfig
-from feddf.oneshot.teachers import Ask, Teacher, TeacherError, check_sizes, file_hash, preprocess_of
+from feddf.oneshot.teachers import Ask, TeacherError, TrainedModel, check_sizes, file_hash, file_of, preprocess_of
 from feddf.runtime.device import CPU
 from feddf.runtime.origin import check_program
 from feddf.runtime.silence import silence
 
 
-def of_program(path: Path, config: TeacherConfig, trust: bool) -> Teacher:
+def of_program(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return an exported program as a teacher: it holds its code and its weights, and needs no class of the user's."""
+    path = file_of(config)
     check_program(path, trust)
     name = config.name or path.stem
     sizes = _input_sizes(_read(path, name), path)
@@ -40,9 +41,9 @@ def of_program(path: Path, config: TeacherConfig, trust: bool) -> Teacher:
             yield ask
 
     content = file_hash([path])
-    teacher = Teacher(name, opened, (), preprocess_of(config), content=content, source=str(path), takes=sizes[1:])
+    teacher = TrainedModel(name, opened, (), preprocess_of(config), content=content, source=str(path), takes=sizes[1:])
     check_sizes(teacher, teacher.preprocess)
-    return teacher
+    return [teacher]
 
 
 def _read(path: Path, name: str) -> Any:

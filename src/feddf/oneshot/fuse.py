@@ -1,39 +1,40 @@
 """``feddf.fuse``: one student out of models that were trained apart.
 
-It is FedDF (:func:`feddf.fusion.feddf.feddf`) with one round and no clients: the updates of that round stand for the
-teachers, whose answers come from their files instead of from weights.
+It is FedDF cut where the paper cuts it: a start, the targets of an ensemble of teachers, and one student that is drawn
+towards them. There are no clients and no rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from feddf.config.errors import ConfigError
-from feddf.config.experiment import Settings
 from feddf.config.fuse_config import EnsembleConfig, TeacherConfig
-from feddf.config.names import DROP_RULES
-from feddf.config.sections import DistillConfig, FusionConfig, RunConfig, TeachersConfig
+from feddf.config.sections import DistillConfig, RunConfig
 from feddf.engines import in_process
-from feddf.fusion.feddf import feddf
-from feddf.fusion.select import drop_worst
+from feddf.fusion.early_stopping import Distilled
+from feddf.fusion.ensemble import Remembered
+from feddf.fusion.students import notes, students_of
 from feddf.oneshot.cached_answers import Progress, quiet, remembering
 from feddf.oneshot.classes import agreed
-from feddf.oneshot.combined import Answered, Asking
+from feddf.oneshot.combined import Asking, Combined, combined
 from feddf.oneshot.report import Report, reported
 from feddf.oneshot.student import STUDENT, Apprentice, StudentPlan, student_of
-from feddf.oneshot.teachers import Teacher, TeacherError, of_module, read_teachers
+from feddf.oneshot.teachers import TeacherError, TrainedModel, of_module, read_teachers
 from feddf.oneshot.unlabeled_inputs import Given, Labelled, Raw
-from feddf.runtime.execution import of_answers
+from feddf.runs.methods import lone_threads
+from feddf.runtime.execution import of_answers, of_students
 from feddf.saved.model import LoadedModel, ModelSpec
 from feddf.saved.preprocess import Images, of_inputs
 from feddf.seeds import derive
-from feddf.states import initial
-from feddf.types import Examples, Fused, Fusion, Inputs, Resources, ServerState, State, Update
+from feddf.states import initial, weighted_mean
+from feddf.types import Examples, Inputs, Resources, State
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class FusionResult:
 
 
 def fuse(
-    teachers: Sequence[Teacher | nn.Module | str | Path],
+    teachers: Sequence[TrainedModel | nn.Module | str | Path],
     student: str | nn.Module | StudentPlan,
     unlabeled: Tensor | Inputs | Raw | Sequence[str],
     *,
@@ -68,7 +69,7 @@ def fuse(
 ) -> FusionResult:
     """Fuse trained models of any architecture into one student, on unlabeled inputs.
 
-    ``teachers`` are modules, paths that ``feddf fuse`` takes, or :class:`~feddf.oneshot.teachers.Teacher` values.
+    ``teachers`` are modules, paths that ``feddf fuse`` takes, or :class:`~feddf.oneshot.teachers.TrainedModel` values.
     ``unlabeled`` are inputs as the models take them, bytes of images with an encoding (``Inputs``), or texts.
     Labelled ``validation`` examples are used for early stopping; those of ``test`` are measured on and nothing else.
     Teachers and student compute on a ``device`` (that of ``run``, if none is named: the first accelerator that works,
@@ -100,24 +101,27 @@ def fuse(
             for name, found in (("validation", validation), ("test", test))
             if found
         }
-        fused, answers = _fused(
-            apprentice, listed, classes, asking, labelled.get("validation"), ensemble, distill, run, seed
-        )
-        state = fused.server.models[STUDENT]
+        held = labelled.get("validation")
+        examples = held.examples(apprentice.preprocess) if held else None
+        together = combined(listed, classes, asking, held, ensemble, distill.temperature, examples)
+        targets = together.about(raw)
+        learned = _distilled(apprentice, together, targets, raw, examples, distill, run, seed)
+        state = learned.state
+        facts = {"distillation": notes({STUDENT: learned}), **together.notes}
         with execution.begun() as place:
             tried = apprentice.prototype.load(state, place)
-            report = reported(tried, apprentice.preprocess, listed, classes, asking, answers, labelled, fused.notes)
+            report = reported(tried, apprentice.preprocess, listed, classes, asking, together, targets, labelled, facts)
         module = apprentice.prototype.load(state)
     model = LoadedModel(module, apprentice.spec) if apprentice.spec else module
     return FusionResult(model.eval(), classes, apprentice.spec, report, tuple(dict.fromkeys(memory.asked)))
 
 
-def _teachers(given: Sequence[Teacher | nn.Module | str | Path], trust: bool) -> list[Teacher]:
+def _teachers(given: Sequence[TrainedModel | nn.Module | str | Path], trust: bool) -> list[TrainedModel]:
     if not given:
         raise TeacherError("there is no teacher to learn from")
-    found: list[Teacher] = []
+    found: list[TrainedModel] = []
     for number, one in enumerate(given, 1):
-        if isinstance(one, Teacher):
+        if isinstance(one, TrainedModel):
             found.append(one)
         elif isinstance(one, LoadedModel):
             found.append(of_module(one, f"teacher-{number}", classes=one.classes, preprocess=one.preprocess))
@@ -131,48 +135,37 @@ def _teachers(given: Sequence[Teacher | nn.Module | str | Path], trust: bool) ->
     return found
 
 
-# Fusion
+# Distillation
 
 
-def _fused(
+def _distilled(
     student: Apprentice,
-    teachers: Sequence[Teacher],
-    classes: tuple[str, ...],
-    asking: Asking,
-    validation: Labelled | None,
-    ensemble: EnsembleConfig,
+    together: Combined,
+    targets: Tensor,
+    pool: Raw,
+    examples: Examples | None,
     distill: DistillConfig,
     run: RunConfig,
     seed: int,
-) -> tuple[Fused, Answered]:
-    """Run the one round; return what came of it, and the ensemble, to be asked about other inputs."""
-    settings = Settings(
-        seed=seed,
-        fusion=FusionConfig(drop_worst=ensemble.drop_worst),
-        teachers=TeachersConfig(average=ensemble.average, weights=ensemble.weights),
-        distill=distill.model_copy(update={"start": "average" if student.averaged else "previous"}),
-        run=run,
-    )
-    examples = validation.examples(student.preprocess) if validation else None
-    pool = asking.pool.stored(student.preprocess)
-    resources = Resources({STUDENT: student.prototype}, pool, examples)
-    answered = Answered(teachers, classes, asking, validation, ensemble, distill.temperature, resources)
-    fusion: Fusion = feddf(resources, settings, in_process, answered.ask)
-    if ensemble.drop_worst != "none":
-        rule = DROP_RULES[ensemble.drop_worst]
-        fusion = drop_worst(rule, fusion, resources, in_process, measure=answered.accuracies)
-    first = student.first if student.first is not None else initial(student.prototype, seed)
-    averaged = {teacher.id for teacher in student.averaged}
-    updates = [
-        Update(one.id, STUDENT if one.id in averaged else one.id, 1, _state(one, averaged), one.examples)
-        for one in sorted(teachers, key=lambda teacher: teacher.id)
-    ]
-    return fusion(ServerState(0, {STUDENT: first}), updates, derive(seed, "fuse")), answered
+) -> Distilled:
+    """Let the student learn what the teachers say about the pool."""
+    resources = Resources({STUDENT: student.prototype}, pool.stored(student.preprocess), examples)
+    execution = of_students(run, 1, partial(lone_threads, resources, distill.batch))
+    learn = students_of(resources, distill, in_process, execution)
+    dropped = together.notes.get("dropped_worst", {}).get("clients", {})
+    start = _start(student, dropped, seed)
+    return learn({STUDENT: [start]}, Remembered(targets), derive(seed, "fuse"))[STUDENT]
 
 
-def _state(teacher: Teacher, averaged: set[str]) -> State:
-    if teacher.id not in averaged:
-        return {}
+def _start(student: Apprentice, dropped: Collection[str], seed: int) -> State:
+    """Return the student's first weights: the average of teachers like it, those it was given, or new ones."""
+    alike = sorted((one for one in student.averaged if one.id not in dropped), key=lambda one: one.id)
+    if alike:
+        return weighted_mean([_state(one) for one in alike], [one.examples for one in alike])
+    return student.first if student.first is not None else initial(student.prototype, seed)
+
+
+def _state(teacher: TrainedModel) -> State:
     assert teacher.state is not None, "only teachers with weights are averaged"
     return teacher.state()
 

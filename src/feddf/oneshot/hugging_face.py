@@ -14,12 +14,12 @@ from torch import Tensor
 
 from feddf.config.errors import first_line
 from feddf.config.fuse_config import TeacherConfig
-from feddf.oneshot.teachers import Ask, Teacher, TeacherError, file_hash, preprocess_of
+from feddf.oneshot.teachers import Ask, TeacherError, TrainedModel, file_hash, preprocess_of
 from feddf.runtime.packages import transformers
 from feddf.saved.preprocess import Images, Preprocess, Tokens
 
 
-def of_pretrained(config: TeacherConfig) -> Teacher:
+def of_pretrained(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return an image or text classifier of transformers as a teacher, with the class names in its configuration."""
     path, name = config.path, config.name or Path(config.path).name
     local = Path(path).expanduser()
@@ -52,7 +52,7 @@ def of_pretrained(config: TeacherConfig) -> Teacher:
     classes = tuple(str(described.id2label[number]) for number in range(described.num_labels))
     if classes == tuple(f"LABEL_{number}" for number in range(len(classes))) and not config.map:
         classes = ()  # nobody gave them names
-    return Teacher(name, opened, classes, preprocess, content=_content(local, path, described), source=path)
+    return [TrainedModel(name, opened, classes, preprocess, content=_content(local, path, described), source=path)]
 
 
 def _kind(described: Any, name: str) -> str:

@@ -14,19 +14,20 @@ from torch import Tensor
 from feddf.config.errors import first_line
 from feddf.config.fuse_config import TeacherConfig
 from feddf.oneshot.exported import in_batches
-from feddf.oneshot.teachers import Ask, Teacher, TeacherError, check_sizes, file_hash, preprocess_of
+from feddf.oneshot.teachers import Ask, TeacherError, TrainedModel, check_sizes, file_hash, file_of, preprocess_of
 from feddf.runtime.packages import onnxruntime
 from feddf.saved.preprocess import Tokens
 
 TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
-def of_onnx(path: Path, config: TeacherConfig) -> Teacher:
+def of_onnx(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return an ONNX file as a teacher. Its first output are the logits (or probabilities, if ``outputs`` says so).
 
     It takes one input, images or rows of tokens; a text model may also take an attention mask. It runs on the CPU,
     whatever the device.
     """
+    path = file_of(config)
     name = config.name or path.stem
     session = _session(path, name)
     given = session.get_inputs()
@@ -51,9 +52,11 @@ def of_onnx(path: Path, config: TeacherConfig) -> Teacher:
 
     files = [path, *sorted(path.parent.glob(f"{path.name}.data"))]  # large weights lie beside the file
     content = file_hash(files)
-    teacher = Teacher(name, opened, (), preprocess, content=content, source=str(path), takes=sizes[1:], moves=False)
+    teacher = TrainedModel(
+        name, opened, (), preprocess, content=content, source=str(path), takes=sizes[1:], moves=False
+    )
     check_sizes(teacher, preprocess)
-    return teacher
+    return [teacher]
 
 
 def _session(path: Path, name: str) -> Any:

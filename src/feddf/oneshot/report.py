@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from feddf.evaluate import accuracy_of, logits
 from feddf.oneshot.classes import same
-from feddf.oneshot.combined import Answered, Asking
-from feddf.oneshot.teachers import Teacher
+from feddf.oneshot.combined import Asking, Combined
+from feddf.oneshot.teachers import TrainedModel
 from feddf.oneshot.unlabeled_inputs import Labelled
 from feddf.runtime.device import CPU
 from feddf.saved.preprocess import Preprocess, described
@@ -66,10 +66,11 @@ class Report:
 def reported(
     module: nn.Module,
     preprocess: Preprocess | None,
-    teachers: Sequence[Teacher],
+    teachers: Sequence[TrainedModel],
     classes: tuple[str, ...],
     asking: Asking,
-    answered: Answered,
+    together: Combined,
+    targets: Tensor,
     labelled: Mapping[str, Labelled],
     notes: Mapping[str, Any],
 ) -> Report:
@@ -78,16 +79,16 @@ def reported(
     said: dict[str, Tensor] = {}
     sets: dict[str, dict[str, Figures]] = {name: {} for name in labelled}
     for teacher in teachers:
-        place = answered.seats[teacher.id]
+        place = together.seats[teacher.id]
         said[teacher.id] = _named(place.logits(asking.logits(teacher, pool)))
         for name, examples in labelled.items():
             probabilities = place.logits(asking.logits(teacher, examples.raw)).softmax(dim=1)
             sets[name][teacher.id] = figures(probabilities, examples.labels, place.known)
-    said[ENSEMBLE] = _named(answered.pool)
+    said[ENSEMBLE] = _named(targets)
     said[STUDENT] = _named(logits(module, pool.stored(preprocess)).to(CPU))
     everything = torch.ones(len(classes))
     for name, examples in labelled.items():
-        sets[name][ENSEMBLE] = figures(answered.about(examples.raw), examples.labels, everything)
+        sets[name][ENSEMBLE] = figures(together.about(examples.raw, at_one=True), examples.labels, everything)
         answers = logits(module, examples.raw.stored(preprocess)).to(CPU).softmax(dim=1)
         sets[name][STUDENT] = figures(answers, examples.labels, everything)
     names = tuple(said)
@@ -102,7 +103,7 @@ def reported(
         outliers({teacher.id: agreement[row][len(teachers)] for row, teacher in enumerate(teachers)}),
         sets,
         {name: len(examples.labels) for name, examples in labelled.items()},
-        {key: value for key, value in notes.items() if key != "seconds"},
+        dict(notes),
     )
 
 
@@ -155,12 +156,12 @@ def _named(answers: Tensor) -> Tensor:
     return answers.argmax(dim=1).to(torch.int16)
 
 
-def _knows(teacher: Teacher, classes: Sequence[str]) -> tuple[bool, ...]:
+def _knows(teacher: TrainedModel, classes: Sequence[str]) -> tuple[bool, ...]:
     own = {same(name) for name in teacher.classes}
     return tuple(same(name) in own for name in classes)
 
 
-def _about(teacher: Teacher) -> dict[str, Any]:
+def _about(teacher: TrainedModel) -> dict[str, Any]:
     return {
         "name": teacher.id,
         "source": teacher.source,

@@ -27,7 +27,7 @@ from feddf.oneshot.card import card, plot_name, reliability
 from feddf.oneshot.fuse import FusionResult, fuse
 from feddf.oneshot.onnx_export import write_onnx
 from feddf.oneshot.student import StudentPlan
-from feddf.oneshot.teachers import Teacher, fed, preprocess_of, read_teachers
+from feddf.oneshot.teachers import TrainedModel, fed, preprocess_of, read_teachers
 from feddf.oneshot.unlabeled_inputs import Given, Raw, labelled, unlabeled
 from feddf.runtime.atomic import write_atomically
 from feddf.saved.model import LoadedModel, ModelError
@@ -63,7 +63,7 @@ def fuse_to_folder(config: FuseConfig, out: Path, progress: Progress = quiet, *,
     return result
 
 
-def planned(config: FuseConfig, teachers: Sequence[Teacher]) -> StudentPlan:
+def planned(config: FuseConfig, teachers: Sequence[TrainedModel]) -> StudentPlan:
     """Return the student of a configuration. It is fed as the first teacher that says how, where nobody says more."""
     student = config.student
     start = next((teacher for teacher in teachers if teacher.id == student.start), None)

@@ -13,7 +13,7 @@ from torch import nn
 from feddf.config.errors import ConfigError, FeddfError, first_line, nearest
 from feddf.config.names import MODELS
 from feddf.evaluate import output_shape
-from feddf.oneshot.teachers import Teacher
+from feddf.oneshot.teachers import TrainedModel
 from feddf.oneshot.unlabeled_inputs import Raw
 from feddf.saved.model import ModelSpec
 from feddf.saved.preprocess import Features, Preprocess
@@ -45,10 +45,10 @@ class Apprentice:
     preprocess: Preprocess | None
     spec: ModelSpec | None
     first: State | None
-    averaged: tuple[Teacher, ...] = ()
+    averaged: tuple[TrainedModel, ...] = ()
 
 
-def student_of(plan: StudentPlan, teachers: Sequence[Teacher], classes: tuple[str, ...], raw: Raw) -> Apprentice:
+def student_of(plan: StudentPlan, teachers: Sequence[TrainedModel], classes: tuple[str, ...], raw: Raw) -> Apprentice:
     """Return the student that is planned, once it has been tried on two inputs, or say what does not fit."""
     if plan.start not in ("new", "average"):
         return _as_teacher(plan, teachers, classes)
@@ -76,7 +76,7 @@ def student_of(plan: StudentPlan, teachers: Sequence[Teacher], classes: tuple[st
     return made
 
 
-def _as_teacher(plan: StudentPlan, teachers: Sequence[Teacher], classes: tuple[str, ...]) -> Apprentice:
+def _as_teacher(plan: StudentPlan, teachers: Sequence[TrainedModel], classes: tuple[str, ...]) -> Apprentice:
     """Return a student that starts as one of the teachers."""
     found = next((teacher for teacher in teachers if teacher.id == plan.start), None)
     if found is None:

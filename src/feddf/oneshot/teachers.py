@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from feddf.config.errors import ConfigError, FeddfError, nearest
 from feddf.config.fuse_config import InputsConfig, TeacherConfig
-from feddf.config.names import MODELS
+from feddf.config.names import FORMATS, MODELS
 from feddf.evaluate import evaluating, folded
 from feddf.runtime.device import device_of
 from feddf.saved.model import ModelSpec, fitting
@@ -36,7 +36,7 @@ class TeacherError(FeddfError):
 
 
 @dataclass(frozen=True)
-class Teacher:
+class TrainedModel:
     """One model to fuse.
 
     ``opened`` makes it ready on a device inside a block; without ``moves`` it works on the CPU only. ``content`` is a
@@ -68,7 +68,7 @@ def of_module(
     preprocess: Preprocess | None = None,
     outputs: Outputs = "logits",
     examples: int = 1,
-) -> Teacher:
+) -> TrainedModel:
     """Return a module in memory as a teacher. It stays where it is: on another device, a copy of it is asked."""
 
     @contextmanager
@@ -77,16 +77,16 @@ def of_module(
         with evaluating(there):
             yield folded(there)
 
-    return Teacher(id, opened, tuple(classes), preprocess, outputs, examples)
+    return TrainedModel(id, opened, tuple(classes), preprocess, outputs, examples)
 
 
-def read_teachers(configs: Sequence[TeacherConfig], *, trust: bool = False) -> list[Teacher]:
+def read_teachers(configs: Sequence[TeacherConfig], *, trust: bool = False) -> list[TrainedModel]:
     """Return the teachers that a configuration names, each under a name of its own."""
     _refuse_contradictions(configs)
     found = [teacher for config in configs for teacher in read_teacher(config, trust=trust)]
     names = [teacher.id for teacher in found]
     taken: dict[str, int] = {}
-    unique: list[Teacher] = []
+    unique: list[TrainedModel] = []
     for teacher in found:
         number = taken[teacher.id] = taken.get(teacher.id, 0) + 1
         again = names.count(teacher.id) > 1
@@ -107,31 +107,22 @@ def _refuse_contradictions(configs: Sequence[TeacherConfig]) -> None:
                 )
 
 
-def read_teacher(config: TeacherConfig, *, trust: bool = False) -> list[Teacher]:
+def read_teacher(config: TeacherConfig, *, trust: bool = False) -> list[TrainedModel]:
     """Return the teacher in a file or folder; a run folder of several prototypes gives several.
 
     With ``trust``, code runs that the file holds (``.pt2``), or that a folder made elsewhere names.
     """
-    path = Path(config.path).expanduser()
+    make = FORMATS[config.format or format_of(Path(config.path).expanduser())]
+    return [_as_configured(teacher, config) for teacher in make(config, trust)]
+
+
+def format_of(path: Path) -> str:
+    """Return the format of a file or folder, by what its name ends in, or by what it holds; pickles are refused."""
     if path.is_dir() and description(path) is not None:
-        found = _of_feddf(path, config, trust)
-    elif path.suffix == ".safetensors":
-        found = [_of_weights(path, config)]
-    elif path.suffix == ".onnx":
-        from feddf.oneshot.onnx_file import of_onnx
-
-        found = [of_onnx(_there(path), config)]
-    elif path.suffix == ".pt2":
-        from feddf.oneshot.exported import of_program
-
-        found = [of_program(_there(path), config, trust)]
-    elif path.suffix in PICKLES:
+        return "feddf"
+    if path.suffix in PICKLES:
         raise TeacherError(f"teacher {path}: a {path.suffix} file can run any code when it is read; {_convert(path)}")
-    else:
-        from feddf.oneshot.hugging_face import of_pretrained
-
-        found = [of_pretrained(config)]
-    return [_as_configured(teacher, config) for teacher in found]
+    return path.suffix[1:] if path.suffix in (".safetensors", ".onnx", ".pt2") else "hugging-face"
 
 
 PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib", ".npz", ".npy", ".h5", ".keras")
@@ -146,13 +137,15 @@ def _convert(path: Path) -> str:
     )
 
 
-def _there(path: Path) -> Path:
+def file_of(config: TeacherConfig) -> Path:
+    """Return the file that a teacher is in, if it is there."""
+    path = Path(config.path).expanduser()
     if not path.is_file():
         raise TeacherError(f"there is no teacher {path}")
     return path
 
 
-def _as_configured(teacher: Teacher, config: TeacherConfig) -> Teacher:
+def _as_configured(teacher: TrainedModel, config: TeacherConfig) -> TrainedModel:
     """Return a teacher with what the configuration says about it instead of what its files say."""
     classes = config.classes or teacher.classes
     if len(set(classes)) < len(classes):
@@ -171,7 +164,7 @@ def _as_configured(teacher: Teacher, config: TeacherConfig) -> Teacher:
     return replace(named(teacher, renamed), outputs=outputs, examples=examples)
 
 
-def named(teacher: Teacher, classes: tuple[str, ...]) -> Teacher:
+def named(teacher: TrainedModel, classes: tuple[str, ...]) -> TrainedModel:
     """Return a teacher with names for its outputs; a student that starts as it has the same."""
     spec = replace(teacher.spec, classes=classes) if teacher.spec is not None and classes else teacher.spec
     return replace(teacher, classes=classes, spec=spec)
@@ -180,7 +173,9 @@ def named(teacher: Teacher, classes: tuple[str, ...]) -> Teacher:
 # Weights of feddf's own architectures
 
 
-def _of_feddf(path: Path, config: TeacherConfig, trust: bool) -> list[Teacher]:
+def of_feddf(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
+    """Return the models of a folder that feddf wrote: all prototypes of a run, or the one that is named."""
+    path = Path(config.path).expanduser()
     found = specs(path, trust=trust)
     if config.prototype is not None and config.prototype not in found:
         raise TeacherError(f"teacher {path}: no prototype '{config.prototype}'; it has {', '.join(found)}")
@@ -193,7 +188,9 @@ def _of_feddf(path: Path, config: TeacherConfig, trust: bool) -> list[Teacher]:
     ]
 
 
-def _of_weights(path: Path, config: TeacherConfig) -> Teacher:
+def of_safetensors(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
+    """Return weights of an architecture that the configuration names."""
+    path = Path(config.path).expanduser()
     if config.model is None:
         allowed = f"say which architecture its weights are of, with model = ... ({', '.join(MODELS)})"
         raise TeacherError(f"teacher {path}: {allowed}")
@@ -201,7 +198,7 @@ def _of_weights(path: Path, config: TeacherConfig) -> Teacher:
         raise TeacherError(
             f"teacher {path}: say how large its images are, with size = 32 for instance (or a tokenizer)"
         )
-    id, state = config.name or path.stem, read_weights(_there(path))
+    id, state = config.name or path.stem, read_weights(file_of(config))
     preprocess = preprocess_of(config)
     assert preprocess is not None, "it has a size or a tokenizer"
     spec = ModelSpec(config.model, preprocess.shape, config.classes, preprocess, config.options)
@@ -210,10 +207,10 @@ def _of_weights(path: Path, config: TeacherConfig) -> Teacher:
         raise TeacherError(f"teacher {id}: it has {count} outputs, and its class list has {len(config.classes)} names")
     classes = config.classes or tuple(str(number) for number in range(count or 2))
     teacher = of_weights(path, replace(spec, classes=classes), id, None)
-    return teacher if config.classes else replace(teacher, classes=())
+    return [teacher if config.classes else replace(teacher, classes=())]
 
 
-def of_weights(path: Path, spec: ModelSpec, id: str, home: Path | None) -> Teacher:
+def of_weights(path: Path, spec: ModelSpec, id: str, home: Path | None) -> TrainedModel:
     """Return weights of one of feddf's architectures as a teacher; they are tried on one input before all others."""
     if not path.is_file():
         raise TeacherError(f"teacher {id}: there are no weights {path}")
@@ -236,7 +233,7 @@ def of_weights(path: Path, spec: ModelSpec, id: str, home: Path | None) -> Teach
             yield folded(module)
 
     content = file_hash([path], repr((spec.model, sorted(spec.options.items()), spec.shape)))
-    return Teacher(id, opened, spec.classes, here.preprocess, "logits", 1, content, str(path), (), here, state)
+    return TrainedModel(id, opened, spec.classes, here.preprocess, "logits", 1, content, str(path), (), here, state)
 
 
 def _outputs_of(spec: ModelSpec, state: State) -> int | None:
@@ -290,7 +287,7 @@ def preprocess_of(
         raise ConfigError(str(error)) from error
 
 
-def fed(teacher: Teacher, otherwise: Preprocess | None) -> Preprocess | None:
+def fed(teacher: TrainedModel, otherwise: Preprocess | None) -> Preprocess | None:
     """Return what a teacher is fed with: its own preprocessing, or the student's at the size that the teacher takes."""
     if teacher.preprocess is None and isinstance(otherwise, Images) and len(teacher.takes) == 3:
         channels, height, width = (size or given for size, given in zip(teacher.takes, otherwise.shape, strict=True))
@@ -299,7 +296,7 @@ def fed(teacher: Teacher, otherwise: Preprocess | None) -> Preprocess | None:
     return teacher.preprocess or otherwise
 
 
-def check_sizes(teacher: Teacher, preprocess: Preprocess | None) -> None:
+def check_sizes(teacher: TrainedModel, preprocess: Preprocess | None) -> None:
     """Raise :class:`TeacherError` where a preprocessing does not fit the sizes that a teacher's file takes."""
     if preprocess is None or not teacher.takes:
         return

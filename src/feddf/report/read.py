@@ -23,6 +23,12 @@ class ReportError(FeddfError):
     exit_code = 2
 
 
+def ensemble_of(record: Mapping[str, Any]) -> Any:
+    """Return the accuracy of the ensemble that taught; where the method has none, of the clients' averaged logits."""
+    taught = record["ensemble"] is not None or "no_ensemble" in record
+    return record["ensemble"] if taught else record.get("avg_logits")
+
+
 @dataclass(frozen=True)
 class Run:
     """One run, as its folder tells it."""
@@ -68,7 +74,7 @@ class Run:
 
     def ensemble(self) -> list[float]:
         """Return the ensemble's test accuracy by round (not a number where it had none)."""
-        return [_number(record["ensemble"]) for record in self.records]
+        return [_number(ensemble_of(record)) for record in self.records]
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds spent in each stage, over all rounds."""
@@ -84,19 +90,20 @@ def method_name(config: Mapping[str, Any]) -> str:
 
     >>> method_name({"fusion.method": "fedavg", "local.proximal": 0.1})
     'fedprox+proximal=0.1'
+    >>> method_name({"fusion.method": "feddf", "fusion.parts": ["class-counts"]})
+    'feddf+class-counts'
     """
     unusual = {
         name: value
         for name, value in config.items()
-        if _kind(name) == "method" and name != "fusion.method"
+        if _kind(name) == "method" and name not in ("fusion.method", "fusion.parts")
         if name not in all_keys() or value != all_keys()[name].default
     }
     method = str(config.get("fusion.method", all_keys()["fusion.method"].default))
     base = short_name(method, unusual)
     implied = changes_of(base)[1]
-    return "+".join(
-        [base, *(f"{short(name)}={value}" for name, value in unusual.items() if implied.get(name) != value)]
-    )
+    keys = (f"{short(name)}={value}" for name, value in unusual.items() if implied.get(name) != value)
+    return "+".join([base, *config.get("fusion.parts", ()), *keys])
 
 
 def _number(value: float | None) -> float:

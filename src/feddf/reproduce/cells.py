@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from feddf.config import Experiment
-from feddf.config.keys import flat, is_free
+from feddf.config import ConfigError, Experiment, differences
+from feddf.config.keys import all_keys, flat, is_free
 from feddf.experiments.parallel import failure_of, has_ended, run_folders
 from feddf.report.read import Run, read_run
 from feddf.reproduce.artefact import Artefact, Scale, cells_at
@@ -22,19 +25,48 @@ from feddf.states import digest
 Say = Callable[[str], None]
 
 
-LATER = {"pool.views": 1}
-"""Keys that came after the first kept results, and their defaults, with which those were obtained."""
+@cache
+def frozen_defaults() -> dict[str, Any]:
+    """Return the defaults that a run's name leaves out: those of the day on which the kept runs got their names.
+
+    A key that came later is left out at its own default, so that it changes no name. Whoever changes the default of a
+    key that is not in the table adds the old one there: the kept runs had it.
+    """
+    table: dict[str, Any] = json.loads(files("feddf.reproduce").joinpath("defaults.json").read_text(encoding="utf-8"))
+    later = {name: key.default for name, key in all_keys().items() if name not in table}
+    return {**json.loads(json.dumps(later, default=_as_json)), **table}
+
+
+def _as_json(value: object) -> object:
+    """Return what JSON cannot say as something that is no value: a key without a default."""
+    return {"needed": repr(value)}
+
+
+def decisive_values(experiment: Experiment) -> dict[str, Any]:
+    """Return all that determines a run's result and differs from the frozen defaults, by the keys' full names."""
+    values = flat(experiment.model_dump(mode="json"))
+    return {
+        name: _entries(name, value)
+        for name, value in sorted(values.items())
+        if not is_free(name, Experiment) and name not in ("name", "about") and value != frozen_defaults().get(name)
+    }
+
+
+def _entries(name: str, value: Any) -> Any:
+    """Return a value; of the tables in a list, what differs from the defaults of such tables."""
+    if not isinstance(value, list):
+        return value
+    return [
+        {key: one for key, one in table.items() if one != frozen_defaults().get(f"{name}.{key}")}
+        if isinstance(table, dict)
+        else table
+        for table in value
+    ]
 
 
 def hash_of(experiment: Experiment) -> str:
     """Return a name for all that determines a run's result: equal hashes mean equal models."""
-    values = flat(experiment.model_dump(mode="json"))
-    kept = {
-        name: value
-        for name, value in sorted(values.items())
-        if not (is_free(name, Experiment) or name in ("name", "about") or (name, value) in LATER.items())
-    }
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(decisive_values(experiment), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def experiments_of(artefact: Artefact, scale: Scale, seeds: Sequence[int]) -> dict[str, list[Experiment]]:
@@ -53,7 +85,19 @@ HASH = "models.sha256"
 def to_do(experiments: Mapping[str, Sequence[Experiment]], kept: Path) -> dict[str, Experiment]:
     """Return the experiments that have no kept result, by their hash."""
     unique = {hash_of(one): one for mine in experiments.values() for one in mine}
-    return {name: one for name, one in unique.items() if not (kept / name / "config.toml").exists()}
+    return {name: one for name, one in unique.items() if not is_kept(kept / name, one)}
+
+
+def is_kept(path: Path, experiment: Experiment) -> bool:
+    """Say whether a folder holds the run of this experiment; one of another is a mistake in the table of defaults."""
+    if not (path / "config.toml").exists():
+        return False
+    if changed := differences(RunFolder(path).experiment(), experiment, also_free=["name", "about"]):
+        raise ConfigError(
+            f"{path} was kept with other values ({'; '.join(changed[:3])}); if a default changed, add the old one to "
+            "src/feddf/reproduce/defaults.json"
+        )
+    return True
 
 
 def run_cells(

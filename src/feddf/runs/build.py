@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,37 +11,35 @@ import torch
 from torch import Tensor
 
 from feddf.attacks.hostile import Attack, Forge, PoisonedTraining, Scene, attackers, forging
+from feddf.client import local_update, together
 from feddf.config import ConfigError, DataConfig, Experiment, PrototypeConfig
 from feddf.config.errors import first_line
-from feddf.config.names import ATTACKS, BINARISATIONS, MODELS, PARTITIONS
+from feddf.config.names import ATTACKS, MODELS, PARTITIONS
 from feddf.config.sections import AttackConfig
 from feddf.data.augment import flip_crop
 from feddf.data.datasets import Dataset
 from feddf.data.partition import split
-from feddf.engines import in_process
 from feddf.engines.transport import obstacle
+from feddf.engines.wrappers import LaterEngine
 from feddf.evaluate import output_shape
-from feddf.fusion.compose import method_of
-from feddf.local import local_update
 from feddf.rounds import Federation
 from feddf.runs.loading import check_vocabulary, load_dataset, with_tokenizer
+from feddf.runs.methods import fitted, method_of, try_half
 from feddf.runs.pool import PoolTask, pool_of
 from feddf.runtime.execution import of_answers, of_clients
 from feddf.seeds import derive
 from feddf.states import initial
 from feddf.types import (
     Client,
+    ClientHalf,
     Engine,
     Examples,
     Inputs,
-    Job,
     LocalTrain,
     Method,
-    Prepare,
     Prototype,
     Resources,
     ServerState,
-    State,
 )
 
 
@@ -69,7 +68,7 @@ class Hostile:
 
 @dataclass(frozen=True)
 class Parts:
-    """An experiment made of objects, ready to run. ``method`` is made for the engine that its fusion will use."""
+    """An experiment made of objects, ready to run. The ``method`` fuses in the ``engine``, once that is open."""
 
     experiment: Experiment
     task: Task
@@ -77,7 +76,8 @@ class Parts:
     federation: Federation
     server: ServerState
     train: LocalTrain
-    method: Callable[[Engine], Method]
+    method: Method
+    engine: LaterEngine
     hostile: Hostile | None = None
     warnings: tuple[str, ...] = ()
 
@@ -90,20 +90,31 @@ def build(experiment: Experiment, *, trust: bool = False) -> Parts:
     task = build_task(experiment, trust=trust)
     prototypes = {spec.label: _prototype(spec, task.data, experiment) for spec in experiment.prototypes}
     models = {name: initial(prototype, experiment.seed) for name, prototype in prototypes.items()}
-    resources = Resources(prototypes, task.pool, task.validation, flip_crop if experiment.pool.augment else None)
-    method = _method(resources, experiment)
-    fitted = {name: replace(prototype, fit=method.fit) for name, prototype in prototypes.items()}
-    prepare = _prepare(experiment, method, prototypes, models)
+    counts = Counter(client.prototype for client in _clients(experiment, task.shards))
+    resources = Resources(
+        prototypes,
+        task.pool,
+        task.validation,
+        flip_crop if experiment.pool.augment else None,
+        task.train.n_classes,
+        counts.__getitem__,
+    )
+    engine = LaterEngine()
+    method = _method(resources, experiment, engine)
+    prototypes = dict(fitted(resources, method).prototypes)
+    half = together([part.half for part in method.parts])
+    try_half(experiment, method.parts, prototypes, models)
     federation = _federation(experiment, task.shards, method.rounds_per_cohort)
-    train, hostile = _attacked(experiment, task, fitted, prepare, federation)
+    train, hostile = _attacked(experiment, task, prototypes, half, federation)
     return Parts(
         experiment,
         task,
-        fitted,
+        prototypes,
         federation,
         ServerState(0, models),
         train,
-        partial(method_of, replace(resources, prototypes=fitted), experiment),
+        method,
+        engine,
         hostile,
         _warnings(task),
     )
@@ -228,40 +239,24 @@ def _prototype(spec: PrototypeConfig, data: Dataset, experiment: Experiment) -> 
     return prototype
 
 
-def _method(resources: Resources, experiment: Experiment) -> Method:
-    """Make the method once without workers, so that a mistake is found before any is started."""
+def _method(resources: Resources, experiment: Experiment, engine: Engine) -> Method:
     try:
-        return method_of(resources, experiment, in_process)
+        return method_of(resources, experiment, engine)
     except ValueError as error:
         raise ConfigError.at("fusion.method", experiment.fusion.method, str(error)) from error
 
 
-def _prepare(
-    experiment: Experiment, method: Method, prototypes: Mapping[str, Prototype], models: Mapping[str, State]
-) -> Prepare | None:
-    """Return what clients do to their models before training, and try it on every prototype."""
-    binary = experiment.local.binary
-    prepare: Prepare | None = method.prepare if binary == "none" else BINARISATIONS[binary]
-    if method.prepare is not None and binary != "none":
-        raise ConfigError.at("local.binary", binary, "the method changes clients' models in its own way")
-    if prepare is None:
-        return None
-    for name, prototype in prototypes.items():
-        try:
-            prepare(prototype.load(models[name]), Job(Client("trial", name), 1, models[name], 0))
-        except ValueError as error:
-            raise ConfigError.at("local.binary", binary, f"'{name}': {error}") from error
-    return prepare
-
-
 def _federation(experiment: Experiment, shards: list[Tensor], rounds_per_cohort: int) -> Federation:
+    return Federation(_clients(experiment, shards), experiment.clients, experiment.seed, rounds_per_cohort)
+
+
+def _clients(experiment: Experiment, shards: list[Tensor]) -> list[Client]:
     """Deal the prototypes evenly over the clients, in turn."""
     labels = [spec.label for spec in experiment.prototypes]
-    clients = [
+    return [
         Client(client_name(number, len(shards)), labels[number % len(labels)], indices)
         for number, indices in enumerate(shards)
     ]
-    return Federation(clients, experiment.clients, experiment.seed, rounds_per_cohort)
 
 
 def client_name(number: int, clients: int) -> str:
@@ -282,11 +277,11 @@ def _attacked(
     experiment: Experiment,
     task: Task,
     prototypes: Mapping[str, Prototype],
-    prepare: Prepare | None,
+    half: ClientHalf,
     federation: Federation,
 ) -> tuple[LocalTrain, Hostile | None]:
     """Return the clients' training, and the attackers among them if the experiment has any."""
-    config, honestly = experiment.attack, _train(experiment, task, prototypes, prepare)
+    config, honestly = experiment.attack, _train(experiment, task, prototypes, half)
     if config.kind == "none":
         return honestly, None
     if config.target >= task.train.n_classes:
@@ -296,20 +291,17 @@ def _attacked(
     hostile = Hostile(members, attack.forge)
     if attack.poison is None:
         return honestly, hostile
-    hostilely = _train(experiment, replace(task, train=attack.poison(task.train)), prototypes, prepare)
+    hostilely = _train(experiment, replace(task, train=attack.poison(task.train)), prototypes, half)
     return PoisonedTraining(honestly, hostilely, members, config), hostile
 
 
-def _train(
-    experiment: Experiment, task: Task, prototypes: Mapping[str, Prototype], prepare: Prepare | None
-) -> LocalTrain:
+def _train(experiment: Experiment, task: Task, prototypes: Mapping[str, Prototype], half: ClientHalf) -> LocalTrain:
     return partial(
         local_update,
         prototypes=prototypes,
         train=task.train,
         local=experiment.local,
         augment=flip_crop if augments(experiment, task.data) else None,
-        prepare=prepare,
-        disclose=experiment.discloses,
+        half=half,
         execution=of_clients(experiment.run),
     )

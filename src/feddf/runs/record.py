@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from time import perf_counter
 from typing import Any, cast
@@ -11,12 +11,15 @@ import torch
 
 from feddf.config import Record, RunConfig
 from feddf.config.records import ModelRecord
-from feddf.evaluate import Evaluation, Model, accuracy_of, model_of
-from feddf.fusion.ensemble import avg_logits
+from feddf.evaluate import Answer, Evaluation, Teacher, accuracy_of, models_of, teacher_of
+from feddf.fusion.ensemble import Ensemble
 from feddf.models.binary import wire
+from feddf.runs.kept import LOST
 from feddf.runtime.execution import of_answers
 from feddf.states import n_bytes
-from feddf.types import Client, Engine, Examples, Failure, Prototype, Round, ServerState, State, Update, Vote
+from feddf.types import Engine, Examples, Failure, Prototype, Round, State, Update
+
+NO_ENSEMBLE: dict[str, float | None] = {"ensemble": None, "avg_logits": None}
 
 
 class Recorder:
@@ -30,66 +33,66 @@ class Recorder:
         validation: Examples,
         run: RunConfig,
     ) -> None:
-        self._test, self._validation, self._run = test, validation, run
+        self._prototypes, self._test, self._validation, self._run = prototypes, test, validation, run
         execution = of_answers(run)
-        self._on_test = Evaluation(engine, prototypes, test.inputs, execution)
-        self._on_validation = Evaluation(engine, prototypes, validation.inputs, execution)
+        self._on_test = Evaluation(engine, test.inputs, execution)
+        self._on_validation = Evaluation(engine, validation.inputs, execution)
 
-    def record(self, sent: ServerState, closed: Round, clients: Sequence[Client]) -> Record:
-        """Return the record of a round that began with ``sent``.
+    def record(self, closed: Round) -> Record:
+        """Return the record of a round.
 
-        Test accuracies before (line 11) and after fusion (line 15), of the ensemble and of each client, as the run
-        logs them; the fused models' validation accuracy, by which hyper-parameters are tuned; bytes down and up.
+        Test accuracies before (line 11) and after fusion (line 15), of the ensemble that taught, of plain AvgLogits of
+        the clients and of each client, as the run logs them; the fused models' validation accuracy, by which
+        hyper-parameters are tuned; bytes down and up.
         """
         began = perf_counter()
-        teachers, models, ensemble = self._tested(closed)
+        teachers, models, ensembles = self._tested(closed)
         validated = self._validated(closed.server.models)
         for name, accuracy in validated.items():
             models[name]["validation"] = accuracy
         notes = dict(closed.fused.notes)
         seconds = {**closed.seconds, **notes.pop("seconds", {}), "evaluate": perf_counter() - began}
-        members = {client.id: client for client in clients}
         names = [update.client_id for update in closed.updates]
         found: dict[str, Any] = {
             "round": closed.server.round,
             "clients": names,
-            "ensemble": ensemble if self._run.log_ensemble else None,
+            **(ensembles if self._run.log_ensemble else NO_ENSEMBLE),
+            **self._reason(closed, ensembles),
             "models": models,
             "metrics_of_clients": mean_metrics([(update.n_examples, update.metrics) for update in closed.updates]),
             **({"accuracy_of_clients": {n: teachers.get(n) for n in names}} if self._run.log_clients else {}),
-            "bytes_down": {name: n_bytes(sent.sent_to(members[name])) for name in names},
-            "bytes_up": {update.client_id: n_bytes(wire(update.state)) for update in closed.updates},
+            "bytes_down": {name: closed.bytes_down[name] for name in names},
+            "bytes_up": {update.client_id: _bytes_up(update) for update in closed.updates},
             "dropped": [{"client": failure.client_id, "reason": failure.reason} for failure in closed.failures],
             "attempts": closed.attempts,
             "seconds": {stage: round(value, 4) for stage, value in seconds.items()},
+            **({"lost_states": lost} if (lost := [u.client_id for u in closed.updates if LOST in u.metrics]) else {}),
             **notes,
         }
         return cast(Record, found)
 
-    def _tested(self, closed: Round) -> tuple[dict[str, float], dict[str, ModelRecord], float | None]:
-        """Return the test accuracies of clients, of each prototype before and after fusion, and of the ensemble."""
+    def _reason(self, closed: Round, ensembles: Mapping[str, float | None]) -> dict[str, str]:
+        """Return why the ensemble that taught was not measured, where it was to be."""
+        fused = closed.fused
+        taught = fused.ensemble is not None or fused.no_ensemble
+        if not self._run.log_ensemble or ensembles["ensemble"] is not None or not taught or not len(self._test):
+            return {}
+        return {"no_ensemble": fused.no_ensemble or "no teacher's answers are finite"}
+
+    def _tested(self, closed: Round) -> tuple[dict[str, float], dict[str, ModelRecord], dict[str, float | None]]:
+        """Return the test accuracies of clients, of each prototype before and after fusion, and of ensembles.
+
+        Those are the one that taught (``ensemble``), and plain AvgLogits of all clients.
+        """
         before, after = closed.fused.start, closed.server.models
-        teachers = self._teachers(closed.updates)
         if not len(self._test):
-            return {}, {name: {"averaged": None, "fused": None} for name in sorted(after)}, None
-        changed = [name for name in after if after[name] is not before[name]]
-        averaged = [Model(f"averaged {name}", name, state) for name, state in before.items()]
-        fused = [Model(f"fused {name}", name, after[name]) for name in changed]
-        outcomes = self._on_test([*teachers, *averaged, *fused])  # at once: no worker waits for another
-        accuracies: dict[str, float] = {}
-
-        def votes() -> Iterator[Vote]:
-            for _, outcome in zip(teachers, outcomes, strict=False):
-                if isinstance(outcome, Failure):
-                    continue  # only its share in the measured ensemble is lost
-                accuracies[outcome.client_id] = accuracy_of(outcome.logits, self._test.labels)
-                if bool(torch.isfinite(outcome.logits).all()):
-                    yield Vote(outcome.logits)
-
-        try:
-            ensemble = accuracy_of(avg_logits(votes()), self._test.labels)
-        except ValueError:  # no teacher has finite logits
-            ensemble = None
+            return {}, {name: {"averaged": None, "fused": None} for name in sorted(after)}, NO_ENSEMBLE
+        asked, ensemble = self._asked(closed)
+        changed = {name: state for name, state in after.items() if state is not before[name]}
+        averaged = models_of(before, self._prototypes, "averaged")
+        fused = models_of(changed, self._prototypes, "fused")
+        outcomes = self._on_test([*asked, *averaged, *fused])  # at once: no worker waits for another
+        accuracies, ensembles = self._ensembles(zip(asked, outcomes, strict=False), closed.updates, ensemble)
         found: list[float] = []
         for outcome in outcomes:
             if isinstance(outcome, Failure):
@@ -97,26 +100,78 @@ class Recorder:
             found.append(accuracy_of(outcome.logits, self._test.labels))
         by_name = dict(zip(before, found, strict=False))
         new = {**by_name, **dict(zip(changed, found[len(averaged) :], strict=True))}
-        return (
-            accuracies,
-            {name: {"averaged": by_name.get(name), "fused": new[name]} for name in sorted(after)},
-            ensemble,
-        )
+        models: dict[str, ModelRecord] = {
+            name: {"averaged": by_name.get(name), "fused": new[name]} for name in sorted(after)
+        }
+        return accuracies, models, ensembles
 
-    def _teachers(self, updates: Sequence[Update]) -> list[Model]:
-        """Return the clients' models, if they are logged: most of the work, where there are many."""
-        return [model_of(update) for update in updates] if self._run.log_clients or self._run.log_ensemble else []
+    def _asked(self, closed: Round) -> tuple[list[Teacher], Ensemble | None]:
+        """Return who is asked, if it is logged (most of the work, where there are many), and the ensemble that taught.
+
+        That are the clients, and what else taught: sampled models.
+        """
+        if not (self._run.log_clients or self._run.log_ensemble):
+            return [], None
+        clients = [teacher_of(update, self._prototypes) for update in closed.updates]
+        ensemble: Ensemble | None = closed.fused.ensemble if self._run.log_ensemble else None
+        names = {teacher.id for teacher in clients}
+        others = [teacher for teacher in ensemble.teachers if teacher.id not in names] if ensemble else []
+        return [*clients, *others], ensemble
+
+    def _ensembles(
+        self,
+        outcomes: Iterable[tuple[Teacher, Answer | Failure]],
+        updates: Sequence[Update],
+        ensemble: Ensemble | None,
+    ) -> tuple[dict[str, float], dict[str, float | None]]:
+        """Return the clients' accuracies and those of ensembles; one teacher's answers are in memory at a time."""
+        labels, clients = self._test.labels, {update.client_id for update in updates}
+        members = {teacher.id for teacher in ensemble.teachers} if ensemble else set()
+        accuracies: dict[str, float] = {}
+        heard = False
+        total, count = torch.zeros((), dtype=torch.float64), 0
+
+        def answers() -> Iterator[Answer]:
+            nonlocal total, count, heard
+            for teacher, outcome in outcomes:
+                if isinstance(outcome, Failure):
+                    continue  # only its share in the measured ensembles is lost
+                if teacher.id in clients:
+                    accuracies[teacher.id] = accuracy_of(outcome.logits, labels)
+                if not bool(torch.isfinite(outcome.logits).all()):
+                    continue
+                if teacher.id in clients:
+                    total, count = total + outcome.logits.to(torch.float64), count + 1
+                if teacher.id in members:
+                    heard = True
+                    yield outcome
+
+        found: float | None = None
+        stream = answers()
+        if ensemble is not None:
+            try:
+                found = accuracy_of(ensemble(stream), labels)
+            except ValueError:
+                if heard:  # else no teacher has finite logits
+                    raise
+        for _ in stream:  # the clients that did not teach
+            pass
+        plain = accuracy_of(total / count, labels) if count else None
+        return accuracies, {"ensemble": found, "avg_logits": plain}
 
     def _validated(self, models: Mapping[str, State]) -> dict[str, float]:
         """Return each fused model's accuracy on the validation data, where there are any."""
         if not len(self._validation):
             return {}
-        asked = [Model(name, name, state) for name, state in models.items()]
-        found = self._on_validation.accuracies(asked, self._validation.labels)
+        found = self._on_validation.accuracies(models_of(models, self._prototypes), self._validation.labels)
         for outcome in found.values():
             if isinstance(outcome, Failure):
                 raise RuntimeError(f"the validation of {outcome.client_id} failed: {outcome.reason}")
         return cast(dict[str, float], found)
+
+
+def _bytes_up(update: Update) -> int:
+    return n_bytes(wire(update.state)) + sum(map(n_bytes, update.payload.values()))
 
 
 def mean_metrics(found: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -20,12 +20,13 @@ from feddf.evaluate import accuracy
 from feddf.rounds import run_rounds
 from feddf.runs.build import Parts
 from feddf.runs.describe import describe
+from feddf.runs.kept import KeptStates
 from feddf.runs.record import Recorder
 from feddf.runs.spool import DiskSpool
 from feddf.runs.store import RunFolder
 from feddf.runs.trackers import tracking
 from feddf.runtime.threads import threads
-from feddf.types import Client, Engine, Examples, Round, ServerState
+from feddf.types import Engine, Examples, Round, ServerState
 
 
 def run_experiment(
@@ -54,12 +55,18 @@ def run_experiment(
         recorder = Recorder(
             staged(engines.server, "evaluate"), parts.prototypes, task.data.test, task.validation, experiment.run
         )
+        parts.engine.become(staged(engines.server, "fuse"))
+        kept = KeptStates(folder.path / "clients", experiment.clients.lost_state)
+        keeps = any(part.keeps for part in parts.method.parts)
+        kept.forget_others([client.id for client in parts.federation.clients] if keeps else [])
+        clients = _clients(staged(engines.clients, "train"), parts)
         rounds = run_rounds(
             server,
             parts.federation,
-            engine=_clients(staged(engines.clients, "train"), parts),
+            engine=kept.engine(clients) if keeps else clients,
             train=parts.train,
-            fuse=parts.method(staged(engines.server, "fuse")).fuse,
+            fuse=parts.method.fuse,
+            parts=parts.method.parts,
             # attackers look at all updates of a round: one that was interrupted begins anew
             spool=None if parts.hostile else DiskSpool(folder.spool),
         )
@@ -70,9 +77,8 @@ def run_experiment(
             server,
             folder,
             recorder,
-            parts.federation.clients,
             experiment.run.keep_checkpoints,
-            partial(_attacked, parts) if parts.hostile else _as_it_is,
+            partial(_extended, parts, kept if keeps else None),
         )
         with tracking(experiment.run.track, folder.path, config, server.round, complain) as track:
             for record in records:
@@ -85,8 +91,11 @@ def _clients(engine: Engine, parts: Parts) -> Engine:
     return parts.hostile.engine(engine, parts.experiment.attack) if parts.hostile else engine
 
 
-def _as_it_is(record: Record, server: ServerState) -> Record:
-    return record
+def _extended(parts: Parts, kept: KeptStates | None, record: Record, server: ServerState) -> Record:
+    """Return the record with what clients keep, and with who attacked."""
+    if kept is not None:
+        record = {**record, "kept_by_clients": kept.size()}
+    return _attacked(parts, record, server) if parts.hostile else record
 
 
 def _attacked(parts: Parts, record: Record, server: ServerState) -> Record:
@@ -115,18 +124,16 @@ def recorded(
     server: ServerState,
     folder: RunFolder,
     recorder: Recorder,
-    clients: Sequence[Client],
     keep: int,
     extend: Callable[[Record, ServerState], Record] = lambda record, server: record,
 ) -> Iterator[Record]:
     """Record each round, write it down and yield its record; at the end write the models.
 
-    ``server`` is the state before the first round. ``clients`` may grow between rounds; ``extend`` may add to a record
-    before it is written.
+    ``server`` is the state before the first round. ``extend`` may add to a record before it is written.
     """
     spool = DiskSpool(folder.spool)
     for closed in rounds:
-        record = extend(recorder.record(server, closed, clients), closed.server)
+        record = extend(recorder.record(closed), closed.server)
         folder.append(record)
         folder.save(closed.server, keep)
         spool.clear()

@@ -21,7 +21,7 @@ from torch import Tensor
 from feddf.models.binary import BinaryState, Bits, wire
 from feddf.runtime.atomic import new_file, real_folder
 from feddf.states import digest
-from feddf.types import Failure, Job, State, Update
+from feddf.types import Failure, Job, Payload, State, Update
 
 
 class DiskSpool:
@@ -47,7 +47,7 @@ class DiskSpool:
             with safetensors.safe_open(path, framework="pt") as file:
                 about = json.loads(file.metadata()["feddf"])
             update = _on_disk(path, about)
-            whole = about["job"] == _name(job) and _checksum(about, update.state) == about["digest"]
+            whole = about["job"] == _name(job) and _checksum(about, update) == about["digest"]
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
             return None
         return update if whole else None
@@ -64,31 +64,45 @@ def _written(path: Path, job: Job, update: Update) -> Update:
         "round": update.round,
         "n_examples": update.n_examples,
         "metrics": dict(update.metrics),
-        "class_counts": update.class_counts,
         "job": _name(job),
     }
     if isinstance(update.state, BinaryState):
         about["packed"] = {key: bits.shape for key, bits in update.state.bits.items()}
         about["order"] = list(update.state)
-    about["digest"] = _checksum(about, update.state)
-    sent = wire(update.state)
+    sent = {
+        **{_place("state", key): tensor for key, tensor in wire(update.state).items()},
+        **{_place("payload", name, key): one for name, state in update.payload.items() for key, one in state.items()},
+    }
+    about["digest"] = _checksum(about, update)
     tensors = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in sent.items()}
     with new_file(path) as temporary:
         temporary.write_bytes(safetensors.torch.save(tensors, {"feddf": json.dumps(about)}))
     return _on_disk(path, about)
 
 
-def _checksum(about: Mapping[str, Any], state: State) -> str:
+def _place(*names: str) -> str:
+    """Return the name of a tensor in a file: what it belongs to, and its own name."""
+    return json.dumps(names)
+
+
+def _named(state: State, payload: Payload) -> dict[str, State]:
+    """Return weights and a payload under names that cannot be each other's."""
+    return {"weights": state, **{f"payload {name}": one for name, one in payload.items()}}
+
+
+def _checksum(about: Mapping[str, Any], update: Update) -> str:
     """Return a SHA-256 over the tensors and all that is said about them, n_k and the metrics included."""
     said = json.dumps({key: value for key, value in about.items() if key != "digest"}, sort_keys=True)
-    return hashlib.sha256(f"{said} {digest({'update': state})}".encode()).hexdigest()
+    return hashlib.sha256(f"{said} {digest(_named(update.state, update.payload))}".encode()).hexdigest()
 
 
 def _on_disk(path: Path, about: dict[str, Any]) -> Update:
     identity = about["client_id"], about["prototype"], about["round"]
-    counts = about["class_counts"]
-    known = about["n_examples"], about["metrics"], tuple(counts) if counts is not None else None
-    return Update(*identity, _unpacked(StateOnDisk(path), about), *known)
+    tensors = StateOnDisk(path)
+    names = {key[1] for key in tensors.places if key[0] == "payload"}
+    payload = {name: tensors.below("payload", name) for name in sorted(names)}
+    state = _unpacked(tensors.below("state"), about)
+    return Update(*identity, state, about["n_examples"], about["metrics"], payload)
 
 
 def _unpacked(tensors: State, about: dict[str, Any]) -> State:
@@ -113,16 +127,22 @@ _DTYPES = {
 class StateOnDisk(Mapping[str, Tensor]):
     """A state whose tensors are read from its file when they are asked for, and kept by nobody."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with path.open("rb") as file:  # a safetensors file: the header's length, the header, all tensors' bytes
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-        self._first = 8 + length
-        self._places = {name: place for name, place in header.items() if name != "__metadata__"}
+    def __init__(self, path: Path, places: Mapping[tuple[str, ...], Any] | None = None, first: int = 0) -> None:
+        self._path, self._first, self.places = path, first, dict(places or {})
+        if places is None:
+            with path.open("rb") as file:  # a safetensors file: the header's length, the header, all tensors' bytes
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(length))
+            self._first = 8 + length
+            self.places = {tuple(json.loads(name)): at for name, at in header.items() if name != "__metadata__"}
+
+    def below(self, *names: str) -> StateOnDisk:
+        """Return the state under some names."""
+        mine = {place[len(names) :]: at for place, at in self.places.items() if place[: len(names)] == names}
+        return StateOnDisk(self._path, mine, self._first)
 
     def __getitem__(self, name: str) -> Tensor:
-        place = self._places[name]
+        place = self.places[(name,)]
         begin, end = place["data_offsets"]
         content = bytearray(end - begin)
         with self._path.open("rb") as file:  # five times as fast as to open it as what it is
@@ -133,10 +153,10 @@ class StateOnDisk(Mapping[str, Tensor]):
         return torch.frombuffer(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return (place[0] for place in self.places)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)  # what travels is the state, not the name of a file
@@ -144,9 +164,13 @@ class StateOnDisk(Mapping[str, Tensor]):
 
 def _name(job: Job) -> str:
     """Return what the answer depends on: the seed stands for client and round, the digest for what was sent."""
-    return f"{job.seed} {digest({'sent': job.state})}"
+    return f"{job.seed} {job.counted} {digest(_named(job.state, job.payload))}"
 
 
 def _path(folder: Path, job: Job) -> Path:
-    safe = "".join(character if character.isalnum() or character in "-_" else "_" for character in job.id)
-    return folder / f"round-{job.round:04d}-{safe[:80]}-{job.seed:016x}.safetensors"
+    return folder / f"round-{job.round:04d}-{safe_name(job.id)}-{job.seed:016x}.safetensors"
+
+
+def safe_name(client: str) -> str:
+    """Return a client's name as a part of a file's name."""
+    return "".join(character if character.isalnum() or character in "-_" else "_" for character in client)[:80]

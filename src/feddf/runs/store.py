@@ -278,14 +278,17 @@ def pack(server: ServerState) -> bytes:
         for place, state in parts.items()
         for key, tensor in state.items()
     }
+    counted = dict(sorted(server.counted.items()))
     # one metadata entry only: safetensors does not keep the order of several
-    return safetensors.torch.save(tensors, {"feddf": json.dumps({"round": server.round})})
+    return safetensors.torch.save(
+        tensors, {"feddf": json.dumps({"round": server.round, **({"counted": counted} if counted else {})})}
+    )
 
 
 def unpack(content: bytes) -> ServerState:
     """Return the server state in safetensors bytes."""
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    number = json.loads(header["__metadata__"]["feddf"])["round"]
+    about = json.loads(header["__metadata__"]["feddf"])
     found: dict[str, Any] = {"models": {}, "own": {}, "memory": {}}
     for path, tensor in safetensors.torch.load(content).items():
         *place, key = json.loads(path)
@@ -293,4 +296,4 @@ def unpack(content: bytes) -> ServerState:
         for part in place:
             table = table.setdefault(part, {})
         table[key] = tensor
-    return ServerState(number, found["models"], found["own"], found["memory"])
+    return ServerState(about["round"], found["models"], found["own"], found["memory"], about.get("counted", {}))

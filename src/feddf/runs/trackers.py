@@ -39,7 +39,8 @@ Make = Callable[[Path, Mapping[str, Any], int], Tracker]
 def numbers_of(record: Record) -> dict[str, float]:
     """Return the numbers of a round's record by the names under which they are tracked."""
     found: dict[str, Any] = {f"{name}/{which}": v for name, one in record["models"].items() for which, v in one.items()}
-    found |= {"ensemble": record["ensemble"], "clients/used": len(record["clients"])}
+    found |= {"ensemble": record["ensemble"], "avg_logits": record.get("avg_logits")}
+    found |= {"clients/used": len(record["clients"])}
     found |= {"clients/dropped": len(record["dropped"]), "bytes/up": sum(record["bytes_up"].values())}
     found |= {"bytes/down": sum(record["bytes_down"].values())}
     found |= {f"seconds/{stage}": value for stage, value in record["seconds"].items()}

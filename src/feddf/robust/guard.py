@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddf.evaluate import Evaluation, Model, model_of
+from feddf.evaluate import Evaluation, models_of, teacher_of
 from feddf.fusion.ensemble import usable
-from feddf.fusion.robust import MOST_EXAMPLES_OF_MEDIAN
-from feddf.fusion.robust_ensemble import geometric_median
-from feddf.fusion.trust import TRUST, some_examples, some_inputs
+from feddf.robust.rules import MOST_EXAMPLES_OF_MEDIAN
+from feddf.robust.targets import geometric_median
+from feddf.robust.trust import TRUST, some_examples, some_inputs
 from feddf.runtime.execution import Execution
 from feddf.types import Engine, Failure, Fused, Fusion, Inputs, Resources, ServerState, State, Update, Vote
 
@@ -39,13 +39,13 @@ def tried(
     inputs = probes(resources)
     if inputs is None:
         return inner
-    evaluation = Evaluation(engine, resources.prototypes, inputs, execution)
+    evaluation = Evaluation(engine, inputs, execution)
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
-        for _ in usable(evaluation([model_of(update) for update in updates if updates_too])):
+        for _ in usable(evaluation([teacher_of(update, resources.prototypes) for update in updates if updates_too])):
             pass
         fused = inner(server, updates, seed)
-        found = evaluation([Model(name, name, state) for name, state in fused.server.models.items()])
+        found = evaluation(models_of(fused.server.models, resources.prototypes))
         broken = [one.client_id for one in found if isinstance(one, Failure) or not bool(one.logits.isfinite().all())]
         if not broken:
             return fused
@@ -59,24 +59,17 @@ def tried(
 def bounded_counts(inner: Fusion, factor: float = MOST_EXAMPLES_OF_MEDIAN) -> Fusion:
     """Return ``inner`` for clients whose n_k nobody can check: none counts for more than ``factor`` times the median.
 
-    Where that happens the note ``bounded_counts`` says to whom; class counts shrink in proportion.
+    Where that happens the note ``bounded_counts`` says to whom.
     """
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         most = max(1, int(factor * median_low([update.n_examples for update in updates]))) if updates else 0
         cut = {update.client_id: update.n_examples for update in updates if update.n_examples > most}
-        fused = inner(server, [_cut(update, most) for update in updates], seed)
+        bounded = [replace(one, n_examples=most) if one.client_id in cut else one for one in updates]
+        fused = inner(server, bounded, seed)
         return replace(fused, notes={**fused.notes, "bounded_counts": {"most": most, "claimed": cut}}) if cut else fused
 
     return fuse
-
-
-def _cut(update: Update, most: int) -> Update:
-    if update.n_examples <= most:
-        return update
-    counts = update.class_counts
-    smaller = tuple(count * most // update.n_examples for count in counts) if counts is not None else None
-    return replace(update, n_examples=most, class_counts=smaller)
 
 
 def probes(resources: Resources) -> Inputs | None:
@@ -137,10 +130,10 @@ def _accuracies(resources: Resources, engine: Engine, execution: Execution) -> S
     if resources.validation is None or not len(resources.validation):
         return None
     examples = some_examples(resources.validation)
-    evaluation = Evaluation(engine, resources.prototypes, examples.inputs, execution)
+    evaluation = Evaluation(engine, examples.inputs, execution)
 
     def score(models: Mapping[str, State], updates: Sequence[Update]) -> Mapping[str, float]:
-        found = evaluation.accuracies([Model(name, name, state) for name, state in models.items()], examples.labels)
+        found = evaluation.accuracies(models_of(models, resources.prototypes), examples.labels)
         return {name: -1.0 if isinstance(value, Failure) else value for name, value in found.items()}
 
     return score
@@ -149,12 +142,12 @@ def _accuracies(resources: Resources, engine: Engine, execution: Execution) -> S
 def _agreements(resources: Resources, engine: Engine, execution: Execution) -> Scores | None:
     if resources.pool is None:
         return None
-    evaluation = Evaluation(engine, resources.prototypes, some_inputs(resources.pool, 512), execution)
+    evaluation = Evaluation(engine, some_inputs(resources.pool, 512), execution)
 
     def score(models: Mapping[str, State], updates: Sequence[Update]) -> Mapping[str, float]:
-        answers = usable(evaluation([model_of(update) for update in updates]))
+        answers = usable(evaluation([teacher_of(update, resources.prototypes) for update in updates]))
         said = geometric_median(Vote(answer.logits) for answer in answers).argmax(dim=1)
-        found = evaluation([Model(name, name, state) for name, state in models.items()])
+        found = evaluation(models_of(models, resources.prototypes))
         return {one.client_id: -1.0 if isinstance(one, Failure) else _agreement(one.logits, said) for one in found}
 
     return score

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from conftest import Tiny
+from feddf.client import cross_entropy, local_update, log_prior, mini_batches, n_batches, together
 from feddf.config import LocalConfig
 from feddf.data.encode import plain
-from feddf.local import local_update, log_prior, mini_batches, n_batches
-from feddf.states import digest, initial, read_off
-from feddf.types import Client, Examples, Finish, Inputs, Job, Prototype
+from feddf.fusion.class_counts import CLASS_COUNTS, tell
+from feddf.states import digest, initial
+from feddf.types import Client, ClientHalf, Examples, Inputs, Job, Prototype, Sent, Steps, Training
 
 
 def job_of(tiny: Tiny, number: int = 0) -> Job:
@@ -188,15 +189,15 @@ def test_the_rate_falls_over_the_rounds_steps_when_asked(tiny: Tiny, decay: Any,
     assert rates == pytest.approx([0.01 * share for share in shares], rel=1e-2)
 
 
-def freeze_the_first(model: nn.Module, job: Job) -> Finish:
+def freeze_the_first(model: nn.Module, training: Training) -> Steps:
     model.get_submodule("layers.1").requires_grad_(False)
-    return partial(read_off, like=job.state)
+    return Steps()
 
 
 def test_frozen_parameters_stay_as_they_were_sent(tiny: Tiny) -> None:
     job = job_of(tiny, 1)
     local = LocalConfig(epochs=2, batch=8, rate=0.1, proximal=0.1)
-    update = local_update(job, prototypes=tiny.prototypes, train=tiny.train, local=local, prepare=freeze_the_first)
+    update = local_update(job, prototypes=tiny.prototypes, train=tiny.train, local=local, half=freeze_the_first)
     moved = {key for key in job.state if not torch.equal(update.state[key], job.state[key])}
     assert moved == {"layers.3.weight", "layers.3.bias", "layers.5.weight", "layers.5.bias"}
 
@@ -204,7 +205,55 @@ def test_frozen_parameters_stay_as_they_were_sent(tiny: Tiny) -> None:
 def test_class_counts_are_told_only_when_asked_for(tiny: Tiny) -> None:
     job = job_of(tiny, 1)
     arguments = {"prototypes": tiny.prototypes, "train": tiny.train, "local": tiny.settings.local}
-    assert local_update(job, **arguments).class_counts is None
-    counts = local_update(job, **arguments, disclose=True).class_counts
+    assert not local_update(job, **arguments).payload
+    counts = local_update(job, **arguments, half=tell).payload[CLASS_COUNTS]["counts"]
     labels = tiny.train.labels[job.client.indices].tolist()
-    assert counts == tuple(labels.count(label) for label in range(3))
+    assert counts.tolist() == [labels.count(label) for label in range(3)]
+
+
+def noting(name: str, log: list[str], state: bool = False, loss: bool = False) -> ClientHalf:
+    """Return a half that writes down when it is called."""
+
+    def half(model: nn.Module, training: Training) -> Steps:
+        log.append(f"begin {name}")
+
+        def finish() -> Sent:
+            log.append(f"finish {name}")
+            sent = {key: torch.zeros_like(one) for key, one in training.job.state.items()} if state else None
+            return Sent(sent, {name: {"steps": torch.tensor(training.steps)}}, {name: {}})
+
+        return Steps(cross_entropy if loss else None, lambda: log.append(f"correct {name}"), finish)
+
+    return half
+
+
+def test_halves_begin_correct_and_finish_in_their_order(tiny: Tiny) -> None:
+    job, log = job_of(tiny, 1), list[str]()
+    local = LocalConfig(epochs=2, batch=10, rate=0.1)  # 20 examples: four steps
+    both = together([noting("a", log), noting("b", log, state=True)])
+    reply = local_update(job, prototypes=tiny.prototypes, train=tiny.train, local=local, half=both)
+    assert log == ["begin a", "begin b", *["correct a", "correct b"] * 4, "finish a", "finish b"]
+    assert {name: int(state["steps"]) for name, state in reply.payload.items()} == {"a": 4, "b": 4}
+    assert reply.kept.keys() == {"a", "b"}
+    assert all(not one.any() for one in reply.state.values())
+
+
+def test_two_losses_are_one_too_many(tiny: Tiny) -> None:
+    both = together([noting("a", [], loss=True), noting("b", [], loss=True)])
+    with pytest.raises(ValueError, match="loss"):
+        local_update(
+            job_of(tiny, 1), prototypes=tiny.prototypes, train=tiny.train, local=tiny.settings.local, half=both
+        )
+
+
+@pytest.mark.parametrize(("decay", "expected"), [("none", 4 * 0.1), ("linear", 0.1 * (1 + 0.75 + 0.5 + 0.25))])
+def test_a_half_knows_the_sum_of_its_rates(tiny: Tiny, decay: str, expected: float) -> None:
+    seen: list[float] = []
+
+    def half(model: nn.Module, training: Training) -> Steps:
+        seen.append(training.rates)
+        return Steps()
+
+    local = LocalConfig(epochs=2, batch=10, rate=0.1, decay=decay)
+    local_update(job_of(tiny, 1), prototypes=tiny.prototypes, train=tiny.train, local=local, half=half)
+    assert seen == [pytest.approx(expected)]

@@ -8,12 +8,13 @@ at a time. Counters (integer buffers) are the largest of all, as in the plain av
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 
 import torch
 from torch import Tensor
 
+from feddf.fusion.select import Dropped
 from feddf.states import weighted_mean
 from feddf.types import Rule, State, Update
 
@@ -247,3 +248,12 @@ mixed_trimmed = by_coordinate(trimmed_mean, mixed=True)
 mixed_multi_krum = combining(multi_krum, mixed=True)
 mixed_geometric_median = combining(_any_number(geometric_median), mixed=True)
 mixed_centred_clipping = combining(_any_number(centred_clipping), mixed=True)
+
+
+# A filter of clients by their accuracies
+
+
+def lowest(accuracies: Mapping[str, float], n_classes: int, n_examples: int) -> Dropped:
+    """A filter against hostile clients: the f clients with the lowest accuracies, f as robust rules reckon with it."""
+    order = sorted(accuracies, key=lambda client: (accuracies[client], client))
+    return Dropped(frozenset(order[: assumed(len(order))]))

@@ -13,9 +13,8 @@ from dataclasses import replace
 from math import sqrt
 
 from feddf import evaluate
-from feddf.config.experiment import Settings, with_values
-from feddf.fusion import robust
-from feddf.fusion.trust import some_examples
+from feddf.robust import rules as robust
+from feddf.robust.trust import some_examples
 from feddf.runtime.execution import Execution
 from feddf.runtime.threads import threads
 from feddf.types import Examples, Resources, Rule, State, Update
@@ -25,21 +24,6 @@ ROUNDING = 1 + 1e-5
 
 MARGIN = 0.05
 """How much worse than the previous model a fused one may be before it is not kept."""
-
-
-def robust_settings(settings: Settings, *, labelled: bool, pooled: bool) -> Settings:
-    """Return the settings with the defence's parts filled in wherever the user has not chosen something else.
-
-    A server that has neither validation data nor a pool can only clip.
-    """
-    changes: dict[str, object] = {}
-    if settings.fusion.trust == "none" and (labelled or pooled):
-        changes["fusion.trust"] = "mixture" if labelled else "expguard"
-    if settings.fusion.guard is None and (labelled or pooled):
-        changes["fusion.guard"] = MARGIN
-    if settings.teachers.average == "logits":
-        changes["teachers.average"] = "probabilities"
-    return with_values(settings, changes)
 
 
 def robust_start(plain: Rule, resources: Resources, execution: Execution = Execution()) -> Rule:

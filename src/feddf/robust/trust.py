@@ -12,9 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from feddf.evaluate import Evaluation, model_of
+from feddf.evaluate import Evaluation, teacher_of
 from feddf.fusion.ensemble import usable
-from feddf.fusion.robust_ensemble import mixture_weights, outlier_scores
+from feddf.robust.targets import mixture_weights, outlier_scores
 from feddf.runtime.execution import Execution
 from feddf.types import Engine, Examples, Fused, Fusion, Inputs, Resources, ServerState, Update
 
@@ -40,15 +40,15 @@ LEAST = 1e-6
 def mixture(resources: Resources, engine: Engine, execution: Execution = Execution()) -> TrustRule:
     """Trust by the weights of the mixture that explains the server's validation examples best.
 
-    See :func:`feddf.fusion.robust_ensemble.mixture_weights`. A client whose weight is what the prior alone gives it,
+    See :func:`feddf.robust.targets.mixture_weights`. A client whose weight is what the prior alone gives it,
     as of one that explains nothing, has none; from a third of an equal share on it has all: which of the honest
     explain best is mostly chance. The trust before does not count: labelled examples say enough.
     """
     examples = some_examples(resources.labelled)
-    evaluation = Evaluation(engine, resources.prototypes, examples.inputs, execution)
+    evaluation = Evaluation(engine, examples.inputs, execution)
 
     def trust(updates: Sequence[Update], before: Mapping[str, float]) -> Mapping[str, float]:
-        weights = mixture_weights(_answers(evaluation, updates), examples.labels, PRIOR) * len(updates)
+        weights = mixture_weights(_answers(evaluation, updates, resources), examples.labels, PRIOR) * len(updates)
         nothing = PRIOR / (1 + PRIOR)
         return _by_client(updates, ((weights - nothing) / (1 / 3 - nothing)).clamp(0, 1))
 
@@ -64,11 +64,11 @@ def expguard(resources: Resources, engine: Engine, execution: Execution = Execut
     """
     if resources.pool is None:
         raise ValueError("this trust is found on unlabeled inputs, and there are none")
-    evaluation = Evaluation(engine, resources.prototypes, some_inputs(resources.pool, ENOUGH // 2), execution)
+    evaluation = Evaluation(engine, some_inputs(resources.pool, ENOUGH // 2), execution)
 
     def trust(updates: Sequence[Update], before: Mapping[str, float]) -> Mapping[str, float]:
         had = torch.tensor([before[update.client_id] for update in updates], dtype=torch.float64).clamp_min(LEAST)
-        scores = outlier_scores(_answers(evaluation, updates), had / had.max())
+        scores = outlier_scores(_answers(evaluation, updates, resources), had / had.max())
         now = had * torch.exp(-LEARNING_RATE * scores / scores.max().clamp_min(1e-12))
         return {name: max(LEAST, value) for name, value in _by_client(updates, now).items()}
 
@@ -105,9 +105,9 @@ def _spread(n: int, most: int) -> Tensor:
     return torch.arange(most) * n // most
 
 
-def _answers(evaluation: Evaluation, updates: Sequence[Update]) -> Tensor:
+def _answers(evaluation: Evaluation, updates: Sequence[Update], resources: Resources) -> Tensor:
     """Return the clients' probabilities: clients × inputs × classes; one whose logits are not finite is refused."""
-    answers = usable(evaluation([model_of(update) for update in updates]))
+    answers = usable(evaluation([teacher_of(update, resources.prototypes) for update in updates]))
     return torch.stack([answer.logits.to(torch.float64).softmax(dim=-1) for answer in answers])
 
 

@@ -1,7 +1,7 @@
 """Ensembles that a few hostile teachers cannot speak for: targets, and trust in teachers that is kept over rounds.
 
 A target here collects all votes before it answers, since a median cannot be streamed: n teachers × inputs × classes.
-Trust is one number for each client, which :func:`feddf.fusion.trust.trusted` keeps in the server's memory.
+Trust is one number for each client, which :func:`feddf.robust.trust.trusted` keeps in the server's memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from feddf.fusion.ensemble import avg_logits
-from feddf.fusion.robust import assumed
+from feddf.robust.rules import assumed
 from feddf.runtime.device import wide
 from feddf.types import Vote
 

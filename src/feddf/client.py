@@ -1,0 +1,224 @@
+"""Algorithm 2: what a client does between receiving the server's weights and sending its own back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import ceil, cos, pi
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from feddf.batches import batches, resident
+from feddf.config.sections import LocalConfig
+from feddf.runtime.compile import forward_of
+from feddf.runtime.device import device_of
+from feddf.runtime.execution import Execution
+from feddf.seeds import derive, seeded, torch_generator
+from feddf.states import read_off
+from feddf.types import Augment, ClientHalf, Examples, Job, Prototype, Reply, Sent, Steps, Training
+
+
+def local_update(
+    job: Job,
+    *,
+    prototypes: Mapping[str, Prototype],
+    train: Examples,
+    local: LocalConfig,
+    half: ClientHalf | None = None,
+    augment: Augment | None = None,
+    execution: Execution = Execution(),
+) -> Reply:
+    """Train on the client's own examples at a constant rate (no momentum, no decay): Algorithm 2.
+
+    x ← x − η ∇ℓ(x; b) for every mini-batch b of P_k, for E epochs, or Adam's step. ``local.decay`` lets the rate fall
+    to zero over the round's steps (the ablation of appendix C.3). The optimizer is new in every round. A client without
+    examples sends back what it received, with n_k = 0.
+
+    A ``half`` fills the open places: what happens to the model before it is trained, the loss, a correction of the
+    gradient, and what is sent. Those of ``local.logit_adjustment`` and ``local.proximal`` (:func:`adjusted`,
+    :func:`proximal`) come after it.
+
+    ``execution.device`` is where all this is computed; what is sent is on the CPU.
+    """
+    indices = job.client.indices
+    assert indices is not None, f"client {job.client.id} has no indices: its data are not here"
+    with execution.begun() as device:
+        prototype = prototypes[job.client.prototype]
+        model = prototype.load(job.state, device).train()  # line 2
+        steps = local.epochs * n_batches(len(indices), local.batch)
+        rates = [local.rate * share for share in map(_shape(local.decay, steps), range(steps))]
+        training = Training(job, prototype, train.labels[indices], train.n_classes, local.optimizer, steps, sum(rates))
+        places = together([*([half] if half else []), *halves_of(local)])(model, training)
+        losses = _train(model, indices, train, job.seed, local, places, augment, execution, device)  # lines 3 to 5
+        sent = places.finish() if places.finish else Sent()
+        return Reply(  # line 6
+            job.client.id,
+            job.client.prototype,
+            job.round,
+            read_off(model, like=job.state) if sent.state is None else sent.state,
+            len(indices),
+            {"train_loss": float(torch.stack(losses).mean())} if losses else {},
+            sent.payload,
+            sent.kept,
+        )
+
+
+def _train(
+    model: nn.Module,
+    indices: Tensor,
+    train: Examples,
+    seed: int,
+    local: LocalConfig,
+    places: Steps,
+    augment: Augment | None,
+    execution: Execution,
+    device: torch.device,
+) -> list[Tensor]:
+    """Take all steps; return the losses of the last epoch. No step waits for the device."""
+    forward = forward_of(model, execution.compile, execution.precision)
+    loss_of = places.loss or cross_entropy
+    make = torch.optim.Adam if local.optimizer == "adam" else torch.optim.SGD
+    optimizer = make(trained_weights(model), lr=local.rate)
+    rates = LambdaLR(optimizer, _shape(local.decay, local.epochs * n_batches(len(indices), local.batch)))
+    shuffle = torch_generator(derive(seed, "shuffle"))
+    distort = torch_generator(derive(seed, "augment"))
+    labels = resident(train.labels, device)
+    losses: list[Tensor] = []
+    with seeded(derive(seed, "dropout"), device):
+        for _ in range(local.epochs):  # line 3
+            losses = []
+            order = mini_batches(indices, local.batch, shuffle)
+            for chosen, raw in batches(train.inputs.raw, order, device):  # line 4
+                inputs = train.inputs.encode(augment(raw, distort) if augment else raw)
+                loss = loss_of(forward(inputs), labels[chosen], inputs)
+                optimizer.zero_grad()
+                loss.backward()
+                if places.correct:
+                    places.correct()
+                optimizer.step()  # line 5
+                rates.step()
+                losses.append(loss.detach())
+    return losses
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor, inputs: Tensor) -> Tensor:
+    """Return −log σ(f(x))_y, the mean over the batch."""
+    return F.cross_entropy(outputs, labels)
+
+
+def trained_weights(model: nn.Module) -> list[nn.Parameter]:
+    """Return the weights that are not frozen."""
+    return [weight for weight in model.parameters() if weight.requires_grad]
+
+
+# Client halves
+
+
+def halves_of(local: LocalConfig) -> list[ClientHalf]:
+    """Return the halves that the section ``[local]`` asks for."""
+    halves: list[ClientHalf] = []
+    if local.logit_adjustment:
+        halves.append(partial(adjusted, tau=local.logit_adjustment))
+    if local.proximal:
+        halves.append(partial(proximal, mu=local.proximal))
+    return halves
+
+
+def together(halves: Sequence[ClientHalf]) -> ClientHalf:
+    """Return several halves as one. They begin, correct and finish in the order given.
+
+    One of them at the most may have a loss of its own, and one a way to make the weights that are sent.
+    """
+    return partial(_begin_all, halves=tuple(halves))
+
+
+def _begin_all(model: nn.Module, training: Training, *, halves: Sequence[ClientHalf]) -> Steps:
+    begun = [half(model, training) for half in halves]
+    losses = [one.loss for one in begun if one.loss]
+    corrections = [one.correct for one in begun if one.correct]
+    ends = [one.finish for one in begun if one.finish]
+    if len(losses) > 1:
+        raise ValueError("two parts of the method change the clients' loss; only one can")
+
+    def correct() -> None:
+        for change in corrections:
+            change()
+
+    def finish() -> Sent:
+        sent = [end() for end in ends]
+        states = [one.state for one in sent if one.state is not None]
+        if len(states) > 1:
+            raise ValueError("two parts of the method make the weights that clients send; only one can")
+        payload = {name: state for one in sent for name, state in one.payload.items()}
+        kept = {name: state for one in sent for name, state in one.kept.items()}
+        return Sent(states[0] if states else None, payload, kept)
+
+    return Steps(losses[0] if losses else None, correct if corrections else None, finish if ends else None)
+
+
+def proximal(model: nn.Module, training: Training, *, mu: float) -> Steps:
+    """FedProx's half: the gradient of μ/2 ‖x − x_{t−1}‖² is added (appendix B; Li et al. 2018)."""
+    weights = trained_weights(model)
+    received = [weight.detach().clone() for weight in weights]
+
+    def correct() -> None:
+        for weight, origin in zip(weights, received, strict=True):
+            if weight.grad is not None:
+                weight.grad.add_(weight.detach() - origin, alpha=mu)
+
+    return Steps(correct=correct)
+
+
+def adjusted(model: nn.Module, training: Training, *, tau: float) -> Steps:
+    """Logit adjustment: the loss is the cross-entropy of f(x) + τ log((n_kc + ε) / n_k), ε = 0.001 n_k/M.
+
+    The n_kc are the client's own class counts, which it keeps to itself (Menon et al. 2021; balanced softmax, Ren et
+    al. 2020; FedLC, Zhang et al. 2022): the model that it sends speaks of likelihoods and not of the client's prior.
+    """
+    adjustment = (log_prior(training.labels, training.n_classes) * tau).to(device_of(model))
+
+    def loss(outputs: Tensor, labels: Tensor, inputs: Tensor) -> Tensor:
+        return F.cross_entropy(outputs + adjustment, labels)
+
+    return Steps(loss=loss)
+
+
+def log_prior(labels: Tensor, n_classes: int) -> Tensor:
+    """Return log((n_c + ε) / n) of each class c among n labels, ε = 0.001 n / M: finite for classes that do not occur.
+
+    >>> log_prior(torch.tensor([0, 0, 1, 1]), 2)
+    tensor([-0.6921, -0.6921])
+    """
+    n = max(1, len(labels))
+    counts = torch.bincount(labels, minlength=n_classes).to(torch.float32)
+    return ((counts + 0.001 * n / n_classes) / n).log()
+
+
+def _shape(decay: str, steps: int) -> Callable[[int], float]:
+    """Return the rate's schedule as a share of the first one: constant, or falling to zero over the round's steps."""
+    shapes: dict[str, Callable[[int], float]] = {
+        "none": lambda done: 1.0,
+        "linear": lambda done: 1 - done / max(1, steps),
+        "cosine": lambda done: (1 + cos(pi * done / max(1, steps))) / 2,
+    }
+    return shapes[decay]
+
+
+def n_batches(n: int, size: int) -> int:
+    """Return how many batches :func:`mini_batches` makes of n examples."""
+    return ceil(n / size) - (1 if n > size and n % size == 1 else 0)
+
+
+def mini_batches(indices: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield the indices in random order, ``size`` at a time.
+
+    A last batch of one example joins the batch before it: BatchNorm has no variance of a single value.
+    """
+    order = indices[torch.randperm(len(indices), generator=generator)]
+    batches = list(order.split(size)) if len(order) else []
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    yield from batches

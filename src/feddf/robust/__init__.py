@@ -1,0 +1,1 @@
+"""Averages, ensembles, trust and guards that stand hostile clients. It imports fusion, never the reverse."""

@@ -1,0 +1,231 @@
+"""From settings to a method: here, and nowhere below, names and sections become values.
+
+A method by name is a function ``(resources, settings, engine)`` that returns a fusion, or a :class:`Method` if it also
+asks something of its clients. A part by name is a function of the resources that returns a :class:`Part`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from feddf.client import halves_of, together
+from feddf.config import ConfigError, LocalConfig, Settings, with_values
+from feddf.config.names import AVERAGES, BINARISATIONS, DROP_RULES, METHODS, PARTS, TARGETS, TEACHER_WEIGHTS, TRUSTS
+from feddf.evaluate import Accuracies, Teacher, teacher_of, validation_accuracies
+from feddf.fusion import average
+from feddf.fusion import feddf as algorithm
+from feddf.fusion import fedma as matched
+from feddf.fusion.batchnorm import local_statistics, with_statistics
+from feddf.fusion.ensemble import AskEnsemble, ensemble_of
+from feddf.fusion.momentum import momentum
+from feddf.fusion.select import drop_worst
+from feddf.fusion.students import Students, students_of
+from feddf.robust.defence import MARGIN, robust_start
+from feddf.robust.guard import guarded, tried
+from feddf.robust.trust import trusted
+from feddf.runtime.execution import of_answers, of_students
+from feddf.runtime.threads import threads_for
+from feddf.types import (
+    Client,
+    ClientHalf,
+    Engine,
+    Fusion,
+    Job,
+    Method,
+    Part,
+    Prototype,
+    Resources,
+    Rule,
+    State,
+    Training,
+    Update,
+)
+
+CANDIDATES = {
+    "average": algorithm.from_average,
+    "previous": algorithm.from_previous,
+    "best": algorithm.from_best,
+}
+"""What ``distill.start`` stands for."""
+
+
+def method_of(resources: Resources, settings: Settings, engine: Engine) -> Method:
+    """Return the method that the settings name, inside the wrappers that they ask for.
+
+    From the inside: local statistics, momentum, drop-worst, trust, a trial of all models, the guard, and its parts.
+    """
+    if settings.fusion.defence == "robust":
+        settings = robust_settings(settings, resources)
+    fusion, execution = settings.fusion, of_answers(settings.run)
+    made = METHODS[fusion.method](resources, settings, engine)
+    method = made if isinstance(made, Method) else Method(made)
+    resources = fitted(resources, method)
+    parts = (*method.parts, *parts_of(resources, settings))
+    fuse = method.fuse
+    if fusion.batchnorm == "local":
+        fuse = local_statistics(fuse)
+    if fusion.momentum:
+        fuse = momentum(fusion.momentum, fuse, resources.prototypes)
+    if fusion.drop_worst != "none":
+        accuracies, prototypes = validation_accuracies(resources, engine, execution), resources.prototypes
+
+        def measure(updates: Sequence[Update]) -> Mapping[str, float]:
+            return accuracies([teacher_of(update, prototypes) for update in updates])
+
+        fuse = drop_worst(DROP_RULES[fusion.drop_worst], measure, resources.labelled, fuse)
+    if fusion.trust != "none":
+        fuse = trusted(TRUSTS[fusion.trust](resources, engine, execution), fuse)
+    fuse = tried(fuse, resources, engine, execution, updates_too=not settings.distils)
+    if fusion.guard is not None:
+
+        def again() -> Fusion:
+            robust = with_values(settings, {"fusion.defence": "robust", "fusion.guard": 1.0})
+            return method_of(resources, with_values(robust, {"fusion.parts": ()}), engine).fuse
+
+        other = again if fusion.defence == "none" else None
+        fuse = guarded(fusion.guard, fuse, resources, engine, other, execution)
+    for part in parts:
+        fuse = part.fuse(fuse)
+    return replace(method, fuse=fuse, parts=parts)
+
+
+def fitted(resources: Resources, method: Method) -> Resources:
+    """Return the resources with architectures that take the shapes that the method gives to their layers."""
+    prototypes = {name: replace(prototype, fit=method.fit) for name, prototype in resources.prototypes.items()}
+    return replace(resources, prototypes=prototypes)
+
+
+def robust_settings(settings: Settings, resources: Resources) -> Settings:
+    """Return the settings with the defence's parts filled in wherever the user has not chosen something else.
+
+    A server that has neither validation data nor a pool can only clip.
+    """
+    labelled = resources.validation is not None and len(resources.validation) > 0
+    changes: dict[str, object] = {}
+    if settings.fusion.trust == "none" and (labelled or resources.pool is not None):
+        changes["fusion.trust"] = "mixture" if labelled else "expguard"
+    if settings.fusion.guard is None and (labelled or resources.pool is not None):
+        changes["fusion.guard"] = MARGIN
+    if settings.teachers.average == "logits":
+        changes["teachers.average"] = "probabilities"
+    return with_values(settings, changes)
+
+
+# Methods by name
+
+
+def fedavg(resources: Resources, settings: Settings, engine: Engine) -> Fusion:
+    """FedAvg."""
+    return average.fedavg(averaging_rule(resources, settings))
+
+
+def feddf(resources: Resources, settings: Settings, engine: Engine) -> Fusion:
+    """FedDF."""
+    return algorithm.feddf(
+        averaging_rule(resources, settings),
+        ensemble(resources, settings, engine),
+        students(resources, settings, engine),
+        CANDIDATES[settings.distill.start],
+    )
+
+
+def fedma(resources: Resources, settings: Settings, engine: Engine) -> Method:
+    """FedMA."""
+    return matched.fedma(resources.prototypes, settings.fedma)
+
+
+def averaging_rule(resources: Resources, settings: Settings) -> Rule:
+    """Return the average that the settings name, with BatchNorm's statistics treated as they say."""
+    rule: Rule = AVERAGES[settings.fusion.average]
+    execution = of_answers(settings.run)
+    if settings.fusion.defence == "robust":
+        rule = robust_start(rule, resources, execution)
+    return with_statistics(settings.fusion.batchnorm, rule, resources, execution)
+
+
+def ensemble(resources: Resources, settings: Settings, engine: Engine) -> AskEnsemble:
+    """Return the ensemble of the section ``[teachers]``."""
+    config, execution = settings.teachers, of_answers(settings.run)
+    if resources.pool is None:
+        raise ValueError("an ensemble answers for an unlabeled pool, and there is none")
+    if resources.augment is not None and config.ask == "once":
+        raise ValueError("answers given once are for the pool as it is; an augmented one needs ask = 'each-batch'")
+    measure: Accuracies = validation_accuracies(resources, engine, execution) if resources.validation else _unmeasured
+    return ensemble_of(
+        resources.prototypes,
+        resources.pool,
+        engine,
+        combine=TARGETS[config.average],
+        weigh=partial(TEACHER_WEIGHTS[config.weights], resources=resources, accuracies=measure),
+        temperature=settings.distill.temperature,
+        each_batch=config.ask == "each-batch",
+        memory=config.memory,
+        swag_samples=config.swag_samples,
+        swag_scale=config.swag_scale,
+        execution=execution,
+    )
+
+
+def _unmeasured(teachers: Sequence[Teacher]) -> dict[str, float]:
+    raise ValueError("these weights need validation data, and the server has none")
+
+
+def students(resources: Resources, settings: Settings, engine: Engine) -> Students:
+    """Return how students learn, by the section ``[distill]``; a lone one uses as many threads as it is worth."""
+    lone = partial(lone_threads, resources, settings.distill.batch)
+    execution = of_students(settings.run, len(resources.prototypes), lone)
+    return students_of(resources, settings.distill, engine, execution)
+
+
+def lone_threads(resources: Resources, batch: int) -> int:
+    """Return on how many threads the only student learns."""
+    (prototype,) = resources.prototypes.values()
+    assert resources.pool is not None, "there is something to distil on"
+    with torch.random.fork_rng(devices=[]):
+        model = prototype.build()
+    return threads_for(model, resources.pool.batch(torch.zeros(1, dtype=torch.long)), batch)
+
+
+# What is asked of clients
+
+
+def parts_of(resources: Resources, settings: Settings) -> tuple[Part, ...]:
+    """Return the parts that the settings name: those of ``[local]``, and those of ``fusion.parts``."""
+    return (
+        *(Part(half=half) for half in binarisations(settings.local)),
+        *(PARTS[name](resources) for name in part_names(settings)),
+    )
+
+
+def part_names(settings: Settings) -> list[str]:
+    """Return the names of all parts that have a payload or a state, whichever key asks for them."""
+    weighted = settings.fusion.method != "fedavg" and settings.teachers.weights == "class-counts"
+    counts = ["class-counts"] if weighted or settings.fusion.average == "class-counts" else []
+    return list(dict.fromkeys([*counts, *settings.fusion.parts]))
+
+
+def try_half(
+    settings: Settings, parts: Sequence[Part], prototypes: Mapping[str, Prototype], models: Mapping[str, State]
+) -> None:
+    """Let the clients' half begin and finish on every prototype: what cannot be is said before any training."""
+    half = together([*(part.half for part in parts), *halves_of(settings.local)])
+    for name, prototype in prototypes.items():
+        job = Job(Client("trial", name), 1, models[name], 0)
+        training = Training(job, prototype, torch.zeros(2, dtype=torch.int64), 2, settings.local.optimizer, 1, 1.0)
+        try:
+            finish = half(prototype.load(models[name]), training).finish
+            if finish:
+                finish()
+        except ValueError as error:
+            binary, named = settings.local.binary, list(settings.fusion.parts)
+            key, given = ("fusion.parts", named) if named or binary == "none" else ("local.binary", binary)
+            raise ConfigError.at(key, given, f"'{name}': {error}") from error
+
+
+def binarisations(local: LocalConfig) -> list[ClientHalf]:
+    """Return the client half that binarises weights, if the section ``[local]`` names one."""
+    return [BINARISATIONS[local.binary]] if local.binary != "none" else []
