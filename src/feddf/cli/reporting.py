@@ -79,6 +79,10 @@ def summary(paths: list[Path], picture: Path | None = None, as_json: bool = Fals
     if not done:
         return
     out_console.print(tables.seconds_table(done))
+    for run in done:
+        if kept := run.records[-1].get("kept_by_clients"):
+            said = f"{run.path.name}: what clients keep between rounds takes {kept / 1000:.0f} kB"
+            out_console.print(said, soft_wrap=True, highlight=False)
     if picture is None:
         return
     from feddf.report import plots  # after the tables: matplotlib takes a second to load

@@ -10,7 +10,7 @@ from pydantic import field_validator, model_validator
 from feddf.config.errors import ConfigError
 from feddf.config.experiment import parse
 from feddf.config.keys import Key, keys_of
-from feddf.config.names import DATASETS, DROP_RULES, FORMATS, MODELS, TARGETS, TEACHER_WEIGHTS
+from feddf.config.names import DATASETS, DROP_RULES, MODELS, TARGETS, TEACHER_FORMATS, TEACHER_WEIGHTS
 from feddf.config.presets import read
 from feddf.config.sections import DistillConfig, PoolConfig, RunConfig, Section, key
 
@@ -39,7 +39,7 @@ class TeacherConfig(InputsConfig):
 
     path: str = key(..., "a folder of feddf, a .safetensors, .pt2 or .onnx file, or a Hugging Face folder or name")
     name: str = key("", "its name in the report (default: from its path)", max_length=64)
-    format: str | None = key(None, "what it is (default: by its path)", names=FORMATS)
+    format: str | None = key(None, "what it is (default: by its path)", names=TEACHER_FORMATS)
     model: str | None = key(None, "the architecture of a .safetensors file", names=MODELS)
     options: dict[str, Any] = key({}, "the options of that architecture")
     prototype: str | None = key(None, "one prototype of a run folder (default: all of them)")

@@ -194,7 +194,7 @@ BINARISATIONS = Names(
 )
 """A client half: (model, training) -> its steps."""
 
-FORMATS = Names(
+TEACHER_FORMATS = Names(
     "teachers.format",
     {
         "feddf": "feddf.oneshot.teachers:of_feddf",

@@ -24,7 +24,7 @@ def has_ended(path: Path) -> bool:
 def failure_of(path: Path) -> str:
     """Return why a run failed for good, if it did."""
     note = path / "failed.txt"
-    return note.read_text(encoding="utf-8") if note.exists() else ""
+    return note.read_text(encoding="utf-8") if note.is_file() else ""
 
 
 def run_folders(paths: Sequence[Path], parallel: int, *, trust: bool = False) -> Iterator[tuple[Path, str]]:

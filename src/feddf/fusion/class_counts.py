@@ -15,7 +15,8 @@ from feddf.types import Form, Job, Part, Payload, Reply, Resources, Sent, Steps,
 CLASS_COUNTS = "class counts"
 """What n_kc, the number of a client's examples of each class, is called in a payload."""
 
-MOST_EXAMPLES = 1e9
+MOST_OF_A_CLASS = 1e9
+"""Beyond it a sum of counts could overflow and add up to anything."""
 
 
 class Counted(Protocol):
@@ -40,7 +41,7 @@ def tell(model: nn.Module, training: Training) -> Steps:
 
 def form(job: Job, *, n_classes: int | None) -> Form:
     """Ask for one count for each class; where the server does not know how many there are, the clients do."""
-    return {CLASS_COUNTS: {"counts": TensorForm((n_classes,), torch.int64, 0, MOST_EXAMPLES)}}
+    return {CLASS_COUNTS: {"counts": TensorForm((n_classes,), torch.int64, 0, MOST_OF_A_CLASS)}}
 
 
 def complaint(reply: Reply) -> str | None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from feddf.config.errors import ConfigError, FeddfError, nearest
 from feddf.config.fuse_config import InputsConfig, TeacherConfig
-from feddf.config.names import FORMATS, MODELS
+from feddf.config.names import MODELS, TEACHER_FORMATS
 from feddf.evaluate import evaluating, folded
 from feddf.runtime.device import device_of
 from feddf.saved.model import ModelSpec, fitting
@@ -112,7 +112,7 @@ def read_teacher(config: TeacherConfig, *, trust: bool = False) -> list[TrainedM
 
     With ``trust``, code runs that the file holds (``.pt2``), or that a folder made elsewhere names.
     """
-    make = FORMATS[config.format or format_of(Path(config.path).expanduser())]
+    make = TEACHER_FORMATS[config.format or format_of(Path(config.path).expanduser())]
     return [_as_configured(teacher, config) for teacher in make(config, trust)]
 
 

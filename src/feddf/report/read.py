@@ -14,7 +14,7 @@ from feddf.config.errors import FeddfError, reason
 from feddf.config.keys import all_keys, flat, short
 from feddf.config.method_names import changes_of, short_name
 from feddf.config.records import Record
-from feddf.runtime.atomic import read_json_lines
+from feddf.runtime.atomic import read_json_lines, read_regular
 
 
 class ReportError(FeddfError):
@@ -113,7 +113,7 @@ def _number(value: float | None) -> float:
 def read_run(path: Path) -> Run:
     """Return the run in a folder."""
     try:
-        config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+        config = tomllib.loads(read_regular(path / "config.toml").decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise ReportError(f"{path} is not a run folder: it has no config.toml") from None
     except (OSError, ValueError) as error:

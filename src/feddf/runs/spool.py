@@ -43,6 +43,8 @@ class DiskSpool:
     def recall(self, job: Job) -> Update | None:
         """Return the update that answers exactly this job, if a whole one is on disk."""
         path = _path(self.folder, job)
+        if not path.is_file():  # nor a pipe, which would be waited for
+            return None
         try:
             with safetensors.safe_open(path, framework="pt") as file:
                 about = json.loads(file.metadata()["feddf"])

@@ -24,7 +24,7 @@ from torch import nn
 
 from feddf.config.errors import FeddfError, first_line
 from feddf.models.transformer import Transformer
-from feddf.runtime.atomic import write_atomically
+from feddf.runtime.atomic import read_regular, write_atomically
 from feddf.runtime.device import choose, placed
 from feddf.saved.model import LoadedModel, ModelError, ModelSpec, loaded
 from feddf.saved.preprocess import Tokens
@@ -77,7 +77,7 @@ def specs(path: Path, *, trust: bool = False) -> dict[str, tuple[ModelSpec, Path
 def description(path: Path) -> dict[str, Any] | None:
     """Return what a folder's ``config.json`` says under the key "feddf"; ``None`` if it says nothing."""
     try:
-        values = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        values = json.loads(read_regular(path / CONFIG))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 from feddf.config.errors import FeddfError, reason
 from feddf.report.read import Run, differing, read_run, run_folders, short_names
-from feddf.runtime.atomic import damaged_lines, is_held
+from feddf.runtime.atomic import damaged_lines, is_held, read_regular
 
 Json = dict[str, Any]
 LONGEST = 300
@@ -117,7 +117,7 @@ def _progress(run: Run, stamp: tuple[int, int] | None) -> Json:
 def _partition(path: Path) -> Json | None:
     """Return how many examples of each class every client has, where the run wrote it down."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_regular(path))
         counts = [[int(count) for count in row] for row in found["counts"]]
         return {"counts": counts, "classes": [_text(name) for name in found.get("classes", [])]}
     except FileNotFoundError:
