@@ -45,6 +45,7 @@ from feddf import (
 from feddf.client import local_update
 from feddf.data.augment import flip_crop
 from feddf.data.encode import Pixels
+from feddf.outputs import classes
 from feddf.rounds import collect
 from feddf.runs.methods import feddf
 from feddf.runs.spool import DiskSpool
@@ -67,7 +68,7 @@ def fake(n: int, seed: int = 0) -> Examples:
     labels = torch.randint(CLASSES, (n,), generator=generator)
     tint = torch.randint(0, 90, (CLASSES, 3, 1, 1), generator=torch.Generator().manual_seed(99), dtype=torch.uint8)
     noise = torch.randint(0, 165, (n, *SHAPE), generator=generator, dtype=torch.uint8)
-    return Examples(Inputs(noise + tint[labels], ENCODE), labels, CLASSES)
+    return Examples(Inputs(noise + tint[labels], ENCODE), labels, classes(CLASSES))
 
 
 def padded(data: Examples) -> torch.Tensor:

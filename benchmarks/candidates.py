@@ -32,6 +32,7 @@ from feddf.fusion.class_counts import CLASS_COUNTS, counts_of, number_of_classes
 from feddf.fusion.ensemble import AskEnsemble, Memory, Taught, avg_logits
 from feddf.fusion.feddf import feddf
 from feddf.fusion.weights import by_class_counts
+from feddf.outputs import Outputs, classes
 from feddf.reproduce.artefacts.plus import FEDERATION, TARGETS, TASKS
 from feddf.rounds import run_rounds
 from feddf.runs import methods
@@ -129,18 +130,18 @@ def _averaged(name: str, clients: Sequence[Update], shares: Sequence[float], tru
     """Return an average of clients, which has as many examples of each class as a mean client."""
     weights = [one * update.n_examples for one, update in zip(shares, clients, strict=True)]
     state = weighted_mean([update.state for update in clients], weights)
-    classes = number_of_classes(clients)
-    rows = [one * counts_of(update, classes or 1) for one, update in zip(shares, clients, strict=True)]
+    n_classes = number_of_classes(clients)
+    rows = [one * counts_of(update, n_classes or 1) for one, update in zip(shares, clients, strict=True)]
     counts = (torch.stack(rows).sum(dim=0).round() / len(clients)).long()
-    payload = {CLASS_COUNTS: {"counts": counts}} if classes else {}
+    payload = {CLASS_COUNTS: {"counts": counts}} if n_classes else {}
     known = name, clients[0].prototype, clients[0].round, state, int(counts.sum())
     return Update(*known, payload=payload, trust=trust)
 
 
-def centred_logits(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
+def centred_logits(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
     """Average logits that sum to zero: with weights by class it matters what a teacher adds to all of its logits."""
     centred = (Vote(vote.logits - vote.logits.mean(dim=-1, keepdim=True), vote.weight) for vote in votes)
-    return avg_logits(centred, temperature)
+    return avg_logits(centred, temperature, outputs)
 
 
 # The pool: mixed inputs
@@ -195,12 +196,12 @@ def not_true(model: nn.Module, training: Training, *, beta: float, tau: float) -
     """
     device = device_of(model)
     received = training.prototype.load(training.job.state, device)
-    adjustment = (log_prior(training.labels, training.n_classes) * tau).to(device)
+    adjustment = (log_prior(training.labels, training.outputs.channels) * tau).to(device)
 
     def loss(outputs: Tensor, labels: Tensor, inputs: Tensor) -> Tensor:
         with torch.no_grad():
             before = received(inputs)
-        others = ~F.one_hot(labels, training.n_classes).bool()
+        others = ~F.one_hot(labels, training.outputs.channels).bool()
         mine, theirs = (z[others].view(len(labels), -1).log_softmax(dim=1) for z in (outputs, before))
         kept = F.kl_div(mine, theirs, reduction="batchmean", log_target=True)
         return F.cross_entropy(outputs + adjustment, labels) + beta * kept

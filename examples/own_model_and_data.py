@@ -35,6 +35,7 @@ from feddf import (
     students_of,
 )
 from feddf.models.mlp import MLP
+from feddf.outputs import classes
 
 FEATURES, CLASSES = 20, 4
 
@@ -62,7 +63,7 @@ def make_data(n: int, seed: int) -> Examples:
     centres = 1.5 * torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(CLASSES, (n,), generator=generator)
     return Examples(
-        Inputs(centres[labels] + 2 * torch.randn(n, FEATURES, generator=generator), encode), labels, CLASSES
+        Inputs(centres[labels] + 2 * torch.randn(n, FEATURES, generator=generator), encode), labels, classes(CLASSES)
     )
 
 

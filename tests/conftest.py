@@ -18,6 +18,7 @@ from feddf.config import ClientsConfig, DistillConfig, LocalConfig, Settings
 from feddf.data.encode import Pixels
 from feddf.models.cnn import CNN
 from feddf.models.mlp import MLP
+from feddf.outputs import classes
 from feddf.rounds import Federation
 from feddf.states import initial
 from feddf.types import Client, Examples, Inputs, LocalTrain, Part, Prototype, Reply, Resources, ServerState, Update
@@ -44,7 +45,7 @@ def stripes(n: int, seed: int) -> Examples:
     images = torch.randint(0, 120, (n, *SHAPE), generator=generator, dtype=torch.uint8)
     for row, label in enumerate(labels):
         images[row, :, 2 * label : 2 * label + 3] += 120
-    return Examples(Inputs(images, Pixels((0.4,), (0.3,))), labels, CLASSES)
+    return Examples(Inputs(images, Pixels((0.4,), (0.3,))), labels, classes(CLASSES))
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def make_tiny(clients: int = 6, fraction: float = 0.67, seed: int = 0, norm: str
         Federation(members, settings.clients, seed),
         ServerState(0, {name: initial(prototype, seed) for name, prototype in prototypes.items()}),
         local,
-        Resources(prototypes, pool, stripes(30, 4), n_classes=CLASSES),
+        Resources(prototypes, pool, stripes(30, 4), outputs=classes(CLASSES)),
         settings,
     )
 

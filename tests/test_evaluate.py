@@ -73,7 +73,7 @@ def test_many_models_are_tried_through_an_engine_in_their_order(tiny: Tiny) -> N
     broken = Teacher("broken", Network(tiny.prototypes["mlp"], {"nothing": torch.ones(1)}))
     evaluation = Evaluation(lambda *job: reversed(list(in_process(*job))), tiny.test.inputs)
     assert [outcome.client_id for outcome in evaluation([broken, *models])] == ["broken", "cnn", "mlp"]
-    found = evaluation.accuracies([broken, *models], tiny.test.labels)
+    found = evaluation.accuracies([broken, *models], tiny.test)
     assert isinstance(found["broken"], Failure)
     for model in models:
         assert found[model.id] == accuracy(tiny.prototypes[model.id].load(tiny.server.models[model.id]), tiny.test)

@@ -17,6 +17,7 @@ from feddf.fusion.average import average
 from feddf.fusion.ensemble import ensemble_of
 from feddf.fusion.feddf import feddf
 from feddf.fusion.students import students_of
+from feddf.outputs import classes
 from feddf.rounds import Federation, run_round
 from feddf.states import copy, initial
 from feddf.types import Client, Examples, Inputs, Prototype, Resources, ServerState
@@ -52,7 +53,7 @@ def test_a_round_of_both_ends_with_the_same_weights() -> None:
         distill_lr=1e-3,
     )
 
-    train = Examples(Inputs(x, plain), y, 3)
+    train = Examples(Inputs(x, plain), y, classes(3))
     resources = Resources(prototypes, Inputs(pool, plain))
     students = students_of(resources, DistillConfig(steps=8, batch=64, rate=1e-3, stop="steps"), in_process)
     closed = run_round(

@@ -54,3 +54,19 @@ def test_the_rule_is_the_median_of_each_coordinate(monkeypatch: pytest.MonkeyPat
     assert torch.equal(fused["w"], torch.tensor([2.0, 4.0]))
     assert torch.equal(fused["n"], torch.tensor(2))
     assert torch.equal(rule(previous, [])["w"], previous["w"])
+
+
+def test_parts_of_ones_own_are_named_in_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedNTD's loss in twenty lines, and weights of teachers with a state of their own, outside the package."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr(datasets, "mnist_5k", cache(datasets.mnist_5k))
+    accuracies = []
+    for number, change in enumerate([[], ['fusion.parts=["own_parts:statistics"]'], ["teachers.weights=uniform"]]):
+        words = ["run", str(EXAMPLES / "own_parts.toml"), *SMALL, "distill.steps=20", *change]
+        done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / str(number))], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        records = RunFolder.open(tmp_path / str(number)).records()
+        assert ("no_ensemble" in records[-1]) == (change != ["teachers.weights=uniform"])
+        accuracies.append([record["metrics_of_clients"]["train_loss"] for record in records])
+    assert accuracies[0] != accuracies[1], "the loss is used"
+    assert accuracies[0] != accuracies[2], "so are the weights"

@@ -13,13 +13,14 @@ from feddf import Examples, Inputs, RunFolder, build, run_experiment
 from feddf.config import DataConfig, PartitionConfig, parse
 from feddf.data.datasets import Dataset
 from feddf.data.encode import Pixels
+from feddf.outputs import classes
 
 
 def images(data: DataConfig) -> Dataset:
     """All clients' images; the test set is as small as can be, because the peers evaluate nothing."""
     folder = Path(str(data.folder))
     raw, labels = (torch.from_numpy(np.load(folder / name)) for name in ("images.npy", "labels.npy"))
-    train = Examples(Inputs(raw, Pixels(MEAN, STD)), labels, CLASSES)
+    train = Examples(Inputs(raw, Pixels(MEAN, STD)), labels, classes(CLASSES))
     return Dataset("peers", train, train.take(torch.arange(2)))
 
 

@@ -7,12 +7,12 @@ from functools import partial
 from math import ceil, cos, pi
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from feddf.batches import batches, resident
 from feddf.config.sections import LocalConfig
+from feddf.outputs import Outputs
 from feddf.runtime.compile import forward_of
 from feddf.runtime.device import device_of
 from feddf.runtime.execution import Execution
@@ -50,7 +50,7 @@ def local_update(
         model = prototype.load(job.state, device).train()  # line 2
         steps = local.epochs * n_batches(len(indices), local.batch)
         rates = [local.rate * share for share in map(_shape(local.decay, steps), range(steps))]
-        training = Training(job, prototype, train.labels[indices], train.n_classes, local.optimizer, steps, sum(rates))
+        training = Training(job, prototype, train.labels[indices], train.outputs, local.optimizer, steps, sum(rates))
         places = together([*([half] if half else []), *halves_of(local)])(model, training)
         losses = _train(model, indices, train, job.seed, local, places, augment, execution, device)  # lines 3 to 5
         sent = places.finish() if places.finish else Sent()
@@ -79,7 +79,7 @@ def _train(
 ) -> list[Tensor]:
     """Take all steps; return the losses of the last epoch. No step waits for the device."""
     forward = forward_of(model, execution.compile, execution.precision)
-    loss_of = places.loss or cross_entropy
+    loss_of = places.loss or partial(_loss_of_labels, outputs=train.outputs)
     make = torch.optim.Adam if local.optimizer == "adam" else torch.optim.SGD
     optimizer = make(trained_weights(model), lr=local.rate)
     rates = LambdaLR(optimizer, _shape(local.decay, local.epochs * n_batches(len(indices), local.batch)))
@@ -104,9 +104,8 @@ def _train(
     return losses
 
 
-def cross_entropy(outputs: Tensor, labels: Tensor, inputs: Tensor) -> Tensor:
-    """Return −log σ(f(x))_y, the mean over the batch."""
-    return F.cross_entropy(outputs, labels)
+def _loss_of_labels(predictions: Tensor, labels: Tensor, inputs: Tensor, *, outputs: Outputs) -> Tensor:
+    return outputs.loss(predictions, labels)
 
 
 def trained_weights(model: nn.Module) -> list[nn.Parameter]:
@@ -178,10 +177,13 @@ def adjusted(model: nn.Module, training: Training, *, tau: float) -> Steps:
     The n_kc are the client's own class counts, which it keeps to itself (Menon et al. 2021; balanced softmax, Ren et
     al. 2020; FedLC, Zhang et al. 2022): the model that it sends speaks of likelihoods and not of the client's prior.
     """
-    adjustment = (log_prior(training.labels, training.n_classes) * tau).to(device_of(model))
+    outputs = training.outputs
+    assert outputs.channels is not None, "a client knows its classes"
+    adjustment = (log_prior(training.labels, outputs.channels) * tau).to(device_of(model))
+    adjustment = adjustment.view(-1, *[1] * len(outputs.positions))
 
-    def loss(outputs: Tensor, labels: Tensor, inputs: Tensor) -> Tensor:
-        return F.cross_entropy(outputs + adjustment, labels)
+    def loss(predictions: Tensor, labels: Tensor, inputs: Tensor) -> Tensor:
+        return outputs.loss(predictions + adjustment, labels)
 
     return Steps(loss=loss)
 
@@ -192,8 +194,8 @@ def log_prior(labels: Tensor, n_classes: int) -> Tensor:
     >>> log_prior(torch.tensor([0, 0, 1, 1]), 2)
     tensor([-0.6921, -0.6921])
     """
-    n = max(1, len(labels))
-    counts = torch.bincount(labels, minlength=n_classes).to(torch.float32)
+    n = max(1, labels.numel())
+    counts = torch.bincount(labels.flatten(), minlength=n_classes).to(torch.float32)
     return ((counts + 0.001 * n / n_classes) / n).log()
 
 

@@ -18,6 +18,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from feddf.batches import batches, resident
 from feddf.outcomes import in_order
+from feddf.outputs import Outputs, classes
 from feddf.runtime.compile import forward_of
 from feddf.runtime.device import CPU, device_of, wide
 from feddf.runtime.execution import Execution
@@ -48,23 +49,23 @@ ENOUGH_FOR_STATISTICS = 2048
 
 
 def accuracy(model: nn.Module, examples: Examples) -> float:
-    """Return the top-1 accuracy of the model, which is tried on the device that it is on."""
+    """Return the score of the model (for classes, its top-1 accuracy), computed on the device that it is on."""
     return float(unread_accuracy(model, examples))
 
 
 def unread_accuracy(model: nn.Module, examples: Examples) -> Tensor:
-    """Return the accuracy as one value on the model's device, for which nobody has waited yet."""
+    """Return the score as one value on the model's device, which has not been waited for."""
     predictions = logits(model, examples.inputs)
-    return _share_right(predictions, resident(examples.labels, predictions.device))
+    return _score(predictions, resident(examples.labels, predictions.device), examples.outputs)
 
 
-def accuracy_of(predictions: Tensor, labels: Tensor) -> float:
-    """Return the share of rows of ``predictions`` (logits or probabilities) whose largest entry is the label."""
-    return float(_share_right(predictions, labels))
+def accuracy_of(predictions: Tensor, labels: Tensor, outputs: Outputs = classes()) -> float:
+    """Return the score of ``predictions``: outputs for some inputs, or what an ensemble makes of them."""
+    return float(_score(predictions, labels, outputs))
 
 
-def _share_right(predictions: Tensor, labels: Tensor) -> Tensor:
-    return (predictions.argmax(dim=1) == labels).to(wide(predictions.device)).mean()
+def _score(predictions: Tensor, labels: Tensor, outputs: Outputs) -> Tensor:
+    return outputs.correct(predictions, labels).to(wide(predictions.device)).mean()
 
 
 def logits(model: nn.Module, inputs: Inputs, batch: int | None = None, precision: str = "float32") -> Tensor:
@@ -157,11 +158,12 @@ class Evaluation:
         """Yield each one's answer, or why there is none, in the order given."""
         return in_order(self._engine(self._answer, teachers), [teacher.id for teacher in teachers])
 
-    def accuracies(self, teachers: Sequence[Teacher], labels: Tensor) -> dict[str, float | Failure]:
-        """Return the accuracy of each by its id, or why there is none."""
+    def accuracies(self, teachers: Sequence[Teacher], examples: Examples) -> dict[str, float | Failure]:
+        """Return the accuracy of each by its id, or why there is none; the examples are those of the inputs."""
+        labels, outputs = examples.labels, examples.outputs
         return {
-            outcome.client_id: outcome if isinstance(outcome, Failure) else accuracy_of(outcome.logits, labels)
-            for outcome in self(teachers)
+            one.client_id: one if isinstance(one, Failure) else accuracy_of(one.logits, labels, outputs)
+            for one in self(teachers)
         }
 
 
@@ -175,7 +177,7 @@ def validation_accuracies(resources: Resources, engine: Engine, execution: Execu
     evaluation = Evaluation(engine, examples.inputs, execution)
 
     def accuracies(teachers: Sequence[Teacher]) -> dict[str, float]:
-        found = evaluation.accuracies(teachers, examples.labels)
+        found = evaluation.accuracies(teachers, examples)
         if failed := [one for one in found.values() if isinstance(one, Failure)]:
             raise Refusal([Failure(one.client_id, f"its model could not be asked: {one.reason}") for one in failed])
         return {client: value for client, value in found.items() if not isinstance(value, Failure)}

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from feddf.outputs import Outputs, classes
 from feddf.runtime.layout import put_channels_last
 
 State = Mapping[str, Tensor]
@@ -78,18 +79,24 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs with one class label each."""
+    """Inputs with their labels, and what a model's outputs for them mean."""
 
     inputs: Inputs
     labels: Tensor
-    n_classes: int
+    outputs: Outputs
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def n_classes(self) -> int:
+        """The number of classes that labels tell apart."""
+        assert self.outputs.channels is not None, "labeled examples have a number of classes"
+        return self.outputs.channels
+
     def take(self, indices: Tensor) -> Examples:
         """Return the examples at ``indices``, as a data set of their own."""
-        return Examples(self.inputs.take(indices), self.labels[indices], self.n_classes)
+        return Examples(self.inputs.take(indices), self.labels[indices], self.outputs)
 
 
 @dataclass(frozen=True)
@@ -302,7 +309,7 @@ class Training:
     job: Job
     prototype: Prototype
     labels: Tensor
-    n_classes: int
+    outputs: Outputs
     optimizer: str
     steps: int
     rates: float
@@ -393,7 +400,8 @@ Fusion = Callable[[ServerState, Sequence[Update], int], Fused]
 """(server, updates sorted by client id, seed) -> what came of them."""
 
 Weight = Tensor | float | Callable[[Tensor], Tensor]
-"""How much a teacher counts: one number, one for each class (M), or a function from its logits to n × 1 numbers."""
+"""How much a teacher counts: one number, one for each class (M), one for each input of the pool (n × 1), or a function
+from its logits to n × 1 numbers."""
 
 
 class Vote(NamedTuple):
@@ -404,10 +412,10 @@ class Vote(NamedTuple):
 
 
 class Target(Protocol):
-    """Turns the teachers' votes, which come as a stream, into class probabilities."""
+    """Combines the teachers' votes, which come as a stream, into what a student should answer."""
 
-    def __call__(self, votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
-        """Return the probabilities, one row a sample."""
+    def __call__(self, votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
+        """Return the target, one row a sample: for classes, their probabilities."""
         ...
 
 
@@ -415,15 +423,15 @@ class Target(Protocol):
 class Resources:
     """What the server has to fuse with: architectures, an unlabeled pool, and perhaps labelled validation examples.
 
-    ``augment`` changes raw batches of the pool before students and teachers see them. ``n_classes`` is how many classes
-    the models tell apart, where that is known, and ``n_clients`` how many clients have an architecture.
+    ``augment`` changes raw batches of the pool before students and teachers see them. ``outputs`` is what
+    the models' outputs mean, and ``n_clients`` says how many clients have an architecture.
     """
 
     prototypes: Mapping[str, Prototype]
     pool: Inputs | None = None
     validation: Examples | None = None
     augment: Augment | None = None
-    n_classes: int | None = None
+    outputs: Outputs = classes()
     n_clients: Callable[[str], int] | None = None
 
     @property

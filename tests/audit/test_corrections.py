@@ -26,6 +26,7 @@ from feddf.fusion.fedma import layers_of, matched_average
 from feddf.fusion.select import Dropped, drop_worst, released_rule
 from feddf.models.mlp import MLP
 from feddf.models.vgg import VGG, vgg9_released
+from feddf.outputs import classes
 from feddf.report.read import Run
 from feddf.report.tables import compared
 from feddf.reproduce.artefacts import table1
@@ -130,7 +131,7 @@ def mlp_prototypes() -> dict[str, Prototype]:
 def begin(method: Method, model: nn.Module, job: Job, prototype: Prototype) -> None:
     """Let the clients' half of a method begin."""
     (part,) = method.parts
-    part.half(model, Training(job, prototype, torch.zeros(2, dtype=torch.int64), CLASSES, "sgd", 1, 0.1))
+    part.half(model, Training(job, prototype, torch.zeros(2, dtype=torch.int64), classes(CLASSES), "sgd", 1, 0.1))
 
 
 def test_fedma_clients_begin_from_weights_of_their_own() -> None:

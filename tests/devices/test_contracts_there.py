@@ -24,6 +24,7 @@ from feddf.fusion.distill import distill
 from feddf.fusion.early_stopping import Snapshots
 from feddf.fusion.ensemble import Remembered
 from feddf.generator import load_generator, sample_images, train_generator
+from feddf.outputs import classes
 from feddf.rounds import run_round
 from feddf.runs.build import build
 from feddf.runs.methods import fitted, method_of
@@ -104,7 +105,7 @@ def prototype(request: pytest.FixtureRequest) -> Prototype:
 IMAGES = Examples(
     Inputs(torch.randn(4, *models.SHAPE, generator=torch.Generator().manual_seed(0)), nn.Identity()),
     torch.arange(4) % models.CLASSES,
-    models.CLASSES,
+    classes(models.CLASSES),
 )
 
 

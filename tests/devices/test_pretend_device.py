@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conftest import CLASSES, SHAPE, stripes
-from feddf import batches, client
+from feddf import batches, client, outputs
 from feddf.client import local_update
 from feddf.config import DistillConfig, LocalConfig
 from feddf.data.augment import flip_crop
@@ -128,7 +128,7 @@ def test_a_planted_read_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
             assert loss.detach().item() >= 0
             return loss
 
-    monkeypatch.setattr(client, "F", Planted)
+    monkeypatch.setattr(outputs, "F", Planted)
     one, three = (counted(partial(trained, THERE, epochs)) for epochs in (1, 3))
     assert three.to_host - one.to_host == 2 * 48 // 16
 

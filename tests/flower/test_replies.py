@@ -26,6 +26,7 @@ from feddf.flower.roster import Roster
 from feddf.flower.sites import exchange
 from feddf.flower.wire import from_arrays, from_payload, job_message, to_arrays, update_from
 from feddf.fusion.class_counts import class_counts
+from feddf.outputs import classes
 from feddf.rounds import collect
 from feddf.types import Client, Failure, Job, Part, Reply, Resources, TensorForm, Update
 from flower.local_grid import LocalGrid, Node
@@ -144,7 +145,7 @@ def test_metrics_are_numbers_and_class_counts_are_apart() -> None:
 # Beside the weights
 
 
-COUNTED = (class_counts(Resources({}, n_classes=2)),)
+COUNTED = (class_counts(Resources({}, outputs=classes(2))),)
 COUNTS = "class counts/counts"
 
 

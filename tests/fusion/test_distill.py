@@ -19,8 +19,9 @@ from feddf.config import DistillConfig
 from feddf.data.encode import plain
 from feddf.engines import in_process
 from feddf.evaluate import Evaluation, accuracy, teacher_of
-from feddf.fusion.distill import LOWEST, MOMENTUM, distill, held_out_score, kl_divergence
+from feddf.fusion.distill import LOWEST, MOMENTUM, distill, held_out_score
 from feddf.fusion.ensemble import AskedAgain, Ensemble, Remembered, avg_logits, usable
+from feddf.outputs import kl_divergence
 from feddf.runtime.execution import Execution
 from feddf.states import digest
 from feddf.types import Inputs, Job, Vote

@@ -20,8 +20,8 @@ from feddf.config.names import TARGETS
 from feddf.engines import in_process
 from feddf.evaluate import Evaluation, Network, Teacher, answer, logits, teacher_of
 from feddf.fusion.class_counts import CLASS_COUNTS
-from feddf.fusion.distill import kl_divergence
 from feddf.fusion.ensemble import Earlier, Memory, avg_logits, avg_probabilities, usable
+from feddf.outputs import Outputs, classes, kl_divergence
 from feddf.rounds import fuse_usable
 from feddf.runs.methods import ensemble, feddf
 from feddf.states import digest
@@ -76,7 +76,7 @@ def updates_of(tiny: Tiny) -> list[Update]:
     return [update_of(tiny.local(job)) for job in jobs]
 
 
-def loudest(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
+def loudest(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
     """A user's own target: whatever the teacher with the largest logit says."""
     loud = max((vote.logits for vote in votes), key=lambda logits: float(logits.max()))
     return (loud / temperature).softmax(dim=-1)

@@ -14,9 +14,10 @@ from feddf.config.keys import nested
 from feddf.config.records import DistillationRecord
 from feddf.engines import in_process
 from feddf.evaluate import accuracy, logits
-from feddf.fusion.distill import distill, kl_divergence
+from feddf.fusion.distill import distill
 from feddf.fusion.ensemble import avg_logits
 from feddf.fusion.students import held_out_inputs
+from feddf.outputs import Outputs, classes, kl_divergence
 from feddf.rounds import run_round
 from feddf.runs.methods import feddf
 from feddf.states import digest
@@ -106,7 +107,7 @@ def test_it_hands_on_the_ensemble_that_taught_or_says_why_there_is_none(tiny: Ti
 def labelled_by(tiny: Tiny, state: Any) -> Examples:
     """Validation examples that a model, and only that one, gets all right."""
     predicted = logits(tiny.prototypes["mlp"].load(state), tiny.pool).argmax(dim=1)
-    return Examples(tiny.pool, predicted, 3)
+    return Examples(tiny.pool, predicted, classes(3))
 
 
 def test_a_student_may_start_from_the_average_from_before_or_from_the_better(tiny: Tiny) -> None:
@@ -163,7 +164,7 @@ def test_nothing_is_held_out_where_something_else_stops_the_student(stop: Any) -
 heard: list[tuple[int, Tensor]] = []
 
 
-def noted(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
+def noted(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
     """The paper's target, with a note of how many teachers there were and what came of it."""
     given = list(votes)
     heard.append((len(given), avg_logits(given, temperature)))

@@ -26,6 +26,7 @@ from feddf.fusion.fedma import (
     rounds_a_model,
 )
 from feddf.fusion.matching import match
+from feddf.outputs import classes
 from feddf.rounds import Federation, run_round, sample
 from feddf.runs.methods import fedma
 from feddf.states import digest, fit_widths, initial
@@ -56,7 +57,7 @@ def prototype(name: str) -> Prototype:
 
 
 def training(job: Job, one: Prototype) -> Training:
-    return Training(job, one, torch.zeros(2, dtype=torch.int64), 2, "sgd", 1, 0.1)
+    return Training(job, one, torch.zeros(2, dtype=torch.int64), classes(2), "sgd", 1, 0.1)
 
 
 def permuted(state: State, layers: Layers, seed: int) -> State:

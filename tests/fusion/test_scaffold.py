@@ -24,6 +24,7 @@ from feddf.data.encode import plain
 from feddf.engines import in_process
 from feddf.fusion.average import average, fedavg
 from feddf.fusion.scaffold import CONTROL, scaffold
+from feddf.outputs import classes
 from feddf.rounds import Federation, run_rounds
 from feddf.runs.kept import LOST, KeptStates
 from feddf.runtime import atomic
@@ -61,7 +62,7 @@ def quadratic(model: nn.Module, training: Training) -> Steps:
 def weights_after(rounds: int, part: Part | None, folder: Path, clients: int, fraction: float) -> list[float]:
     """Return w after each round of FedAvg on the first so many of the quadratic clients, with a part added."""
     prototype = Prototype("w", partial(nn.Linear, 1, 1, bias=False))
-    train = Examples(Inputs(torch.ones(clients, 1), plain), torch.arange(clients), clients)
+    train = Examples(Inputs(torch.ones(clients, 1), plain), torch.arange(clients), classes(clients))
     members = [Client(f"c{k}", "w", torch.tensor([k])) for k in range(clients)]
     parts = (part,) if part else ()
     half = together([quadratic, *(one.half for one in parts)])

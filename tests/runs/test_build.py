@@ -14,6 +14,7 @@ from feddf.config import ConfigError, DataConfig, Experiment, Settings, parse
 from feddf.config.keys import nested
 from feddf.data.datasets import Dataset, toy
 from feddf.engines import in_process
+from feddf.outputs import classes
 from feddf.rounds import jobs_for
 from feddf.runs.build import Parts, build
 from feddf.runs.methods import fedavg
@@ -49,19 +50,19 @@ def experiment(changes: dict[str, Any] | None = None) -> Experiment:
 
 def crowded(data: DataConfig) -> Dataset:
     """More classes than examples."""
-    few = Examples(toy(data).train.inputs, toy(data).train.labels, 1000)
+    few = Examples(toy(data).train.inputs, toy(data).train.labels, classes(1000))
     return Dataset("crowded", few.take(torch.arange(60)), few)
 
 
 def mislabelled(data: DataConfig) -> Dataset:
     plain = toy(data)
-    return Dataset("mislabelled", Examples(plain.train.inputs, plain.train.labels - 1, 3), plain.test)
+    return Dataset("mislabelled", Examples(plain.train.inputs, plain.train.labels - 1, classes(3)), plain.test)
 
 
 def local_encode(data: DataConfig) -> Dataset:
     plain = toy(data)
     inputs = Inputs(plain.train.inputs.raw, lambda raw: raw)
-    return Dataset("local", Examples(inputs, plain.train.labels, 3), plain.test)
+    return Dataset("local", Examples(inputs, plain.train.labels, classes(3)), plain.test)
 
 
 def empty(data: DataConfig) -> Dataset:

@@ -117,7 +117,7 @@ def check(run: Path, reference: tuple[str, list[dict]]) -> None:
 PLACES = {
     # where the server kills itself: (module, function, the call at which it happens, before or after it)
     "while clients train": ("feddf.rounds", "admit", 5, "before"),
-    "while students learn": ("feddf.fusion.distill", "kl_divergence", 4 * STEPS + 10, "before"),
+    "while students learn": ("feddf.fusion.ensemble.Remembered", "__call__", 4 * STEPS + 10, "before"),
     "while models are tested": ("feddf.runs.record.Recorder", "record", 2, "before"),
     "before a log line": ("feddf.runs.store.RunFolder", "append", 2, "before"),
     "between log line and checkpoint": ("feddf.runs.store.RunFolder", "append", 2, "after"),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from feddf.client import local_update
 from feddf.config import LocalConfig, parse
 from feddf.engines import Processes, in_process
+from feddf.outputs import classes
 from feddf.runs.build import build
 from feddf.runtime import compile as compiling
 from feddf.runtime.compile import can_compile
@@ -43,7 +44,7 @@ def as_it_is(raw: Tensor) -> Tensor:
 
 PROTOTYPES = {"net": Prototype("net", small_net)}
 ROWS = torch.randn(64, 12, generator=torch.Generator().manual_seed(0))
-TRAIN = Examples(Inputs(ROWS, as_it_is), torch.arange(64) % 3, 3)
+TRAIN = Examples(Inputs(ROWS, as_it_is), torch.arange(64) % 3, classes(3))
 LOCAL = LocalConfig(epochs=2, batch=32, rate=0.1)
 
 plain = partial(local_update, prototypes=PROTOTYPES, train=TRAIN, local=LOCAL)
@@ -98,7 +99,7 @@ from feddf.types import Client, Examples, Inputs, Job, Prototype
 torch.set_num_threads(1)
 kinds = {"cnn": Prototype("cnn", partial(CNN, (3, 16, 16), 4))}
 draw = torch.Generator().manual_seed(0)
-train = Examples(Inputs(torch.randn(64, 3, 16, 16, generator=draw), lambda raw: raw), torch.arange(64) % 4, 4)
+train = Examples(Inputs(torch.randn(64, 3, 16, 16, generator=draw), lambda raw: raw), torch.arange(64) % 4, classes(4))
 local = LocalConfig(epochs=2, batch=32, rate=0.1)
 for size in map(int, sys.argv[1:]):
     job = Job(Client("c", "cnn", torch.arange(size)), 1, initial(kinds["cnn"], 0), 5)

@@ -108,15 +108,8 @@ AVERAGES = Names(
         "norm-clipped": "feddf.robust.rules:clipped_average",
         "median": "feddf.robust.rules:median",
         "trimmed-mean": "feddf.robust.rules:trimmed",
-        "geometric-median": "feddf.robust.rules:by_geometric_median",
         "krum": "feddf.robust.rules:by_krum",
-        "multi-krum": "feddf.robust.rules:by_multi_krum",
-        "centred-clipping": "feddf.robust.rules:by_centred_clipping",
-        "mixed-median": "feddf.robust.rules:mixed_median",
         "mixed-trimmed-mean": "feddf.robust.rules:mixed_trimmed",
-        "mixed-geometric-median": "feddf.robust.rules:mixed_geometric_median",
-        "mixed-multi-krum": "feddf.robust.rules:mixed_multi_krum",
-        "mixed-centred-clipping": "feddf.robust.rules:mixed_centred_clipping",
     },
 )
 """(previous weights, updates of one prototype) -> weights to start from."""
@@ -136,14 +129,11 @@ TARGETS = Names(
     {
         "logits": "feddf.fusion.ensemble:avg_logits",
         "probabilities": "feddf.fusion.ensemble:avg_probabilities",
-        "clipped-logits": "feddf.robust.targets:clipped_logits",
-        "tempered-logits": "feddf.robust.targets:tempered_logits",
         "geometric-median": "feddf.robust.targets:geometric_median",
         "cronus": "feddf.robust.targets:cronus",
-        "median-scores": "feddf.robust.targets:median_scores",
     },
 )
-"""(votes, temperature) -> class probabilities."""
+"""(votes, temperature, outputs) -> what a student should answer."""
 
 TEACHER_WEIGHTS = Names(
     "teachers.weights",

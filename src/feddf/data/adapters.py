@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feddf import outputs
 from feddf.config.errors import ConfigError
 from feddf.config.sections import DataConfig
 from feddf.data.datasets import Dataset, image_folder, measured, wrong_labels
@@ -129,7 +130,7 @@ def _dataset(name: str, train: Part, test: Part | None, classes: tuple[str, ...]
     bytes_ = train[0].dtype == torch.uint8 and train[0].ndim == 4
     encode = measured(train[0]) if bytes_ else plain
     n_classes = len(classes) or int(torch.cat([train[1], test[1]]).max()) + 1
-    parts = [Examples(Inputs(inputs, encode), labels, n_classes) for inputs, labels in (train, test)]
+    parts = [Examples(Inputs(inputs, encode), labels, outputs.classes(n_classes)) for inputs, labels in (train, test)]
     for examples in parts:
         if wrong := wrong_labels(examples):
             raise ConfigError(f"the data set '{name}' has {wrong}")

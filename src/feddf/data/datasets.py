@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feddf import outputs
 from feddf.config.errors import FeddfError
 from feddf.config.sections import DataConfig
 from feddf.data import cifar, files
@@ -74,7 +75,7 @@ def images(
     """Return a data set of N×C×H×W byte images."""
 
     def examples(part: tuple[Rows, Tensor]) -> Examples:
-        return Examples(Inputs(part[0], encode), part[1], n_classes)
+        return Examples(Inputs(part[0], encode), part[1], outputs.classes(n_classes))
 
     return Dataset(name, examples(train), examples(test), flips, tuple(classes))
 
@@ -129,7 +130,7 @@ def toy(data: DataConfig) -> Dataset:
         radius = random.uniform(0.3, 2.6, n)
         angle = 2 * np.pi * labels / 3 + 2 * radius + random.normal(0, 0.2, n)
         plane = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).astype(np.float32)
-        return Examples(Inputs(torch.from_numpy(plane), plain), torch.from_numpy(labels), 3)
+        return Examples(Inputs(torch.from_numpy(plane), plain), torch.from_numpy(labels), outputs.classes(3))
 
     return Dataset("toy", points(600, derive(0, "toy", "train")), points(3000, derive(0, "toy", "test")))
 

@@ -20,6 +20,7 @@ from feddf.config.errors import ConfigError, first_line
 from feddf.config.sections import DataConfig
 from feddf.data.catalogue import root_of
 from feddf.data.datasets import Dataset, MissingDataError, absent
+from feddf.outputs import classes
 from feddf.runtime.atomic import new_file, real_folder
 from feddf.runtime.packages import transformers
 from feddf.types import Examples, Inputs
@@ -119,7 +120,7 @@ def _examples(path: Path, source: _Source, tokenize: Tokenize, fingerprint: str,
     if tokens is None:
         tokens = tokenize(texts.sentences)
         _store(stored, tokens)
-    return Examples(Inputs(tokens, widened), texts.labels, len(source.classes))
+    return Examples(Inputs(tokens, widened), texts.labels, classes(len(source.classes)))
 
 
 def _stored(path: Path, n: int) -> Tensor | None:

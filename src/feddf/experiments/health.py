@@ -26,6 +26,7 @@ from feddf.config import ClientsConfig, DistillConfig, LocalConfig, RunConfig, S
 from feddf.data.encode import Pixels
 from feddf.engines import in_process
 from feddf.models.cnn import CNN
+from feddf.outputs import classes
 from feddf.rounds import Federation, run_round
 from feddf.runs.methods import feddf
 from feddf.runtime import device as devices
@@ -166,7 +167,7 @@ def _bands(n: int, seed: int) -> Examples:
     images = torch.randint(0, 120, (n, *SHAPE), generator=torch_generator(seed), dtype=torch.uint8)
     for number in range(CLASSES):
         images[number::CLASSES, :, 8 * number : 8 * number + 8] += 120
-    return Examples(Inputs(images, Pixels((0.4,) * 3, (0.3,) * 3)), labels, CLASSES)
+    return Examples(Inputs(images, Pixels((0.4,) * 3, (0.3,) * 3)), labels, classes(CLASSES))
 
 
 def compared(trial: Trial | str, cpu: Trial | str | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from feddf.config import LocalConfig
 from feddf.engines.open import open_engines
 from feddf.evaluate import accuracy
 from feddf.outcomes import gather
+from feddf.outputs import classes
 from feddf.runs.build import Parts, prototype_for
 from feddf.runtime.execution import Execution, of_answers
 from feddf.seeds import derive, numpy_generator
@@ -121,7 +122,7 @@ def tell_apart(
         return domain.id, 0.5  # too few to tell anything
     chosen = torch.cat([domain.own, domain.others])
     labels = torch.cat([torch.zeros(len(domain.own)), torch.ones(len(domain.others))]).to(torch.int64)
-    examples = Examples(train.take(chosen).inputs, labels, 2)
+    examples = Examples(train.take(chosen).inputs, labels, classes(2))
     order = _order(len(chosen), domain.seed)
     learned, held_out = order[: len(order) // 2], order[len(order) // 2 :]
     job = Job(Client(domain.id, prototype.name, learned), 1, initial(prototype, domain.seed), domain.seed)

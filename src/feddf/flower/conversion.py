@@ -14,6 +14,7 @@ from feddf.config import ConfigError
 from feddf.config.errors import first_line
 from feddf.data.datasets import wrong_labels
 from feddf.evaluate import output_shape
+from feddf.outputs import classes
 from feddf.types import Examples, Inputs, Prototype, State
 
 Architectures = Mapping[str, Prototype | Callable[[], nn.Module]]
@@ -38,12 +39,12 @@ def as_examples(given: Labelled, n_classes: int | None = None) -> Examples:
         return given
     inputs, labels = given
     highest = int(labels.max()) if labels.numel() else 0
-    return Examples(as_inputs(inputs), labels, n_classes or highest + 1)
+    return Examples(as_inputs(inputs), labels, classes(n_classes or highest + 1))
 
 
 def check_labels(key: str, examples: Examples, n_classes: int) -> None:
     """Raise where labels do not fit their inputs or the models' logits."""
-    if wrong := wrong_labels(replace(examples, n_classes=n_classes)):
+    if wrong := wrong_labels(replace(examples, outputs=classes(n_classes))):
         raise ConfigError.at(key, f"{len(examples.labels)} labels", f"has {wrong}")
 
 
@@ -67,7 +68,7 @@ def check_weights(folder: Path, saved: Mapping[str, State], prototypes: Mapping[
 
 def no_examples() -> Examples:
     """Return no examples at all."""
-    return Examples(as_inputs(torch.zeros(0, 1)), torch.zeros(0, dtype=torch.int64), 2)
+    return Examples(as_inputs(torch.zeros(0, 1)), torch.zeros(0, dtype=torch.int64), classes(2))
 
 
 def classes_of(prototypes: Mapping[str, Prototype], inputs: Inputs) -> int:

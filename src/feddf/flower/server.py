@@ -26,6 +26,7 @@ from feddf.flower.conversion import (
 from feddf.flower.settings import FlowerSettings
 from feddf.flower.sites import Sites
 from feddf.flower.wire import to_arrays, unpacked
+from feddf.outputs import classes
 from feddf.rounds import Federation, Spool, run_round, sample
 from feddf.runs.store import RunFolder
 from feddf.seeds import derive
@@ -53,7 +54,7 @@ class FlowerServer:
         settings.refuse(settings.mistakes(labelled=len(labelled) > 0, pooled=unlabeled is not None))
         for inputs in (unlabeled, self.test.inputs if len(self.test) else None):
             if inputs is not None:
-                labelled = replace(labelled, n_classes=classes_of(known, inputs))
+                labelled = replace(labelled, outputs=classes(classes_of(known, inputs)))
         for key, examples in (("validation", labelled), ("test", self.test)):
             if len(examples):
                 check_labels(key, examples, labelled.n_classes)
@@ -66,7 +67,7 @@ class FlowerServer:
             if inputs is not None and len(inputs):
                 check_finite(key, inputs)
         known_classes = labelled.n_classes if unlabeled is not None or len(self.test) else None
-        self.resources = Resources(known, unlabeled, labelled, None, known_classes, self._n_clients)
+        self.resources = Resources(known, unlabeled, labelled, None, classes(known_classes), self._n_clients)
         self._members: list[Client] = []
         self.validation = labelled
         self.settings = with_values(settings, {

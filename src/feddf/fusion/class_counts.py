@@ -35,7 +35,7 @@ class Counted(Protocol):
 
 def tell(model: nn.Module, training: Training) -> Steps:
     """Tell the server how many examples of each class the client has."""
-    counts = torch.bincount(training.labels, minlength=training.n_classes)
+    counts = torch.bincount(training.labels.flatten(), minlength=training.outputs.channels or 0)
     return Steps(finish=lambda: Sent(payload={CLASS_COUNTS: {"counts": counts}}))
 
 
@@ -52,7 +52,7 @@ def complaint(reply: Reply) -> str | None:
 
 def class_counts(resources: Resources) -> Part:
     """Return the part of a method that weighs or averages by n_kc."""
-    return Part(half=tell, form=partial(form, n_classes=resources.n_classes), complaint=complaint)
+    return Part(half=tell, form=partial(form, n_classes=resources.outputs.channels), complaint=complaint)
 
 
 def told(update: Counted) -> Tensor | None:

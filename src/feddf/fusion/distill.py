@@ -7,7 +7,6 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 from torch.optim.swa_utils import AveragedModel
@@ -16,6 +15,7 @@ from feddf.batches import batches
 from feddf.evaluate import logits, recalibrate
 from feddf.fusion.early_stopping import Distilled, Snapshots
 from feddf.fusion.ensemble import AskedAgain, Targets
+from feddf.outputs import Outputs, classes
 from feddf.runtime.compile import forward_of
 from feddf.runtime.device import device_of
 from feddf.runtime.execution import Execution
@@ -40,6 +40,7 @@ def distill(
     *,
     score: Score | None,
     seed: int,
+    outputs: Outputs = classes(),
     chosen_from: Tensor | None = None,
     augment: Augment | None = None,
     execution: Execution = Execution(),
@@ -72,7 +73,7 @@ def distill(
     with snapshots.scored(), seeded(derive(seed, "dropout"), device):
         for step, (chosen, raw) in enumerate(batches(pool.raw, order, device), 1):
             inputs = pool.encode(augment(raw, distort) if augment else raw)  # line 13
-            loss = kl_divergence(targets(chosen, inputs), forward(inputs), config.temperature)
+            loss = outputs.distance(targets(chosen, inputs), forward(inputs), config.temperature)
             optimizer.zero_grad()
             loss.backward()
             if config.clip is not None:
@@ -90,19 +91,15 @@ def distill(
     return snapshots.best
 
 
-def kl_divergence(probabilities: Tensor, logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Return T² KL(p ‖ σ(logits / T)), the mean over the batch."""
-    loss = F.kl_div(F.log_softmax(logits / temperature, dim=1), probabilities, reduction="batchmean")
-    return loss * temperature**2
-
-
-def held_out_score(pool: Inputs, held_out: Tensor, probabilities: Tensor, temperature: float) -> Score:
+def held_out_score(
+    pool: Inputs, held_out: Tensor, expected: Tensor, temperature: float, outputs: Outputs = classes()
+) -> Score:
     """Return a score that needs no labels: minus the distillation loss over held-out inputs of the pool."""
     inputs = pool.take(held_out)
 
     def score(model: nn.Module) -> Tensor:
         predicted = logits(model, inputs)
-        return -kl_divergence(probabilities.to(predicted.device), predicted, temperature).detach()
+        return -outputs.distance(expected.to(predicted.device), predicted, temperature).detach()
 
     return score
 

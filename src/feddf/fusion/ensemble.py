@@ -15,6 +15,7 @@ from torch import Tensor
 from feddf.batches import resident
 from feddf.evaluate import Answer, Evaluation, Network, Teacher, folded, teacher_of
 from feddf.fusion.swag import swag
+from feddf.outputs import Outputs, classes
 from feddf.runtime.compile import Forward, forward_of
 from feddf.runtime.device import is_out_of_memory, wide
 from feddf.runtime.execution import Execution
@@ -30,16 +31,17 @@ Memory = Mapping[str, State]
 """What an ensemble remembers between rounds."""
 
 
-def avg_logits(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
+def avg_logits(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
     """Return σ(Σ_k w_k z_k / T Σ_k w_k), the paper's AvgLogits (section 3) for w_k = 1 and T = 1.
 
     >>> avg_logits([Vote(torch.tensor([[2.0, 0.0]])), Vote(torch.tensor([[0.0, 2.0]]))])
     tensor([[0.5000, 0.5000]])
     """
-    return _mean((_widened(vote.logits) / temperature, vote.weight) for vote in votes).softmax(dim=-1).float()
+    mean = _mean((_widened(vote.logits) / temperature, vote.weight) for vote in votes)
+    return outputs.probabilities(mean).float()
 
 
-def avg_probabilities(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
+def avg_probabilities(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
     """Return Σ_k w_k σ(z_k / T) / Σ_k w_k. Here a teacher with huge logits counts no more than any other.
 
     A student that minimises the averaged loss Σ_k w_k KL(σ(z_k / T) ‖ q) / Σ_k w_k has the same target: that sum is
@@ -48,8 +50,8 @@ def avg_probabilities(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor
     >>> avg_probabilities([Vote(torch.tensor([[900.0, 0.0]])), Vote(torch.tensor([[0.0, 0.0]]))])
     tensor([[0.7500, 0.2500]])
     """
-    mean = _mean(((_widened(vote.logits) / temperature).softmax(dim=-1), vote.weight) for vote in votes)
-    return (mean / mean.sum(dim=-1, keepdim=True)).float()  # weights per class leave the simplex
+    mean = _mean((outputs.probabilities(_widened(vote.logits) / temperature), vote.weight) for vote in votes)
+    return outputs.normalize(mean).float()
 
 
 def _widened(logits: Tensor) -> Tensor:
@@ -87,10 +89,11 @@ class Ensemble:
     teachers: tuple[Teacher, ...]
     combine: Target
     temperature: float = 1.0
+    outputs: Outputs = classes()
 
     def __call__(self, answers: Iterable[Answer]) -> Tensor:
-        """Return the class probabilities that the teachers' answers, which come as a stream, stand for."""
-        return self.combine(self.votes(answers), self.temperature)
+        """Return the target that the teachers' answers, which come as a stream, stand for."""
+        return self.combine(self.votes(answers), self.temperature, self.outputs)
 
     def votes(self, answers: Iterable[Answer]) -> Iterator[Vote]:
         """Yield the answers with their teachers' weights."""
@@ -192,6 +195,7 @@ def ensemble_of(
     combine: Target = avg_logits,
     weigh: Weigh | None = None,
     temperature: float = 1.0,
+    outputs: Outputs = classes(),
     each_batch: bool = False,
     memory: float = 0.0,
     swag_samples: int = 0,
@@ -207,6 +211,7 @@ def ensemble_of(
         combine: how the teachers' logits become class probabilities.
         weigh: how much each teacher counts; all count alike if it is left out.
         temperature: T, by which logits are divided before they become probabilities.
+        outputs: what the models' outputs mean.
         each_batch: ask the teachers for each batch, not once for the whole pool.
         memory: γ; with it the ensemble of earlier rounds is one more teacher (:class:`Earlier`).
         swag_samples: how many further teachers are drawn from a Gaussian over the clients' models.
@@ -228,15 +233,19 @@ def ensemble_of(
         weights = weigh(asked) if weigh else {teacher.id: 1.0 for teacher in asked}
         trust = {update.client_id: update.trust for update in updates}  # one that was sampled is nobody's
         teachers = tuple(replace(one, weight=_trusted(weights[one.id], trust.get(one.id, 1.0))) for one in asked)
-        ensemble = Ensemble(teachers, combine, temperature)
+        ensemble = Ensemble(teachers, combine, temperature, outputs)
+        for_pool = any(isinstance(one.weight, Tensor) and one.weight.ndim > 1 for one in teachers)
         if each_batch:
+            if for_pool:
+                raise ValueError("weights for each input of the pool need predictions for the whole pool")
             return Taught(AskedAgain(ensemble, execution.precision), ensemble, {})
+        why = "the teachers' weights are known for the pool only" if for_pool else ""
         votes = ensemble.votes(usable(evaluation(teachers), drawn))
         if not memory:
-            return Taught(Remembered(combine(votes, temperature)), ensemble, {})
+            return Taught(Remembered(combine(votes, temperature, outputs)), None if why else ensemble, {}, why)
         earlier = Earlier(memory, temperature, past)
-        probabilities = combine(earlier.among(votes), temperature)
-        why = "earlier rounds' answers are known for the pool only" if past else ""
+        probabilities = combine(earlier.among(votes), temperature, outputs)
+        why = "earlier rounds' answers are known for the pool only" if past else why
         return Taught(Remembered(probabilities), None if why else ensemble, earlier.with_answers(probabilities), why)
 
     return ask

@@ -83,6 +83,7 @@ def distill_student(
                 config,
                 score=score,
                 seed=student.seed,
+                outputs=resources.outputs,
                 chosen_from=kept,
                 augment=resources.augment,
                 execution=execution,
@@ -121,7 +122,7 @@ def score_of(
     expected = torch.cat([targets(chosen, pool.encode(raw)) for chosen, raw in chunks])
     if isinstance(targets, AskedAgain):
         targets.refuse_unfit()
-    return held_out_score(pool, held_out, expected, config.temperature)
+    return held_out_score(pool, held_out, expected, config.temperature, resources.outputs)
 
 
 def notes(learned: Mapping[str, Distilled]) -> dict[str, DistillationRecord]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from feddf.evaluate import Accuracies, Teacher
 from feddf.fusion.class_counts import counts_of, number_of_classes
+from feddf.outputs import CHANNELS
 from feddf.runtime.device import wide
 from feddf.types import Resources, Weight
 
@@ -54,8 +55,8 @@ def by_accuracy(teachers: Sequence[Teacher], resources: Resources, accuracies: A
 
 def certainty(logits: Tensor) -> Tensor:
     """Return exp(−H(σ(logits))) of each row, between 1/M and 1."""
-    logs = logits.to(wide(logits.device)).log_softmax(dim=-1)
-    return (logs.exp() * logs).sum(dim=-1, keepdim=True).exp()
+    logs = logits.to(wide(logits.device)).log_softmax(dim=CHANNELS)
+    return (logs.exp() * logs).sum(dim=CHANNELS, keepdim=True).exp()
 
 
 def _positive(weights: Mapping[str, float]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from feddf.data.encode import plain
 from feddf.data.text import TEXTS, Texts
 from feddf.data.unlabeled import choose
 from feddf.oneshot.classes import places, same
+from feddf.outputs import classes
 from feddf.runs.loading import load_dataset
 from feddf.runs.pool import PoolTask, pool_of
 from feddf.saved.preprocess import Features, Images, Preprocess, Tokens, rows_of
@@ -90,7 +91,7 @@ class Labelled:
 
     def examples(self, preprocess: Preprocess | None) -> Examples:
         """Return the examples as a model with this preprocessing takes them."""
-        return Examples(self.raw.stored(preprocess), self.labels, self.n_classes)
+        return Examples(self.raw.stored(preprocess), self.labels, classes(self.n_classes))
 
 
 Given = Callable[[tuple[str, ...]], Labelled]

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddf.evaluate import Evaluation, models_of, teacher_of
+from feddf.evaluate import Answer, Evaluation, accuracy_of, models_of, teacher_of
 from feddf.fusion.ensemble import usable
+from feddf.outputs import CHANNELS, Outputs
 from feddf.robust.rules import MOST_EXAMPLES_OF_MEDIAN
 from feddf.robust.targets import geometric_median
 from feddf.robust.trust import TRUST, some_examples, some_inputs
@@ -133,7 +134,7 @@ def _accuracies(resources: Resources, engine: Engine, execution: Execution) -> S
     evaluation = Evaluation(engine, examples.inputs, execution)
 
     def score(models: Mapping[str, State], updates: Sequence[Update]) -> Mapping[str, float]:
-        found = evaluation.accuracies(models_of(models, resources.prototypes), examples.labels)
+        found = evaluation.accuracies(models_of(models, resources.prototypes), examples)
         return {name: -1.0 if isinstance(value, Failure) else value for name, value in found.items()}
 
     return score
@@ -146,15 +147,16 @@ def _agreements(resources: Resources, engine: Engine, execution: Execution) -> S
 
     def score(models: Mapping[str, State], updates: Sequence[Update]) -> Mapping[str, float]:
         answers = usable(evaluation([teacher_of(update, resources.prototypes) for update in updates]))
-        said = geometric_median(Vote(answer.logits) for answer in answers).argmax(dim=1)
+        labels = geometric_median(Vote(answer.logits) for answer in answers).argmax(dim=CHANNELS)
         found = evaluation(models_of(models, resources.prototypes))
-        return {one.client_id: -1.0 if isinstance(one, Failure) else _agreement(one.logits, said) for one in found}
+        outputs = resources.outputs
+        return {one.client_id: -1.0 if isinstance(one, Failure) else _agreement(one, labels, outputs) for one in found}
 
     return score
 
 
-def _agreement(logits: Tensor, said: Tensor) -> float:
-    return float((torch.nan_to_num(logits).argmax(dim=1) == said).double().mean())
+def _agreement(answer: Answer, labels: Tensor, outputs: Outputs) -> float:
+    return accuracy_of(torch.nan_to_num(answer.logits), labels, outputs)
 
 
 def _rounded(scores: Mapping[str, float]) -> dict[str, float]:

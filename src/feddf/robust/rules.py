@@ -1,9 +1,9 @@
 """Averages that a few hostile clients cannot move far: rules for the weights that a fusion starts from.
 
-Each rule looks at the changes Δ_k = x̂_k − x of n updates, of which up to f may be anything. Most rules choose
-coefficients c_k of x + Σ c_k Δ_k, and need nothing but the inner products ⟨Δ_i, Δ_j⟩; these are summed up tensor by
-tensor, so that updates may stay on disk. The median and the trimmed mean go coordinate by coordinate, again one tensor
-at a time. Counters (integer buffers) are the largest of all, as in the plain average.
+Each rule looks at the changes Δ_k = x̂_k − x of n updates, of which up to f may be anything. Norm clipping and Krum
+choose coefficients c_k of x + Σ c_k Δ_k, and need nothing but the inner products ⟨Δ_i, Δ_j⟩; these are summed up tensor
+by tensor, so that updates may stay on disk. The median and the trimmed mean go coordinate by coordinate, again one
+tensor at a time. Counters (integer buffers) are the largest of all, as in the plain average.
 """
 
 from __future__ import annotations
@@ -56,41 +56,6 @@ def krum(products: Tensor, f: int) -> Tensor:
     return chosen
 
 
-def multi_krum(products: Tensor, f: int) -> Tensor:
-    """Return 1 / (n − f) for the n − f updates with the best scores of Krum."""
-    kept = len(products) - f
-    chosen = torch.zeros(len(products), dtype=products.dtype)
-    chosen[_krum_scores(products, f).argsort(stable=True)[:kept]] = 1 / kept
-    return chosen
-
-
-def geometric_median(products: Tensor, steps: int = 100, smallest: float = 1e-8) -> Tensor:
-    """Return the c that minimise Σ_k ‖Σ_j c_j Δ_j − Δ_k‖, by Weiszfeld's iteration (Pillutla et al. 2022).
-
-    c_k ∝ 1 / max(ν, ‖z − Δ_k‖) for the last z, beginning with z = 0; ν is ``smallest`` times the median norm.
-    """
-    squares = products.diagonal().clamp_min(0)
-    floor = float(squares.sqrt().median()) * smallest + 1e-30
-    found = torch.zeros(len(products), dtype=products.dtype)
-    for _ in range(steps):
-        inverse = 1 / _distances(products, found).clamp_min(floor)
-        found = inverse / inverse.sum()
-    return found
-
-
-def centred_clipping(products: Tensor, radius: float | None = None, steps: int = 3) -> Tensor:
-    """Return c of v ← v + (1/n) Σ_k (Δ_k − v) min(1, τ / ‖Δ_k − v‖), from v = 0 (Karimireddy et al. 2021).
-
-    The radius τ is the median of ‖Δ_k − v‖ in each step unless it is given.
-    """
-    found = torch.zeros(len(products), dtype=products.dtype)
-    for _ in range(steps):
-        distances = _distances(products, found).clamp_min(1e-30)
-        factors = ((distances.median() if radius is None else radius) / distances).clamp_max(1)
-        found = found * (1 - factors.mean()) + factors / len(products)
-    return found
-
-
 def nearest_neighbours(products: Tensor, f: int) -> Tensor:
     """Return the matrix that replaces each change by the mean of its n − f nearest, itself included.
 
@@ -110,12 +75,6 @@ def _squared_distances(products: Tensor) -> Tensor:
 def _krum_scores(products: Tensor, f: int) -> Tensor:
     n = len(products)
     return _squared_distances(products).sort(dim=1).values[:, 1 : max(2, n - f)].sum(dim=1)
-
-
-def _distances(products: Tensor, coefficients: Tensor) -> Tensor:
-    """Return ‖z − Δ_k‖ for z = Σ c_j Δ_j."""
-    inner = products @ coefficients
-    return (coefficients @ inner - 2 * inner + products.diagonal()).clamp_min(0).sqrt()
 
 
 # Coordinate by coordinate
@@ -183,22 +142,16 @@ def clipped_average(previous: State, updates: Sequence[Update]) -> State:
     return _moved(previous, trained, norm_clipping(change_products(previous, trained), example_weights(trained)))
 
 
-Coefficients = Callable[[Tensor, int], Tensor]
 Columns = Callable[[Tensor, int], Tensor]
+"""(a row for each update, f) -> one row."""
 
 
-def combining(choose: Coefficients, *, mixed: bool = False) -> Rule:
-    """Return the rule x + Σ c_k Δ_k; ``mixed``: the c_k are those of the changes after nearest-neighbour mixing."""
-
-    def rule(previous: State, updates: Sequence[Update]) -> State:
-        trained = _trained(updates)
-        if not trained:
-            return previous
-        products, f = change_products(previous, trained), assumed(len(trained))
-        mix = nearest_neighbours(products, f) if mixed else torch.eye(len(trained), dtype=torch.float64)
-        return _moved(previous, trained, choose(mix @ products @ mix.T, f) @ mix)
-
-    return rule
+def by_krum(previous: State, updates: Sequence[Update]) -> State:
+    """Return the one update that :func:`krum` chooses."""
+    trained = _trained(updates)
+    if not trained:
+        return previous
+    return _moved(previous, trained, krum(change_products(previous, trained), assumed(len(trained))))
 
 
 def by_coordinate(columns: Columns, *, mixed: bool = False) -> Rule:
@@ -233,21 +186,9 @@ def _moved(previous: State, updates: Sequence[Update], coefficients: Tensor) -> 
     return weighted_mean([previous, *(update.state for update in updates)], [rest, *coefficients.tolist()])
 
 
-def _any_number(choose: Callable[[Tensor], Tensor]) -> Coefficients:
-    return lambda products, f: choose(products)
-
-
 median = by_coordinate(coordinate_median)
 trimmed = by_coordinate(trimmed_mean)
-by_krum = combining(krum)
-by_multi_krum = combining(multi_krum)
-by_geometric_median = combining(_any_number(geometric_median))
-by_centred_clipping = combining(_any_number(centred_clipping))
-mixed_median = by_coordinate(coordinate_median, mixed=True)
 mixed_trimmed = by_coordinate(trimmed_mean, mixed=True)
-mixed_multi_krum = combining(multi_krum, mixed=True)
-mixed_geometric_median = combining(_any_number(geometric_median), mixed=True)
-mixed_centred_clipping = combining(_any_number(centred_clipping), mixed=True)
 
 
 # A filter of clients by their accuracies

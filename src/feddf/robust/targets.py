@@ -11,53 +11,27 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from feddf.fusion.ensemble import avg_logits
+from feddf.outputs import Outputs, classes
 from feddf.robust.rules import assumed
 from feddf.runtime.device import wide
 from feddf.types import Vote
 
 
-def clipped_logits(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
-    """AvgLogits with every teacher's answer, less its mean, no longer than the median answer to the same input.
-
-    >>> loud = [Vote(torch.tensor([[1.0, -1.0]])), Vote(torch.tensor([[1.0, -1.0]])), Vote(torch.tensor([[-9e3, 9e3]]))]
-    >>> clipped_logits(loud).argmax().item(), avg_logits(loud).argmax().item()
-    (0, 1)
-    """
-    logits, weights = _stacked(votes)
-    centred = logits - logits.mean(dim=-1, keepdim=True)
-    lengths = centred.norm(dim=-1, keepdim=True)
-    shorter = centred * (lengths.median(dim=0).values / lengths.clamp_min(1e-30)).clamp_max(1)
-    return avg_logits(map(Vote, shorter, weights), temperature)
-
-
-def tempered_logits(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
-    """AvgLogits with a temperature for each teacher: one whose logits are larger than the median teacher's is cooled.
-
-    T_k = max(1, s_k / median_j s_j), s_k the root of the teacher's mean squared (centred) logit over all inputs.
-    """
-    logits, weights = _stacked(votes)
-    centred = logits - logits.mean(dim=-1, keepdim=True)
-    scales = centred.square().mean(dim=(1, 2)).sqrt()
-    temperatures = (scales / scales.median().clamp_min(1e-30)).clamp_min(1)
-    return avg_logits(map(Vote, centred / temperatures[:, None, None], weights), temperature)
-
-
-def geometric_median(votes: Iterable[Vote], temperature: float = 1.0, steps: int = 30) -> Tensor:
+def geometric_median(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
     """Return the geometric median of the teachers' probabilities for each input (Weiszfeld's iteration), weighted."""
     logits, given = _stacked(votes)
-    probabilities = (logits / temperature).softmax(dim=-1)
-    return _geometric_median(probabilities, _of_inputs(given, probabilities), steps).float()
+    probabilities = torch.stack([outputs.probabilities(one / temperature) for one in logits])
+    return _geometric_median(probabilities, _of_inputs(given, probabilities)).float()
 
 
-def cronus(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
+def cronus(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
     """Return averaged probabilities without those that stand out (Cronus: Chang et al. 2019; Diakonikolas et al. 2017).
 
     For every input, f times: the teacher whose answer is farthest from the mean along the direction in which the
     answers differ most is left out. Teachers' weights are not used: the filter counts answers.
     """
     logits, _ = _stacked(votes)
-    probabilities = (logits / temperature).softmax(dim=-1)  # teachers × inputs × classes
+    probabilities = torch.stack([outputs.probabilities(one / temperature) for one in logits])
     left = torch.ones_like(probabilities[..., 0])
     for _ in range(assumed(len(probabilities))):
         off = probabilities - _mean_of(probabilities, left)
@@ -66,17 +40,6 @@ def cronus(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
         distance = (off * direction).sum(dim=-1).abs().masked_fill(left == 0, -1)
         left.scatter_(0, distance.argmax(dim=0, keepdim=True), 0.0)
     return _mean_of(probabilities, left).float()
-
-
-def median_scores(votes: Iterable[Vote], temperature: float = 1.0) -> Tensor:
-    """FedRAD (Sturluson et al. 2021): a teacher counts by how often its logit is the median, over inputs and classes.
-
-    Deviation: of an even number of teachers the lower of the two in the middle is the median.
-    """
-    logits, _ = _stacked(votes)
-    holders = logits.median(dim=0).indices.flatten()
-    scores = torch.bincount(holders, minlength=len(logits)).to(torch.float64)
-    return avg_logits((Vote(one, float(score)) for one, score in zip(logits, scores, strict=True)), temperature)
 
 
 # What trust is made of

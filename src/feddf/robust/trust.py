@@ -108,7 +108,7 @@ def _spread(n: int, most: int) -> Tensor:
 def _answers(evaluation: Evaluation, updates: Sequence[Update], resources: Resources) -> Tensor:
     """Return the clients' probabilities: clients × inputs × classes; one whose logits are not finite is refused."""
     answers = usable(evaluation([teacher_of(update, resources.prototypes) for update in updates]))
-    return torch.stack([answer.logits.to(torch.float64).softmax(dim=-1) for answer in answers])
+    return torch.stack([resources.outputs.probabilities(answer.logits.to(torch.float64)) for answer in answers])
 
 
 def _by_client(updates: Sequence[Update], weights: Tensor) -> dict[str, float]:

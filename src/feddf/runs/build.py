@@ -96,7 +96,7 @@ def build(experiment: Experiment, *, trust: bool = False) -> Parts:
         task.pool,
         task.validation,
         flip_crop if experiment.pool.augment else None,
-        task.train.n_classes,
+        task.train.outputs,
         counts.__getitem__,
     )
     engine = LaterEngine()
@@ -233,7 +233,7 @@ def _prototype(spec: PrototypeConfig, data: Dataset, experiment: Experiment) -> 
         allowed = f"does not work on inputs of shape {data.shape}: {first_line(error)}"
         raise ConfigError.at("prototypes", given, allowed) from error
     _check_travel(experiment, "prototypes", spec.model, prototype)
-    if shape != (data.train.n_classes,):
+    if shape != data.train.outputs.shape:
         allowed = f"gives outputs of shape {shape}, not {data.train.n_classes} logits"
         raise ConfigError.at("prototypes", spec.model, allowed)
     return prototype

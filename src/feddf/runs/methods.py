@@ -24,6 +24,7 @@ from feddf.fusion.ensemble import AskEnsemble, ensemble_of
 from feddf.fusion.momentum import momentum
 from feddf.fusion.select import drop_worst
 from feddf.fusion.students import Students, students_of
+from feddf.outputs import classes
 from feddf.robust.defence import MARGIN, robust_start
 from feddf.robust.guard import guarded, tried
 from feddf.robust.trust import trusted
@@ -162,6 +163,7 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> AskEns
         combine=TARGETS[config.average],
         weigh=partial(TEACHER_WEIGHTS[config.weights], resources=resources, accuracies=measure),
         temperature=settings.distill.temperature,
+        outputs=resources.outputs,
         each_batch=config.ask == "each-batch",
         memory=config.memory,
         swag_samples=config.swag_samples,
@@ -215,7 +217,9 @@ def try_half(
     half = together([*(part.half for part in parts), *halves_of(settings.local)])
     for name, prototype in prototypes.items():
         job = Job(Client("trial", name), 1, models[name], 0)
-        training = Training(job, prototype, torch.zeros(2, dtype=torch.int64), 2, settings.local.optimizer, 1, 1.0)
+        training = Training(
+            job, prototype, torch.zeros(2, dtype=torch.int64), classes(2), settings.local.optimizer, 1, 1.0
+        )
         try:
             finish = half(prototype.load(models[name]), training).finish
             if finish:

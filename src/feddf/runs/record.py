@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from feddf.config import Record, RunConfig
 from feddf.config.records import ModelRecord
@@ -97,7 +98,7 @@ class Recorder:
         for outcome in outcomes:
             if isinstance(outcome, Failure):
                 raise RuntimeError(f"the evaluation of {outcome.client_id} failed: {outcome.reason}")
-            found.append(accuracy_of(outcome.logits, self._test.labels))
+            found.append(self._score(outcome.logits))
         by_name = dict(zip(before, found, strict=False))
         new = {**by_name, **dict(zip(changed, found[len(averaged) :], strict=True))}
         models: dict[str, ModelRecord] = {
@@ -125,7 +126,7 @@ class Recorder:
         ensemble: Ensemble | None,
     ) -> tuple[dict[str, float], dict[str, float | None]]:
         """Return the clients' accuracies and those of ensembles; one teacher's answers are in memory at a time."""
-        labels, clients = self._test.labels, {update.client_id for update in updates}
+        clients = {update.client_id for update in updates}
         members = {teacher.id for teacher in ensemble.teachers} if ensemble else set()
         accuracies: dict[str, float] = {}
         heard = False
@@ -137,7 +138,7 @@ class Recorder:
                 if isinstance(outcome, Failure):
                     continue  # only its share in the measured ensembles is lost
                 if teacher.id in clients:
-                    accuracies[teacher.id] = accuracy_of(outcome.logits, labels)
+                    accuracies[teacher.id] = self._score(outcome.logits)
                 if not bool(torch.isfinite(outcome.logits).all()):
                     continue
                 if teacher.id in clients:
@@ -150,20 +151,23 @@ class Recorder:
         stream = answers()
         if ensemble is not None:
             try:
-                found = accuracy_of(ensemble(stream), labels)
+                found = self._score(ensemble(stream))
             except ValueError:
                 if heard:  # else no teacher has finite logits
                     raise
         for _ in stream:  # the clients that did not teach
             pass
-        plain = accuracy_of(total / count, labels) if count else None
+        plain = self._score(total / count) if count else None
         return accuracies, {"ensemble": found, "avg_logits": plain}
+
+    def _score(self, predictions: Tensor) -> float:
+        return accuracy_of(predictions, self._test.labels, self._test.outputs)
 
     def _validated(self, models: Mapping[str, State]) -> dict[str, float]:
         """Return each fused model's accuracy on the validation data, where there are any."""
         if not len(self._validation):
             return {}
-        found = self._on_validation.accuracies(models_of(models, self._prototypes), self._validation.labels)
+        found = self._on_validation.accuracies(models_of(models, self._prototypes), self._validation)
         for outcome in found.values():
             if isinstance(outcome, Failure):
                 raise RuntimeError(f"the validation of {outcome.client_id} failed: {outcome.reason}")

@@ -111,7 +111,7 @@ def trigger_success(parts: Parts, server: ServerState) -> dict[str, float]:
     """Return the share of the other classes' test images that a trigger makes the target class, for each model."""
     test, target = parts.task.data.test, parts.experiment.attack.target
     others = test.take((test.labels != target).nonzero().flatten())
-    stamped = Examples(with_trigger(others.inputs), torch.full_like(others.labels, target), test.n_classes)
+    stamped = Examples(with_trigger(others.inputs), torch.full_like(others.labels, target), test.outputs)
     with threads(1):
         return {
             name: round(accuracy(parts.prototypes[name].load(state), stamped), 4)

@@ -1,0 +1,134 @@
+"""What an output means is one value: another kind than a softmax over classes goes through the whole of a round."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.special import log_softmax, softmax
+from torch import Tensor, nn
+
+from conftest import Tiny, stripes, update_of
+from feddf.client import local_update
+from feddf.config import LocalConfig, Settings, with_values
+from feddf.engines import in_process
+from feddf.evaluate import accuracy, accuracy_of, logits
+from feddf.fusion.ensemble import avg_logits, avg_probabilities
+from feddf.outputs import Outputs, classes
+from feddf.rounds import jobs_for
+from feddf.runs.methods import method_of
+from feddf.states import initial
+from feddf.types import Client, Examples, Prototype, Resources, ServerState, Vote
+
+CHANNELS, POSITIONS = 2, (4, 4)
+
+
+class Pixelwise(nn.Module):
+    """Says of every fourth pixel whether it is bright and whether it is dark: n × 2 × 4 × 4 numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(1, CHANNELS, 3, padding=1, stride=2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.layer(images)
+        return found
+
+
+def binary_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(outputs, labels)
+
+
+def binary_distance(target: Tensor, outputs: Tensor, temperature: float) -> Tensor:
+    return F.binary_cross_entropy_with_logits(outputs / temperature, target) * temperature**2
+
+
+def as_it_is(target: Tensor) -> Tensor:
+    return target
+
+
+def same_side(predictions: Tensor, labels: Tensor) -> Tensor:
+    probabilities = predictions if predictions.min() >= 0 and predictions.max() <= 1 else predictions.sigmoid()
+    return (probabilities > 0.5) == (labels > 0.5)
+
+
+LABELS = Outputs(CHANNELS, torch.sigmoid, as_it_is, binary_loss, binary_distance, same_side, POSITIONS)
+
+
+def pixels(n: int, seed: int) -> Examples:
+    inputs = stripes(n, seed).inputs
+    shown = inputs.batch(torch.arange(n))[:, :, ::2, ::2]
+    return Examples(inputs, torch.cat([shown > 0, shown <= 0], dim=1).float(), LABELS)
+
+
+def refuse(*arguments: Any, **options: Any) -> Tensor:
+    raise AssertionError("a softmax over classes was assumed")
+
+
+@pytest.fixture
+def no_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place, name in [(Tensor, "softmax"), (Tensor, "log_softmax"), (Tensor, "argmax"), (F, "cross_entropy")]:
+        monkeypatch.setattr(place, name, refuse)
+    for name in ("softmax", "log_softmax", "kl_div"):
+        monkeypatch.setattr(F, name, refuse)
+
+
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"teachers.average": "probabilities"},
+    {"teachers.ask": "each-batch"},
+    {"distill.stop": "held-out-loss"},
+    {"distill.temperature": 2.0},
+    {"fusion.method": "fedavg"},
+    {"fusion.average": "median", "fusion.momentum": 0.2},
+    {"teachers.weights": "validation"},
+]
+
+
+@pytest.mark.usefixtures("no_softmax")
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
+def test_a_round_with_labels_at_many_positions(tiny: Tiny, changes: dict[str, Any]) -> None:
+    prototypes = {"pixelwise": Prototype("pixelwise", Pixelwise)}
+    server = ServerState(0, {"pixelwise": initial(prototypes["pixelwise"], 0)})
+    train, validation, pool = pixels(60, 1), pixels(30, 4), stripes(48, 3).inputs
+    settings: Settings = with_values(tiny.settings, changes)
+    resources = Resources(prototypes, pool, validation, outputs=LABELS)
+    method = method_of(resources, settings, in_process)
+    learn = partial(local_update, prototypes=prototypes, train=train, local=LocalConfig(epochs=20, batch=8, rate=0.5))
+    clients = [Client(f"c{k}", "pixelwise", torch.arange(k, 60, 6)) for k in range(6)]
+    updates = [update_of(learn(job)) for job in jobs_for(server, tiny.federation, clients)]
+    fused = method.fuse(server, updates, 1)
+    before, after = (
+        accuracy(prototypes["pixelwise"].load(state), validation)
+        for state in (server.models["pixelwise"], fused.server.models["pixelwise"])
+    )
+    assert after > max(before, 0.8)
+    if fused.ensemble is not None:
+        answers = [logits(prototypes["pixelwise"].load(update.state), validation.inputs) for update in updates]
+        target = fused.ensemble.combine(map(Vote, answers), 1.0, fused.ensemble.outputs)
+        assert target.shape == (30, CHANNELS, *POSITIONS)
+        assert accuracy_of(target, validation.labels, LABELS) > 0.8
+
+
+def test_classes_are_a_softmax_over_channels_at_every_position() -> None:
+    """Against SciPy, with and without positions."""
+    for shape in [(5, 3), (5, 3, 2, 4)]:
+        z = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        other, outputs = z.flip(0), classes(3)
+        p, q = softmax(z.numpy(), axis=1), softmax(other.numpy(), axis=1)
+        np.testing.assert_allclose(outputs.probabilities(z).numpy(), p, rtol=1e-12)
+        votes = [Vote(z), Vote(other)]
+        mean = softmax((z.numpy() + other.numpy()) / 2, axis=1)
+        np.testing.assert_allclose(avg_logits(votes, 1.0, outputs).numpy(), mean, rtol=1e-5)
+        np.testing.assert_allclose(avg_probabilities(votes, 1.0, outputs).numpy(), (p + q) / 2, rtol=1e-5)
+        divergence = (q * (np.log(q) - log_softmax(z.numpy() / 2, axis=1))).sum() * 4 / len(z)
+        np.testing.assert_allclose(float(outputs.distance(torch.from_numpy(q), z, 2.0)), divergence, rtol=1e-9)
+        labels = torch.from_numpy(p.argmax(axis=1))
+        assert outputs.correct(z, labels).all()
+        assert not outputs.correct(z, (labels + 1) % 3).any()
+        wanted = -np.take_along_axis(np.log(p), labels.numpy()[:, None], axis=1).mean()
+        np.testing.assert_allclose(float(outputs.loss(z, labels)), wanted, rtol=1e-9)
