@@ -198,6 +198,47 @@ def test_killed_at_a_chosen_place(
     check(run, reference)
 
 
+KEPT_PLACES = {
+    "before a client's state is written": ("feddf.runs.kept.KeptStates", "write", 5, "before"),
+    "after a client's state is written": ("feddf.runs.kept.KeptStates", "write", 5, "after"),
+    "within the writing of a client's state": ("feddf.runs.kept", "write_checked", 4, "before"),
+    "after an update is in the spool": ("feddf.runs.spool.DiskSpool", "keep", 5, "after"),
+    "between log line and checkpoint": ("feddf.runs.store.RunFolder", "append", 2, "after"),
+    "after a checkpoint": ("feddf.runs.store.RunFolder", "save", 2, "after"),
+}
+
+
+@pytest.fixture(scope="module")
+def whole_scaffold(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("scaffold") / "run"
+    experiment = load(str(config), ["engine=in-process", "method=feddf+scaffold"])
+    list(run_experiment(build(experiment), RunFolder.create(path, experiment)))
+    return path
+
+
+@pytest.mark.parametrize("place", KEPT_PLACES)
+def test_killed_while_clients_keep_states(
+    place: str, kill: Kill, config: Path, whole_scaffold: Path, tmp_path: Path
+) -> None:
+    """SCAFFOLD's control variates, the server's and the clients', are those of a run that was never killed."""
+    run = tmp_path / "run"
+    words = ["run", str(config), "engine=in-process", "method=feddf+scaffold", "--out", str(run)]
+    assert kill(KEPT_PLACES[place], words) == -signal.SIGKILL
+    resume_here(run)
+    (expected, _), (found, _) = (RunFolder.open(path).latest() for path in (whole_scaffold, run))
+    assert expected is not None
+    assert found is not None
+    assert digest(found.models) == digest(expected.models)
+    assert {name: digest(one) for name, one in found.memory.items()} == {
+        name: digest(one) for name, one in expected.memory.items()
+    }
+    newest = [
+        {path.parent.name: path.read_bytes() for path in sorted((folder / "clients").glob("*/round-*.safetensors"))}
+        for folder in (whole_scaffold, run)
+    ]
+    assert newest[0] == newest[1]
+
+
 WAYS = [signal.SIGKILL, signal.SIGINT, signal.SIGTERM]
 
 
