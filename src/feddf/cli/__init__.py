@@ -14,7 +14,6 @@ from feddf.cli.attacking import attack_matrix
 from feddf.cli.data_sets import data_app
 from feddf.cli.doctor import doctor
 from feddf.cli.fusing import fuse, predict
-from feddf.cli.generators import generator_app
 from feddf.cli.reporting import config, list_presets, report
 from feddf.cli.reproducing import reproduce
 from feddf.cli.running import compare, resume, run
@@ -39,7 +38,6 @@ for command in (
 app.command("presets")(list_presets)
 app.command("attack-matrix")(attack_matrix)
 app.add_typer(data_app, name="data")
-app.add_typer(generator_app, name="generator")
 
 
 def _print_version(asked: bool) -> None:
