@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from feddf.engines import Processes
 from feddf.models.cnn import CNN
-from feddf.runtime.threads import threads
+from feddf.runtime.device import threads
 from feddf.types import Prototype
 from soak import SOAK
 

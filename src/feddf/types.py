@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from feddf.runtime.layout import put_channels_last
+from feddf.runtime.compile import put_channels_last
 
 State = Mapping[str, Tensor]
 """A ``state_dict``, treated as a value: nobody writes into one that it was given."""

@@ -20,7 +20,7 @@ from feddf.cli.running import compare, resume, run
 from feddf.cli.studies import bound, partition, tune
 from feddf.cli.watching import watch
 from feddf.config.errors import FeddfError
-from feddf.runtime.allocator import keep_freed_memory
+from feddf.runtime.packages import keep_freed_memory
 
 app = App(
     help="Fuse models that were trained apart: FedDF and its baselines.",

@@ -97,7 +97,7 @@ def _seconds_a_step(kind: str) -> float:
     import torch
 
     from feddf.models.resnet import resnet8
-    from feddf.runtime.threads import threads
+    from feddf.runtime.device import threads
 
     model = resnet8((3, 32, 32), 10).to(kind)
     images = torch.randn(BATCH, 3, 32, 32, device=kind)

@@ -2,7 +2,7 @@
 
 The files are pickles. A pickle is a program for a small stack machine, and an ``Unpickler`` runs it even if it looks up
 no name: a dict's key of 300,000 nested tuples ends the process, one of 2^60 shared tuples is hashed for ever, a memo's
-index takes gigabytes (``tests/data/test_hostile_files.py``). One that may call numpy's functions crashes in them too. So
+index takes gigabytes (``tests/data/test_hostile_files.py``). One that may call numpy's functions can crash in them. So
 the few instructions that such files have are decoded here into plain values, and an array is made of checked bytes.
 """
 
