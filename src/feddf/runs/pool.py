@@ -16,7 +16,7 @@ from feddf.config.names import SOURCES
 from feddf.data.datasets import Dataset
 from feddf.data.files import read_all_images
 from feddf.data.generator import load_generator, sample_images
-from feddf.data.unlabeled import adapt, choose, noise, of_classes, uniform_points, with_views
+from feddf.data.unlabeled import choose, fit, noise, of_classes, uniform_points, with_views
 from feddf.runs.loading import load_dataset, named
 from feddf.seeds import derive
 from feddf.types import Inputs, Rows
@@ -68,8 +68,7 @@ def pool_of(pool: PoolConfig, task: PoolTask, seed: int) -> Inputs | None:
 def _adapted(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     read = SOURCES[source.name] if source.name in SOURCES else from_dataset  # noqa: SIM401 (get imports)
     try:
-        adapted = adapt(read(source, task, seed), task.like).raw
-        return adapted if isinstance(adapted, Tensor) else adapted[torch.arange(len(adapted))]
+        return fit(read(source, task, seed), tuple(task.like.raw.shape[1:]), task.like.raw.dtype)
     except (ValueError, OSError) as error:
         raise ConfigError.at("pool.sources", source.name, str(error)) from None
 
