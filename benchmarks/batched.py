@@ -23,10 +23,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from feddf.models.cnn import CNN
-from feddf.models.mlp import MLP
 from feddf.models.resnet import ResNet
-from feddf.runtime.threads import threads
+from feddf.models.small import CNN, MLP
+from feddf.runtime.device import threads
 
 RATE = 0.05
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

@@ -49,9 +49,9 @@ from feddf.outputs import classes
 from feddf.rounds import collect
 from feddf.runs.methods import feddf
 from feddf.runs.spool import DiskSpool
-from feddf.runtime.allocator import keep_freed_memory
 from feddf.runtime.compile import can_compile
 from feddf.runtime.execution import Execution
+from feddf.runtime.packages import keep_freed_memory
 from feddf.types import Engine, J, R
 
 CORES, SHAPE, CLASSES = 2, (3, 32, 32), 10

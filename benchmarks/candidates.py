@@ -38,8 +38,7 @@ from feddf.rounds import run_rounds
 from feddf.runs import methods
 from feddf.runs.build import Parts, build
 from feddf.runs.kept import KeptStates
-from feddf.runtime.device import device_of
-from feddf.runtime.threads import threads
+from feddf.runtime.device import device_of, threads
 from feddf.seeds import derive, seeded, torch_generator
 from feddf.states import read_off, weighted_mean
 from feddf.types import (

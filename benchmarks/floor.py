@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from feddf.runtime.threads import threads
+from feddf.runtime.device import threads
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from feddf.fusion.distill import distill
 from feddf.rounds import collect, jobs_for, sample
 from feddf.runs.build import build
 from feddf.runs.methods import averaging_rule, ensemble
-from feddf.runtime.threads import threads
+from feddf.runtime.device import threads
 from feddf.seeds import derive
 from feddf.types import Examples, Resources
 

@@ -31,7 +31,7 @@ from feddf import (
     split,
     students_of,
 )
-from feddf.models.cnn import CNN
+from feddf.models.small import CNN
 
 # Data: the clients' private digits, the server's validation part, and a pool that nobody labelled.
 digits, others = (DATASETS[name](DataConfig(name=name)) for name in ("mnist-5k", "digits"))

@@ -34,7 +34,7 @@ from feddf import (
     split,
     students_of,
 )
-from feddf.models.cnn import CNN
+from feddf.models.small import CNN
 
 digits, others = (DATASETS[name](DataConfig(name=name)) for name in ("mnist-5k", "digits"))
 pool = adapt(others.train.inputs.raw, like=digits.train.inputs)

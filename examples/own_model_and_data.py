@@ -34,7 +34,7 @@ from feddf import (
     run_rounds,
     students_of,
 )
-from feddf.models.mlp import MLP
+from feddf.models.small import MLP
 from feddf.outputs import classes
 
 FEATURES, CLASSES = 20, 4

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from conftest import make_tiny, update_of
 from feddf.admit import LARGEST, MOST_EXAMPLES, MOST_METRICS, MOST_STEPS, admit, different_keys
-from feddf.models.cnn import CNN
+from feddf.models.small import CNN
 from feddf.states import initial
 from feddf.types import Client, Failure, Job, Part, Prototype, Reply, TensorForm, Update
 

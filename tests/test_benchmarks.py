@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from feddf.engines import Processes
-from feddf.models.cnn import CNN
-from feddf.runtime.threads import threads
+from feddf.models.small import CNN
+from feddf.runtime.device import threads
 from feddf.types import Prototype
 from soak import SOAK
 

@@ -37,7 +37,7 @@ def offer(server: Server, patch: pytest.MonkeyPatch, archive: bytes, md5: str | 
     """Put an archive on the server, and its address into the catalogue."""
     server.files["/cifar-100-python.tar.gz"] = archive
     entry = CATALOGUE["cifar100"]
-    download = replace(entry.downloads[0], url=f"{server.url}/cifar-100-python.tar.gz", md5=md5, sha256=None)
+    download = replace(entry.downloads[0], url=f"{server.url}/cifar-100-python.tar.gz", checksum=md5 and f"md5:{md5}")
     patch.setitem(CATALOGUE, "cifar100", replace(entry, downloads=(download,)))
 
 

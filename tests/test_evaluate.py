@@ -21,8 +21,8 @@ from feddf.evaluate import (
     output_shape,
     recalibrate,
 )
-from feddf.models.cnn import CNN
 from feddf.models.resnet import ResNet
+from feddf.models.small import CNN
 from feddf.states import digest
 from feddf.types import Failure, Inputs
 

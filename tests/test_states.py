@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddf.models.mlp import MLP
+from feddf.models.small import MLP
 from feddf.seeds import derive, seeded
 from feddf.states import copy, digest, initial, is_finite, is_statistic, n_bytes, read_off, weighted_mean
 from feddf.types import Prototype

@@ -24,7 +24,7 @@ from feddf.fusion.early_stopping import Snapshots
 from feddf.fusion.ensemble import Remembered
 from feddf.fusion.fedma import layers_of, matched_average
 from feddf.fusion.select import Dropped, drop_worst, released_rule
-from feddf.models.mlp import MLP
+from feddf.models.small import MLP
 from feddf.models.vgg import VGG, vgg9_released
 from feddf.outputs import classes
 from feddf.report.read import Run

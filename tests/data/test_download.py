@@ -18,7 +18,7 @@ from feddf.data.download import BLOCK, DownloadError, fetch, unpack
 from local_server import Seen, Server, serving
 
 BODY = np.random.default_rng(0).bytes(3 * BLOCK + 100)
-SHA256, MD5 = hashlib.sha256(BODY).hexdigest(), hashlib.md5(BODY).hexdigest()
+SHA256, MD5 = f"sha256:{hashlib.sha256(BODY).hexdigest()}", f"md5:{hashlib.md5(BODY).hexdigest()}"
 HALF = len(BODY) // 2
 
 
@@ -46,7 +46,7 @@ def test_a_file_arrives_whole_and_appears_only_when_it_is(server: Server, target
         assert not target.exists()
         calls.append((done, total))
 
-    fetch(f"{server.url}/file.bin", target, sha256=SHA256, md5=MD5, progress=watch)
+    fetch(f"{server.url}/file.bin", target, SHA256, watch)
     assert target.read_bytes() == BODY
     assert [path.name for path in target.parent.iterdir()] == ["file.bin"]
     assert calls[0] == (0, len(BODY))
@@ -58,7 +58,7 @@ def test_a_file_arrives_whole_and_appears_only_when_it_is(server: Server, target
 def test_checksums_are_optional_and_a_length_need_not_be_known(server: Server, target: Path) -> None:
     server.mode = "says no length"
     totals: list[int | None] = []
-    fetch(f"{server.url}/file.bin", target, sha256=None, progress=lambda done, total: totals.append(total))
+    fetch(f"{server.url}/file.bin", target, None, progress=lambda done, total: totals.append(total))
     assert target.read_bytes() == BODY
     assert set(totals) == {None}
 
@@ -66,13 +66,13 @@ def test_checksums_are_optional_and_a_length_need_not_be_known(server: Server, t
 def test_a_download_that_broke_off_is_resumed_where_it_ended(server: Server, target: Path) -> None:
     server.mode = "truncated"
     with pytest.raises(DownloadError, match=rf"file\.bin broke off after {HALF} of {len(BODY)} bytes; trying again"):
-        fetch(f"{server.url}/file.bin", target, sha256=SHA256)
+        fetch(f"{server.url}/file.bin", target, SHA256)
     assert not target.exists()
     assert part(target).read_bytes() == BODY[:HALF]
 
     server.mode = "whole"
     calls: list[tuple[int, int | None]] = []
-    fetch(f"{server.url}/file.bin", target, sha256=SHA256, progress=lambda *call: calls.append(call))
+    fetch(f"{server.url}/file.bin", target, SHA256, progress=lambda *call: calls.append(call))
     assert target.read_bytes() == BODY
     assert not part(target).exists()
     assert server.seen[1:] == [Seen("/file.bin", f"bytes={HALF}-", 206, len(BODY) - HALF)]
@@ -82,11 +82,11 @@ def test_a_download_that_broke_off_is_resumed_where_it_ended(server: Server, tar
 def test_a_connection_that_is_reset_is_one_line_and_can_be_tried_again(server: Server, target: Path) -> None:
     server.mode = "cut"
     with pytest.raises(DownloadError, match="trying again resumes") as caught:
-        fetch(f"{server.url}/file.bin", target, sha256=SHA256)
+        fetch(f"{server.url}/file.bin", target, SHA256)
     assert "\n" not in str(caught.value)
     assert not target.exists()
     server.mode = "whole"
-    fetch(f"{server.url}/file.bin", target, sha256=SHA256)
+    fetch(f"{server.url}/file.bin", target, SHA256)
     assert target.read_bytes() == BODY
 
 
@@ -99,7 +99,7 @@ def test_a_server_without_ranges_means_a_fresh_start(
     target.parent.mkdir()
     part(target).write_bytes(BODY[:1000])
     server.mode = mode
-    fetch(f"{server.url}/file.bin", target, sha256=SHA256)
+    fetch(f"{server.url}/file.bin", target, SHA256)
     assert target.read_bytes() == BODY
     assert [seen.status for seen in server.seen] == statuses
     assert server.seen[0].range == "bytes=1000-"
@@ -108,7 +108,7 @@ def test_a_server_without_ranges_means_a_fresh_start(
 def test_a_partial_file_that_is_whole_is_not_fetched_again(server: Server, target: Path) -> None:
     target.parent.mkdir()
     part(target).write_bytes(BODY)
-    fetch(f"{server.url}/file.bin", target, sha256=SHA256)
+    fetch(f"{server.url}/file.bin", target, SHA256)
     assert target.read_bytes() == BODY
     assert [(seen.status, seen.sent) for seen in server.seen] == [(416, 0)]
 
@@ -116,7 +116,7 @@ def test_a_partial_file_that_is_whole_is_not_fetched_again(server: Server, targe
 def test_a_partial_file_longer_than_the_servers_is_thrown_away(server: Server, target: Path) -> None:
     target.parent.mkdir()
     part(target).write_bytes(BODY + b"more")
-    fetch(f"{server.url}/file.bin", target, sha256=SHA256)
+    fetch(f"{server.url}/file.bin", target, SHA256)
     assert target.read_bytes() == BODY
     assert [seen.status for seen in server.seen] == [416, 200]
 
@@ -127,8 +127,8 @@ def test_a_corrupted_file_is_told_by_its_checksum_and_leaves_nothing(
 ) -> None:
     server.mode = "corrupted"
     changed = hashlib.new(kind, BODY[:-1] + bytes([BODY[-1] ^ 1])).hexdigest()
-    with pytest.raises(DownloadError, match=f"{kind} must be {right} and is {changed}$"):
-        fetch(f"{server.url}/file.bin", target, **{"sha256": None, kind: right})  # type: ignore[arg-type]
+    with pytest.raises(DownloadError, match=f"{kind} must be {right.removeprefix(f'{kind}:')} and is {changed}$"):
+        fetch(f"{server.url}/file.bin", target, right)
     assert list(target.parent.iterdir()) == []
 
 
@@ -136,8 +136,8 @@ def test_a_start_from_another_version_of_the_file_is_told_by_its_checksum(server
     target.parent.mkdir()
     part(target).write_bytes(b"?" * 1000)
     with pytest.raises(DownloadError, match="sha256 must be"):
-        fetch(f"{server.url}/file.bin", target, sha256=SHA256)
-    fetch(f"{server.url}/file.bin", target, sha256=SHA256)
+        fetch(f"{server.url}/file.bin", target, SHA256)
+    fetch(f"{server.url}/file.bin", target, SHA256)
     assert target.read_bytes() == BODY
 
 
@@ -146,7 +146,7 @@ def test_an_older_file_stays_until_the_new_one_is_whole(server: Server, target: 
     target.write_bytes(b"old")
     server.mode = "truncated"
     with pytest.raises(DownloadError):
-        fetch(f"{server.url}/file.bin", target, sha256=SHA256)
+        fetch(f"{server.url}/file.bin", target, SHA256)
     assert target.read_bytes() == b"old"
 
 
@@ -160,7 +160,7 @@ def test_an_older_file_stays_until_the_new_one_is_whole(server: Server, target: 
 )
 def test_an_address_that_leads_nowhere_is_one_line(server: Server, target: Path, url: str, said: str) -> None:
     with pytest.raises(DownloadError, match=said) as caught:
-        fetch(url.format(server=server.url), target, sha256=None)
+        fetch(url.format(server=server.url), target, None)
     assert "\n" not in str(caught.value)
     assert not target.exists()
 
@@ -366,9 +366,9 @@ def pair(server: Server) -> Entry:
     for name in ("one", "two"):
         content = gzip.compress(name.encode())
         server.files[f"/{name}.gz"] = content
-        md5 = hashlib.md5(content).hexdigest()
-        downloads.append(Download(f"{server.url}/{name}.gz", "pair", (f"pair/{name}",), md5=md5))
-    return Entry("pair", "two words", ("pair/one", "pair/two"), tuple(downloads), "feddf data fetch pair")
+        md5 = f"md5:{hashlib.md5(content).hexdigest()}"
+        downloads.append(Download(f"{server.url}/{name}.gz", "pair", (f"pair/{name}",), md5))
+    return Entry("pair", ("pair/one", "pair/two"), "feddf data fetch pair", tuple(downloads))
 
 
 def test_only_what_a_data_set_lacks_is_fetched(server: Server, tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_an_archive_that_was_put_there_by_hand_is_used_if_its_checksum_is_right(
 
 def test_an_archive_that_cannot_be_unpacked_is_not_found_again(server: Server, tmp_path: Path) -> None:
     server.files["/set.zip"] = b"no zip"
-    entry = Entry("set", "", ("set",), (Download(f"{server.url}/set.zip", ".", ("set",)),), "")
+    entry = Entry("set", ("set",), "", (Download(f"{server.url}/set.zip", ".", ("set",)),))
     with pytest.raises(DownloadError, match=r"set\.zip is damaged"):
         catalogue.get(entry, tmp_path)
     server.files["/set.zip"] = zip_of(tmp_path / "made", ("set", b"right")).read_bytes()
@@ -407,7 +407,7 @@ def test_an_archive_that_cannot_be_unpacked_is_not_found_again(server: Server, t
 
 def test_an_archive_without_the_promised_files_is_one_clear_error(server: Server, tmp_path: Path) -> None:
     server.files["/set.gz"] = gzip.compress(b"")
-    entry = Entry("set", "", ("other",), (Download(f"{server.url}/set.gz", ".", ("other",)),), "")
+    entry = Entry("set", ("other",), "", (Download(f"{server.url}/set.gz", ".", ("other",)),))
     with pytest.raises(DownloadError, match="data 'set' was fetched, and has no file other"):
         catalogue.get(entry, tmp_path)
 
@@ -443,9 +443,9 @@ def test_an_entry_is_consistent(name: str) -> None:
     promised = [file for download in entry.downloads for file in download.files]
     assert not entry.downloads or sorted(promised) == sorted(entry.files)
     for download in entry.downloads:
-        assert download.checked
-        assert download.md5 is None or len(bytes.fromhex(download.md5)) == 16
-        assert name in ("stl10", "sst2") or len(bytes.fromhex(str(download.sha256))) == 32  # nobody states theirs
+        kind, _, digits = str(download.checksum).partition(":")
+        assert kind == ("md5" if name in ("stl10", "sst2") else "sha256")  # nobody states theirs
+        assert len(bytes.fromhex(digits)) == {"md5": 16, "sha256": 32}[kind]
         assert download.name.endswith((".tar.gz", ".zip", ".gz"))
 
 

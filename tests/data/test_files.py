@@ -14,8 +14,7 @@ from PIL import Image
 from feddf.config import DataConfig
 from feddf.config.names import DATASETS
 from feddf.data.datasets import Dataset, MissingDataError
-from feddf.data.files import read_folder, read_idx, read_imagenet32
-from feddf.data.mapped import MappedRows
+from feddf.data.files import MappedRows, read_folder, read_idx, read_imagenet32
 
 
 def loaded(name: str, folder: Path) -> Dataset:

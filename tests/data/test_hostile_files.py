@@ -76,6 +76,7 @@ BATCH = b"\x80\x02}"
         pytest.param(pointers("V8", 8, {"x": (np.dtype("u1"), 10**9)}), id="a field outside of its array"),
         pytest.param(BATCH + b")" + b"\x85" * 300_000 + b"K\x01s.", id="a key of 300,000 tuples"),
         pytest.param(BATCH + b")" + b"q\x00h\x00\x86" * 60 + b"K\x01s.", id="a key of 2**60 tuples"),
+        pytest.param(b"\x80\x04)" + b"q\x00h\x00\x86" * 60 + b"q\x00h\x00\x93.", id="a name of 2**60 tuples"),
         pytest.param(BATCH + b")" * 20_000 + b"(t" * 20_000 + b".", id="many marks"),
         pytest.param(pickle.dumps({b"data": DATA, b"labels": [[0], [1]]}, 2), id="labels in lists"),
         pytest.param(pickle.dumps({b"data": np.array([object()])}, 2), id="an array of objects"),
@@ -83,6 +84,8 @@ BATCH = b"\x80\x02}"
         pytest.param(pickle.dumps({b"data": Reduced(print, ("x",)), b"labels": []}, 2), id="a call"),
         pytest.param(pickle.dumps({b"data": DATA, b"labels": [0, 1]}, 2)[:-40], id="cut short"),
         pytest.param(b"\x80\x02]q\x00h\x00a.", id="a list in itself"),
+        pytest.param(BATCH + b"r\xff\xff\xff\x7f.", id="a memo of gigabytes"),
+        pytest.param(b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b".", id="a terabyte that is not there"),
         pytest.param(b"garbage", id="garbage"),
         pytest.param(b"", id="nothing"),
     ],
@@ -104,7 +107,7 @@ def test_mutations_do_no_harm() -> None:
         places = np.concatenate([random.integers(0, 150, 3), random.integers(head, len(whole), 2)])
         changed[places] = random.integers(0, 256, 5)
         with suppress(ValueError, LookupError, TypeError, AttributeError):  # what is said in one line
-            cifar.decoded(changed.tobytes())
+            cifar.decode(changed.tobytes())
 
 
 def bomb() -> bytes:

@@ -21,7 +21,7 @@ from feddf.fusion import class_counts, scaffold
 from feddf.fusion.distill import distill
 from feddf.fusion.ensemble import AskedAgain, Ensemble, Remembered, avg_logits
 from feddf.models.binary import error_feedback, straight_through
-from feddf.models.cnn import CNN
+from feddf.models.small import CNN
 from feddf.runtime.device import choose, described, device_of
 from feddf.runtime.execution import Execution
 from feddf.states import digest, initial

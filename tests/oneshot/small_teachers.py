@@ -17,7 +17,7 @@ from torch import nn
 from conftest import SHAPE, stripes
 from feddf.config import DataConfig
 from feddf.data.datasets import Dataset
-from feddf.models.cnn import CNN
+from feddf.models.small import CNN
 from feddf.runtime.packages import transformers
 from feddf.saved.model import ModelSpec
 from feddf.saved.preprocess import Images

@@ -116,7 +116,7 @@ def test_digits_of_two_overlapping_lists() -> None:
     """Real digits: teachers of 0 to 6 and of 4 to 9 together know all ten, and better than each alone."""
     from feddf.config import DataConfig
     from feddf.data.datasets import digits
-    from feddf.models.mlp import MLP
+    from feddf.models.small import MLP
 
     data = digits(DataConfig(name="digits"))
     votes, alone = [], []

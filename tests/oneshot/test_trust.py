@@ -20,7 +20,7 @@ from torch import nn
 import feddf
 from feddf.config.errors import FeddfError
 from feddf.config.fuse_config import TeacherConfig
-from feddf.generator import load_generator
+from feddf.data.generator import load_generator
 from feddf.oneshot.teachers import read_teacher
 from feddf.runtime.origin import UntrustedError
 
@@ -121,7 +121,6 @@ def test_commands_refuse_a_program_in_one_line(tmp_path: Path) -> None:
         ("fuse", "--teacher", "made.pt2", "--student", "{model='mlp', size=8}", "--unlabeled", "noise", "--out", "o"),
         ("run", "toy", "pool.sources=generator:made.pt2"),
         ("compare", "toy", "pool.sources=generator:made.pt2"),
-        ("generator", "sample", "made.pt2", "--out", "images.png"),
     ):
         done = feddf_says(*words, cwd=here)
         assert done.returncode == 2, done.stderr

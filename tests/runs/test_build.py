@@ -219,7 +219,7 @@ def test_prototypes_are_dealt_evenly() -> None:
 def test_own_data_and_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine_for_test.py").write_text(
         "from feddf.data.datasets import toy\n"
-        "from feddf.models.mlp import MLP\n"
+        "from feddf.models.small import MLP\n"
         "def points(data): return toy(data)\n"
         "class Net(MLP): pass\n"
     )

@@ -91,7 +91,7 @@ import torch
 from functools import partial
 from feddf.config import LocalConfig
 from feddf.client import local_update
-from feddf.models.cnn import CNN
+from feddf.models.small import CNN
 from feddf.runtime.execution import Execution
 from feddf.states import digest, initial
 from feddf.types import Client, Examples, Inputs, Job, Prototype

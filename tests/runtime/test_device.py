@@ -18,7 +18,7 @@ from feddf.engines.open import open_engines
 from feddf.engines.ray import gpu_share
 from feddf.engines.wrappers import alone_if_full
 from feddf.evaluate import folded
-from feddf.models.mlp import MLP
+from feddf.models.small import MLP
 from feddf.runtime import device, trial
 from feddf.runtime.compile import forward_of
 from feddf.runtime.execution import Execution, device_for, of_answers, of_clients, of_students

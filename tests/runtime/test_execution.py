@@ -9,10 +9,10 @@ from conftest import Tiny
 from feddf.config import RunConfig
 from feddf.engines.in_process import in_process
 from feddf.fusion.feddf import feddf
-from feddf.models.mlp import MLP
 from feddf.models.resnet import ResNet
+from feddf.models.small import MLP
+from feddf.runtime.device import threads, threads_for
 from feddf.runtime.execution import of_clients, of_students
-from feddf.runtime.threads import threads, threads_for
 
 
 def test_threads_are_restored_after_an_error() -> None:

@@ -17,7 +17,7 @@ from feddf.config import DataConfig, parse
 from feddf.config.keys import nested
 from feddf.data.datasets import Dataset
 from feddf.evaluate import accuracy
-from feddf.models.cnn import CNN
+from feddf.models.small import CNN
 from feddf.runs.build import build
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from feddf.config.sections import AttackConfig
-from feddf.runtime.threads import threads
+from feddf.runtime.device import threads
 from feddf.seeds import derive, numpy_generator
 from feddf.types import Client, Engine, Examples, Failure, Inputs, Job, LocalTrain, Prototype, Reply, State
 

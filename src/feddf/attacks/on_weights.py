@@ -16,6 +16,7 @@ from feddf.admit import LARGEST
 from feddf.attacks.hostile import Attack, Forge, Forgery, Scene
 from feddf.config.errors import ConfigError
 from feddf.config.sections import AttackConfig
+from feddf.data.unlabeled import all_rows
 from feddf.seeds import derive, torch_generator
 from feddf.states import is_statistic
 from feddf.types import Examples, Inputs, Reply, State
@@ -120,7 +121,7 @@ def backdoor(config: AttackConfig, scene: Scene) -> Attack:
 
 def with_trigger(inputs: Inputs) -> Inputs:
     """Return images with a bright square of 3×3 in the corner at the bottom right."""
-    raw = inputs.raw[torch.arange(len(inputs))].clone()
+    raw = all_rows(inputs.raw).clone()
     raw[..., -3:, -3:] = raw.max()
     return replace(inputs, raw=raw)
 

@@ -14,14 +14,13 @@ from feddf.cli.attacking import attack_matrix
 from feddf.cli.data_sets import data_app
 from feddf.cli.doctor import doctor
 from feddf.cli.fusing import fuse, predict
-from feddf.cli.generators import generator_app
 from feddf.cli.reporting import config, list_presets, report
 from feddf.cli.reproducing import reproduce
 from feddf.cli.running import compare, resume, run
 from feddf.cli.studies import bound, partition, tune
 from feddf.cli.watching import watch
 from feddf.config.errors import FeddfError
-from feddf.runtime.allocator import keep_freed_memory
+from feddf.runtime.packages import keep_freed_memory
 
 app = App(
     help="Fuse models that were trained apart: FedDF and its baselines.",
@@ -39,7 +38,6 @@ for command in (
 app.command("presets")(list_presets)
 app.command("attack-matrix")(attack_matrix)
 app.add_typer(data_app, name="data")
-app.add_typer(generator_app, name="generator")
 
 
 def _print_version(asked: bool) -> None:

@@ -73,7 +73,7 @@ def fetch(name: Name, data_dir: DataDir = None) -> None:
         err_console.print(f"stopped; continue with: feddf data fetch {name}", soft_wrap=True, highlight=False)
         raise
     for download in entry.downloads:
-        if not download.checked:
+        if download.checksum is None:
             _say(f"{download.name}: no checksum of it is known, so its content is unchecked")
     _say(f"{name} is complete: {decimal(catalogue.size(entry, folder))} in {folder}")
 
@@ -107,7 +107,7 @@ def _entry(name: str) -> Entry:
 def _how(entry: Entry, state: str) -> str:
     if state == "here":
         return ""
-    unchecked = [download.name for download in entry.downloads if not download.checked]
+    unchecked = [download.name for download in entry.downloads if download.checksum is None]
     return entry.how + (f"; unchecked, no checksum is known: {', '.join(unchecked)}" if unchecked else "")
 
 

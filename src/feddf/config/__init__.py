@@ -1,7 +1,7 @@
 """What an experiment is, as plain checked values. Nothing in this package imports torch.
 
 A section of a configuration file is the frozen type that a component takes: ``[local]`` is :class:`LocalConfig`, which
-is handed whole to :func:`feddf.local.local_update`, and so on. Names are loaded when they are first used: a command
+is handed whole to :func:`feddf.client.local_update`, and so on. Names are loaded when they are first used: a command
 that only says what it can do does not wait for the types.
 """
 

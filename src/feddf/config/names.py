@@ -199,8 +199,8 @@ TEACHER_FORMATS = Names(
 MODELS = Names(
     "prototypes.model",
     {
-        "mlp": "feddf.models.mlp:MLP",
-        "cnn": "feddf.models.cnn:CNN",
+        "mlp": "feddf.models.small:MLP",
+        "cnn": "feddf.models.small:CNN",
         "resnet8": "feddf.models.resnet:resnet8",
         "resnet20": "feddf.models.resnet:resnet20",
         "resnet32": "feddf.models.resnet:resnet32",

@@ -15,24 +15,20 @@ from feddf.data.download import DownloadError, fetch, mismatch, partial_file, un
 class Download:
     """An archive on the web, the folder that it is unpacked into and the files that it brings.
 
-    Both paths are relative to the data folder. Without a checksum its content cannot be verified.
+    Both paths are relative to the data folder. ``checksum`` is ``sha256:`` or ``md5:`` and digits: SHA-256 as Keras,
+    TensorFlow Datasets and others have it that checked the authors' MD5, else (STL-10, SST-2) the authors' MD5 itself.
+    Without one the content cannot be verified.
     """
 
     url: str
     into: str
     files: tuple[str, ...]
-    md5: str | None = None
-    sha256: str | None = None
+    checksum: str | None = None
 
     @property
     def name(self) -> str:
         """The archive's file name."""
         return PurePosixPath(urlsplit(self.url).path).name
-
-    @property
-    def checked(self) -> bool:
-        """Whether there is a checksum to hold it against."""
-        return self.md5 is not None or self.sha256 is not None
 
 
 @dataclass(frozen=True)
@@ -43,113 +39,85 @@ class Entry:
     """
 
     name: str
-    about: str
     files: tuple[str, ...]
-    downloads: tuple[Download, ...]
     how: str
+    downloads: tuple[Download, ...] = ()
 
 
 Progress = Callable[[Download, int, int | None], None]
 """Told which download has how many bytes of how many (``None``: not known)."""
 
 
-SHA256 = {
-    "c58f30108f718f92721af3b95e74349a": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-    "eb9058c3a382ffc7106e4002c42a8d85": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-    "f68b3c2dcbeaaa9fbdd348bbdeb94873": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-    "d53e105ee54ea40749a09fcbcd1e9432": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-    "9fb629c4189551a2d022fa330f9573f3": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-    "ec29112dd5afa0611ce80d1b7f02629c": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-    "8d4fb7e6c68d591d4c3dfef9ec88bf0d": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-    "25c81989df183df01b3e8a0aad5dffbe": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-    "bef4ecab320f06d8554ea6380940ec79": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-    "bb300cfdad3c16e7a12a480ee83cd310": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-}
-"""By the MD5 that the authors publish, as Keras, TensorFlow Datasets and others that checked the same files have it.
-STL-10 and SST-2 are not among them: nobody who could be found states theirs, so their MD5 alone guards them."""
-
-
-def _one(name: str, about: str, url: str, md5: str, files: tuple[str, ...], size: str) -> Entry:
+def _one(name: str, url: str, checksum: str, files: tuple[str, ...], size: str) -> Entry:
     """Return a data set that is one archive with its own folder inside."""
-    download = Download(url, ".", files, md5=md5, sha256=SHA256.get(md5))
-    return Entry(name, about, files, (download,), f"feddf data fetch {name} ({size})")
+    download = Download(url, ".", files, checksum)
+    return Entry(name, files, f"feddf data fetch {name} ({size})", (download,))
 
 
-def _digits(name: str, about: str, host: str, md5s: tuple[str, str, str, str], size: str) -> Entry:
+def _digits(name: str, host: str, sha256s: tuple[str, str, str, str], size: str) -> Entry:
     """Return a data set in the four files of MNIST, each compressed on its own."""
     parts = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
     downloads = tuple(
-        Download(f"{host}/{part}.gz", name, (f"{name}/{part}",), md5=md5, sha256=SHA256.get(md5))
-        for part, md5 in zip(parts, md5s, strict=True)
+        Download(f"{host}/{part}.gz", name, (f"{name}/{part}",), f"sha256:{sha256}")
+        for part, sha256 in zip(parts, sha256s, strict=True)
     )
     files = tuple(f"{name}/{part}" for part in parts)
-    return Entry(name, about, files, downloads, f"feddf data fetch {name} ({size})")
-
-
-def _by_hand(name: str, about: str, files: tuple[str, ...], how: str) -> Entry:
-    return Entry(name, about, files, (), how)
+    return Entry(name, files, f"feddf data fetch {name} ({size})", downloads)
 
 
 _ENTRIES = (
     _one(
         "cifar10",
-        "CIFAR-10: 60,000 colour images of 32×32, 10 classes",
         "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-        "c58f30108f718f92721af3b95e74349a",
+        "sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
         (*(f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)), "cifar-10-batches-py/test_batch"),
         "170 MB",
     ),
     _one(
         "cifar100",
-        "CIFAR-100: 60,000 colour images of 32×32, 100 classes",
         "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-        "eb9058c3a382ffc7106e4002c42a8d85",
+        "sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
         ("cifar-100-python/train", "cifar-100-python/test"),
         "169 MB",
     ),
     _one(
         "stl10",
-        "STL-10: 100,000 unlabeled and 13,000 labeled colour images of 96×96",
         "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
-        "91f7769df0f17e558f3565bffb0c7dfb",
+        "md5:91f7769df0f17e558f3565bffb0c7dfb",
         tuple(f"stl10_binary/{part}.bin" for part in ("unlabeled_X", "train_X", "train_y", "test_X", "test_y")),
         "2.6 GB",
     ),
     _digits(
         "mnist",
-        "MNIST: 70,000 handwritten digits of 28×28",
         "https://ossci-datasets.s3.amazonaws.com/mnist",
         (
-            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "d53e105ee54ea40749a09fcbcd1e9432",
-            "9fb629c4189551a2d022fa330f9573f3",
-            "ec29112dd5afa0611ce80d1b7f02629c",
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
         ),
         "12 MB",
     ),
     _digits(
         "fashion-mnist",
-        "Fashion-MNIST: 70,000 grey images of clothes, 28×28, 10 classes",
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
         (
-            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "25c81989df183df01b3e8a0aad5dffbe",
-            "bef4ecab320f06d8554ea6380940ec79",
-            "bb300cfdad3c16e7a12a480ee83cd310",
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
         ),
         "31 MB",
     ),
     _one(
         "sst2",
-        "SST-2: 68,000 sentences from film reviews, good or bad",
         "https://dl.fbaipublicfiles.com/glue/data/SST-2.zip",
-        "9f81648d4199384278b86e315dac217c",
+        "md5:9f81648d4199384278b86e315dac217c",
         ("SST-2/train.tsv", "SST-2/dev.tsv"),
         "7 MB",
     ),
-    _by_hand(
+    Entry(
         "imagenet32",
-        "ImageNet scaled down to 32×32: 1.3 million colour images, 1,000 classes",
         (
             *(f"Imagenet32_train_npz/train_data_batch_{i}.npz" for i in range(1, 11)),
             "Imagenet32_val_npz/val_data.npz",
@@ -157,16 +125,14 @@ _ENTRIES = (
         "needs an account at image-net.org: there, the downsampled images of 32x32 as npz; unpack them as "
         "Imagenet32_train_npz/train_data_batch_1.npz to _10.npz and Imagenet32_val_npz/val_data.npz",
     ),
-    _by_hand(
+    Entry(
         "ag_news",
-        "AG News: 127,600 news in short, 4 topics",
         ("ag_news_csv/train.csv", "ag_news_csv/test.csv"),
         "ag_news_csv.tar.gz of Zhang, Zhao and LeCun (Character-level Convolutional Networks for Text "
         "Classification), from the folder that they share; unpack it as ag_news_csv/train.csv and test.csv",
     ),
-    _by_hand(
+    Entry(
         "tiny-imagenet",
-        "Tiny ImageNet, or any other images, as an unlabeled pool",
         ("tiny-imagenet-32/",),
         "any folder of images will do; put it at tiny-imagenet-32/ (Tiny ImageNet itself: cs231n.stanford.edu)",
     ),
@@ -215,14 +181,8 @@ def get(entry: Entry, folder: Path, progress: Progress = lambda download, done, 
 
 def _bring(download: Download, folder: Path, progress: Progress) -> None:
     archive = _archive(download, folder)
-    if not archive.is_file() or mismatch(archive, sha256=download.sha256, md5=download.md5):
-        fetch(
-            download.url,
-            archive,
-            sha256=download.sha256,
-            md5=download.md5,
-            progress=lambda done, total: progress(download, done, total),
-        )
+    if not archive.is_file() or mismatch(archive, download.checksum):
+        fetch(download.url, archive, download.checksum, lambda done, total: progress(download, done, total))
     try:
         unpack(archive, archive.parent)
     except DownloadError:

@@ -53,17 +53,13 @@ class DownloadError(FeddfError):
     """A file could not be fetched or unpacked; one line says why, and what to do."""
 
 
-def _silent(done: int, total: int | None) -> None:
-    """Show nothing."""
-
-
 def partial_file(target: Path) -> Path:
     """Return where a download stays until it is whole."""
     return target.with_name(f".{target.name}.part")
 
 
-def fetch(url: str, target: Path, *, sha256: str | None, md5: str | None = None, progress: Progress = _silent) -> None:
-    """Download ``url`` to ``target``, which appears only when it is whole and its checksums (if any) are right.
+def fetch(url: str, target: Path, checksum: str | None, progress: Progress = lambda done, total: None) -> None:
+    """Download ``url`` to ``target``, which appears only when it is whole and its checksum (if any) is right.
 
     What arrives is kept in a partial file; the next try asks for the rest only. A file that changed on the
     server in between is found by its checksum, and then nothing of it is kept.
@@ -73,22 +69,20 @@ def fetch(url: str, target: Path, *, sha256: str | None, md5: str | None = None,
     partial = partial_file(target)
     partial.parent.mkdir(parents=True, exist_ok=True)
     _receive(url, partial, progress)
-    if wrong := mismatch(partial, sha256=sha256, md5=md5):
+    if wrong := mismatch(partial, checksum):
         partial.unlink()
         raise DownloadError(f"{url} is not what was expected and was removed: {wrong}")
     partial.replace(target)
 
 
-def mismatch(path: Path, *, sha256: str | None, md5: str | None) -> str | None:
-    """Return which checksum of a file is wrong, expected and found, or ``None`` if all that are given are right."""
-    for kind, expected in (("sha256", sha256), ("md5", md5)):
-        if expected is not None:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, functools.partial(hashlib.new, kind, usedforsecurity=False))
-            found = digest.hexdigest()
-            if found != expected.lower():
-                return f"{kind} must be {expected.lower()} and is {found}"
-    return None
+def mismatch(path: Path, checksum: str | None) -> str | None:
+    """Return how a file differs from its checksum (``sha256:`` or ``md5:`` and digits), or ``None`` if it does not."""
+    if checksum is None:
+        return None
+    kind, _, expected = checksum.lower().partition(":")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, functools.partial(hashlib.new, kind, usedforsecurity=False))
+    return None if digest.hexdigest() == expected else f"{kind} must be {expected} and is {digest.hexdigest()}"
 
 
 def _receive(url: str, partial: Path, progress: Progress) -> None:
@@ -104,7 +98,7 @@ def _receive(url: str, partial: Path, progress: Progress) -> None:
         start = have if reply.status == 206 else 0
         length = reply.headers.get("Content-Length", "")
         rest = int(length) if length.isdecimal() else None
-        _write(url, partial, reply, start, _total(reply) or (None if rest is None else start + rest), progress)
+        _write(url, partial, reply, start, _range(reply)[1] or (None if rest is None else start + rest), progress)
 
 
 def _write(url: str, partial: Path, reply: HTTPResponse, start: int, total: int | None, progress: Progress) -> None:
@@ -146,7 +140,7 @@ def _ask_for_rest(url: str, have: int) -> HTTPResponse | int | None:
         reply = _ask(url, {"Range": f"bytes={have}-"})
     except _RangeRefused as refused:
         return have if refused.total == have else None
-    if reply.status == 206 and _first(reply) != have:
+    if reply.status == 206 and _range(reply)[0] != have:
         reply.close()
         return None
     return reply
@@ -177,18 +171,10 @@ def _ask(url: str, headers: dict[str, str]) -> HTTPResponse:
     return reply
 
 
-def _range(reply: HTTPResponse) -> re.Match[str] | None:
-    return re.fullmatch(r"bytes (\d+)-\d+/(\d+)", reply.headers.get("Content-Range", ""))
-
-
-def _first(reply: HTTPResponse) -> int | None:
-    found = _range(reply)
-    return int(found[1]) if found else None
-
-
-def _total(reply: HTTPResponse) -> int | None:
-    found = _range(reply) if reply.status == 206 else None
-    return int(found[2]) if found else None
+def _range(reply: HTTPResponse) -> tuple[int | None, int | None]:
+    """Return which byte comes first in a part of a file, and how many the whole has."""
+    found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", reply.headers.get("Content-Range", ""))
+    return (int(found[1]), int(found[2])) if found and reply.status == 206 else (None, None)
 
 
 def _reason(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddf.config.errors import first_line
-from feddf.data.mapped import MappedRows
 from feddf.runtime.atomic import new_file
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
@@ -107,22 +107,9 @@ def read_folder(folder: Path, size: int | None = None) -> tuple[Tensor, Tensor, 
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-    places = [folder / name for name in names] or [folder]
-    images: list[NDArray[np.uint8]] = []
-    labels: list[int] = []
-    for number, place in enumerate(places):
-        found = sorted(path for path in place.rglob("*") if path.suffix.lower() in SUFFIXES)
-        if not found:
-            raise ValueError(f"{place} holds no image")
-        images += [read_image(path, size) for path in found]
-        labels += [number] * len(found)
-        different = next((i for i in range(len(images)) if images[i].shape != images[0].shape), None)
-        if different is not None:
-            path = found[different - len(images)]
-            sizes = [f"{image.shape[1]}×{image.shape[0]}" for image in (images[different], images[0])]
-            raise ValueError(f"{path} is {sizes[0]}, and the images before it are {sizes[1]}; set image_size")
-    pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
-    return pixels, torch.tensor(labels), names or [folder.name]
+    found = [_image_files(folder / name) for name in names] or [_image_files(folder)]
+    labels = torch.tensor([number for number, paths in enumerate(found) for _ in paths])
+    return _read_images([path for paths in found for path in paths], size), labels, names or [folder.name]
 
 
 def read_all_images(folder: Path, size: int | None = None) -> Tensor:
@@ -132,12 +119,23 @@ def read_all_images(folder: Path, size: int | None = None) -> Tensor:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
+    return _read_images(_image_files(folder), size)
+
+
+def _image_files(folder: Path) -> list[Path]:
     found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     if not found:
         raise ValueError(f"{folder} holds no image; known are files that end in {', '.join(SUFFIXES)}")
-    images = [read_image(path, size) for path in found]
-    if odd := next((path for path, image in zip(found, images, strict=True) if image.shape != images[0].shape), None):
-        raise ValueError(f"{odd} has another size than {found[0]}")
+    return found
+
+
+def _read_images(paths: Sequence[Path], size: int | None) -> Tensor:
+    images: list[NDArray[np.uint8]] = []
+    for path in paths:
+        images.append(read_image(path, size))
+        if images[-1].shape != images[0].shape:
+            odd, first = (f"{image.shape[1]}×{image.shape[0]}" for image in (images[-1], images[0]))
+            raise ValueError(f"{path} is {odd}, and the images before it are {first}; set image_size")
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
 
 
@@ -155,3 +153,49 @@ def read_image(path: Path, size: int | None) -> NDArray[np.uint8]:
             return np.asarray(image)
     except Exception as error:
         raise ValueError(f"{path} cannot be read as an image: {error}") from error
+
+
+@dataclass(frozen=True)
+class MappedRows:
+    """Rows in a file that is too large for memory, or some of them.
+
+    It is a ``.npy`` file, or one of plain bytes whose rows have the shape ``row``.
+
+    ``turned`` swaps the last two axes (STL-10 stores its images column by column). What travels to another process is
+    the file's name.
+    """
+
+    path: Path
+    row: tuple[int, ...] | None = None
+    turned: bool = False
+    indices: Tensor | None = field(default=None, compare=False)
+
+    @property
+    def _array(self) -> NDArray[np.uint8]:
+        if self.row is None:
+            array: NDArray[np.uint8] = np.load(self.path, mmap_mode="r")
+        else:
+            array = np.memmap(self.path, np.uint8, "r").reshape(-1, *self.row)
+        return array.swapaxes(-1, -2) if self.turned else array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of rows, then the shape of one."""
+        whole = self._array.shape
+        return whole if self.indices is None else (len(self.indices), *whole[1:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of a value."""
+        return torch.from_numpy(self._array[:0].copy()).dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, indices: Tensor, /) -> Tensor:
+        inside = indices if self.indices is None else self.indices[indices]
+        return torch.from_numpy(np.ascontiguousarray(self._array[inside.numpy()]))
+
+    def view_of(self, indices: Tensor) -> MappedRows:
+        """Return some of the rows, without reading any."""
+        return replace(self, indices=indices if self.indices is None else self.indices[indices])

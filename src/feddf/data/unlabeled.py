@@ -17,22 +17,33 @@ from feddf.types import Inputs, Rows
 def adapt(source: Tensor, like: Inputs) -> Inputs:
     """Return ``source``'s images in the shape of ``like``'s, encoded as ``like``'s are.
 
-    Images are resized bilinearly; grey ones become coloured by repetition and coloured ones grey by their
-    mean. The models' own normalisation is used, not that of the source: the pool stands in for the inputs
-    that the models will see. (The released code normalises the pool with its own statistics.)
+    The models' own normalization is used, not that of the source: the pool stands in for the inputs that the models
+    will see. (The released code normalizes the pool with its own statistics.)
     """
-    wanted = tuple(like.raw.shape[1:])
-    if source.dtype != like.raw.dtype:
-        raise ValueError(f"inputs of type {source.dtype} cannot stand in for inputs of type {like.raw.dtype}")
-    if tuple(source.shape[1:]) == wanted:
-        return Inputs(source, like.encode)
-    if source.ndim != 4 or len(like.raw.shape) != 4:
-        raise ValueError(f"inputs of shape {tuple(source.shape[1:])} cannot stand in for inputs of shape {wanted}")
-    parts = [_resized(part, wanted) for part in source.split(4096)]  # floats take four times the room of bytes
-    return Inputs(torch.cat(parts).to(like.raw.dtype), like.encode)
+    return Inputs(fit(source, tuple(like.raw.shape[1:]), like.raw.dtype), like.encode)
 
 
-def _resized(images: Tensor, wanted: tuple[int, ...]) -> Tensor:
+def fit(source: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return inputs in another shape.
+
+    Images are resized bilinearly; gray ones become colored by repetition and colored ones gray by their mean.
+    """
+    if source.dtype != dtype:
+        raise ValueError(f"inputs of type {source.dtype} cannot stand in for inputs of type {dtype}")
+    if tuple(source.shape[1:]) == shape:
+        return source
+    if source.ndim != 4 or len(shape) != 3:
+        raise ValueError(f"inputs of shape {tuple(source.shape[1:])} cannot stand in for inputs of shape {shape}")
+    parts = [_resize(part, shape) for part in source.split(4096)]  # floats take four times the room of bytes
+    return torch.cat(parts).to(dtype)
+
+
+def all_rows(rows: Rows) -> Tensor:
+    """Return raw inputs as a tensor; those in a file are read."""
+    return rows if isinstance(rows, Tensor) else rows[torch.arange(len(rows))]
+
+
+def _resize(images: Tensor, wanted: tuple[int, ...]) -> Tensor:
     channels = wanted[0]
     pixels = images.to(torch.float32)
     if channels == 1:
@@ -48,7 +59,7 @@ def _resized(images: Tensor, wanted: tuple[int, ...]) -> Tensor:
 def choose(source: Rows, size: int | None, seed: int) -> Tensor:
     """Return ``size`` of the source's inputs, chosen at random without repetition (all of them for ``None``)."""
     if size is None or size == len(source):
-        return source if isinstance(source, Tensor) else source[torch.arange(len(source))]
+        return all_rows(source)
     if size > len(source):
         raise ValueError(f"{size} inputs were asked for, and the source has {len(source)}")
     chosen = numpy_generator(seed).choice(len(source), size, replace=False)

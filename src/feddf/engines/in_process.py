@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from feddf import batches
 from feddf.config.errors import first_line, reason
-from feddf.runtime.device import is_out_of_memory, release_all
-from feddf.runtime.threads import threads
+from feddf.runtime.device import is_out_of_memory, present, release_reserve, threads
 from feddf.types import Failure, J, OutOfMemory, R
 
 
@@ -28,7 +27,7 @@ def attempt(function: Callable[[J], R], job: J) -> R | Failure:
             return Failure(job.id, reason(error))
         complaint = _too_much(error)
     batches.forget()  # after the error, which holds the tensors of the job
-    release_all()
+    release_reserve(*present())
     return OutOfMemory(job.id, complaint)
 
 

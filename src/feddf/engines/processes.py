@@ -30,8 +30,8 @@ import torch.multiprocessing as multiprocessing
 from feddf.config.errors import reason
 from feddf.engines.in_process import attempt
 from feddf.engines.transport import SharedStates, packed, together
-from feddf.runtime.allocator import keep_freed_memory
 from feddf.runtime.device import this_is_worker
+from feddf.runtime.packages import keep_freed_memory
 from feddf.types import Engine, Failure, J, R
 
 

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from feddf.config.errors import FeddfError, first_line
 from feddf.engines.in_process import attempt
 from feddf.engines.transport import SharedStates, packed, together
-from feddf.runtime.allocator import keep_freed_memory
 from feddf.runtime.device import WORKERS_A_DEVICE
+from feddf.runtime.packages import keep_freed_memory
 from feddf.types import Engine, Failure, J, R
 
 Packed = NDArray[np.uint8]

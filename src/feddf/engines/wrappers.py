@@ -27,34 +27,26 @@ def alone_if_full(engine: Engine) -> Engine:
 
     That is after all others have ended: by then their workers have given back the memory that they kept in reserve.
     """
-
-    def run(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
-        by_id = {job.id: job for job in jobs}
-        again: list[J] = []
-        for outcome in engine(function, jobs):
-            if isinstance(outcome, OutOfMemory):
-                again.append(by_id[outcome.client_id])
-            else:
-                yield outcome
-        for job in again:
-            yield from engine(function, [job])
-
-    return run
+    return _again(engine, OutOfMemory, alone=True)
 
 
 def retrying(engine: Engine) -> Engine:
     """Return the engine for the server's own work: a job that failed (say its worker died) is run once more."""
+    return _again(engine, Failure, alone=False)
 
+
+def _again(engine: Engine, kind: type[Failure], alone: bool) -> Engine:
     def run(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
-        again: list[J] = []
         by_id = {job.id: job for job in jobs}
+        again: list[J] = []
         for outcome in engine(function, jobs):
-            if isinstance(outcome, Failure):
+            if isinstance(outcome, kind):
                 again.append(by_id[outcome.client_id])
             else:
                 yield outcome
-        if again:
-            yield from engine(function, again)
+        size = 1 if alone else len(again)
+        for first in range(0, len(again), size or 1):
+            yield from engine(function, again[first : first + size])
 
     return run
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddf import evaluate
+from feddf.data.unlabeled import all_rows
 from feddf.engines import in_process
 from feddf.fusion.ensemble import avg_logits
 from feddf.report.plots import decision_regions
@@ -45,7 +46,7 @@ def draw(parts: Parts, path: Path) -> list[tuple[str, float]]:
         ("ensemble", locals_),
     ]
     panels = [_panel(title, models, parts) for title, models in groups]
-    pool = parts.task.pool.raw[torch.arange(len(parts.task.pool))].numpy() if parts.task.pool else None
+    pool = all_rows(parts.task.pool.raw).numpy() if parts.task.pool else None
     decision_regions(panels, list(_points(parts)), pool, path, EXTENT)
     return [(title, accuracy) for title, accuracy, _ in panels]
 

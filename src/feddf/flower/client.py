@@ -31,8 +31,8 @@ from feddf.flower.wire import (
 )
 from feddf.runs.kept import KeptStates
 from feddf.runs.methods import binarisations
+from feddf.runtime.device import threads as on_threads
 from feddf.runtime.execution import Execution
-from feddf.runtime.threads import threads as on_threads
 from feddf.types import (
     Augment,
     Client,

@@ -11,8 +11,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from feddf.evaluate import recalibrate
+from feddf.runtime.device import threads
 from feddf.runtime.execution import Execution
-from feddf.runtime.threads import threads
 from feddf.states import copy, is_statistic
 from feddf.types import Fused, Fusion, Resources, Rule, ServerState, State, Update
 

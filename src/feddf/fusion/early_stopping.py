@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from feddf.evaluate import as_it_is, folded
+from feddf.runtime.device import threads
 from feddf.runtime.execution import Execution
-from feddf.runtime.threads import threads
 from feddf.states import all_finite, on_cpu
 from feddf.types import Score, State
 

@@ -16,9 +16,8 @@ from feddf.fusion.distill import distill, held_out_score
 from feddf.fusion.early_stopping import Distilled
 from feddf.fusion.ensemble import AskedAgain, Targets
 from feddf.outcomes import gather
-from feddf.runtime.device import CPU
+from feddf.runtime.device import CPU, threads
 from feddf.runtime.execution import Execution
-from feddf.runtime.threads import threads
 from feddf.seeds import derive, torch_generator
 from feddf.types import Engine, Inputs, Refusal, Resources, Score, State
 

@@ -11,7 +11,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddf.models.norm import Norm, normaliser
+from feddf.models.small import Norm, norm_layer
 
 
 class _Block(nn.Module):
@@ -46,7 +46,7 @@ class ResNet(nn.Module):
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
             raise ValueError(f"a ResNet's depth is 6n + 2 (8, 14, 20, 26, 32, ...), got {depth}")
-        layer, bias = normaliser(norm, groups), norm == "none"
+        layer, bias = norm_layer(norm, groups), norm == "none"
         widths = (width, 2 * width, 4 * width)
         self.conv = nn.Conv2d(shape[0], width, 3, padding=1, bias=bias)
         self.norm = layer(width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from feddf.models.norm import Norm, normaliser
+from feddf.models.small import Norm, norm_layer
 
 STAGES = ((116, 4), (232, 8), (464, 4))
 """Width and number of units of each stage of the ×1 network; the first unit of a stage halves the image."""
@@ -16,7 +16,7 @@ class _Unit(nn.Module):
 
     def __init__(self, channels: int, out: int, stride: int, norm: Norm, groups: int) -> None:
         super().__init__()
-        half, layer, bias = out // 2, normaliser(norm, groups), norm == "none"
+        half, layer, bias = out // 2, norm_layer(norm, groups), norm == "none"
 
         def pointwise(before: int) -> list[nn.Module]:
             return [nn.Conv2d(before, half, 1, bias=bias), layer(half), nn.ReLU()]
@@ -40,7 +40,7 @@ class ShuffleNetV2(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], n_classes: int, *, norm: Norm = "batch", groups: int = 2) -> None:
         super().__init__()
-        layer, bias = normaliser(norm, groups), norm == "none"
+        layer, bias = norm_layer(norm, groups), norm == "none"
         channels = 24
         self.stem = nn.Sequential(nn.Conv2d(shape[0], channels, 3, padding=1, bias=bias), layer(channels), nn.ReLU())
         units: list[nn.Module] = []

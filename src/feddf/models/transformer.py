@@ -19,16 +19,11 @@ class Transformer(nn.Module):
         library = transformers()
         config = library.AutoConfig.from_pretrained(path, num_labels=n_classes, trust_remote_code=False)
         automatic = library.AutoModelForSequenceClassification
-        network = (
-            automatic.from_pretrained(
-                path,
-                config=config,
-                ignore_mismatched_sizes=True,  # another head than ours
-                trust_remote_code=False,
-            )
-            if pretrained
-            else automatic.from_config(config, trust_remote_code=False)
-        )
+        own_head = {"config": config, "ignore_mismatched_sizes": True}  # the file's head has other classes
+        if pretrained:
+            network = automatic.from_pretrained(path, **own_head, trust_remote_code=False)
+        else:
+            network = automatic.from_config(config, trust_remote_code=False)
         if shape[0] > config.max_position_embeddings:
             raise ValueError(f"{shape[0]} tokens are more than the {config.max_position_embeddings} that it can read")
         self.network: nn.Module = network

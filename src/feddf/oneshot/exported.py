@@ -16,7 +16,7 @@ from feddf.config.fuse_config import TeacherConfig
 from feddf.oneshot.teachers import Ask, TeacherError, TrainedModel, check_sizes, file_hash, file_of, preprocess_of
 from feddf.runtime.device import CPU
 from feddf.runtime.origin import check_program
-from feddf.runtime.silence import silence
+from feddf.runtime.packages import silence
 
 
 def of_program(config: TeacherConfig, trust: bool) -> list[TrainedModel]:

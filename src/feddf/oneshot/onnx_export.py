@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from feddf.config.errors import FeddfError, first_line
 from feddf.evaluate import evaluating
-from feddf.runtime.packages import onnxruntime
-from feddf.runtime.silence import silence
+from feddf.runtime.packages import onnxruntime, silence
 
 TOLERANCE = 1e-3
 """The most that a logit of the ONNX file may differ by, relative to the largest logit."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from feddf.config import Experiment
 from feddf.runs.build import build_task, prototype_for
-from feddf.runtime.threads import threads
+from feddf.runtime.device import threads
 from feddf.states import initial
 
 ANSWERS_FOR_A_STEP = 3

@@ -15,8 +15,8 @@ from math import sqrt
 from feddf import evaluate
 from feddf.robust import rules as robust
 from feddf.robust.trust import some_examples
+from feddf.runtime.device import threads
 from feddf.runtime.execution import Execution
-from feddf.runtime.threads import threads
 from feddf.types import Examples, Resources, Rule, State, Update
 
 ROUNDING = 1 + 1e-5

@@ -26,7 +26,7 @@ from feddf.rounds import Federation
 from feddf.runs.loading import check_vocabulary, load_dataset, with_tokenizer
 from feddf.runs.methods import fitted, method_of, try_half
 from feddf.runs.pool import PoolTask, pool_of
-from feddf.runtime.execution import of_answers, of_clients
+from feddf.runtime.execution import of_clients
 from feddf.seeds import derive
 from feddf.states import initial
 from feddf.types import (
@@ -151,7 +151,6 @@ def build_task(experiment: Experiment, *, trust: bool = False) -> Task:
         own,
         config,
         experiment.pool.size,
-        of_answers(experiment.run),
         data.flips,
         trust,
     )

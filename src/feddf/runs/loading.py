@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from feddf.config import ConfigError, DataConfig, Experiment, PrototypeConfig
@@ -13,9 +12,9 @@ from feddf.config.errors import FeddfError, reason
 from feddf.config.names import DATASETS
 from feddf.data.datasets import Dataset, wrong_labels
 from feddf.data.text import TEXTS, tokenizer
-from feddf.data.unlabeled import adapt, choose
+from feddf.data.unlabeled import all_rows, fit
 from feddf.runtime.packages import transformers
-from feddf.types import Examples, Inputs
+from feddf.types import Examples
 
 
 def load_dataset(key: str, name: str, data: DataConfig) -> Dataset:
@@ -50,10 +49,10 @@ def resized(data: Dataset, side: int) -> Dataset:
     shape = tuple(data.train.inputs.raw.shape)
     if len(shape) != 4 or shape[2:] == (side, side):
         return data
-    like = Inputs(torch.zeros((0, shape[1], side, side), dtype=data.train.inputs.raw.dtype), data.train.inputs.encode)
 
     def small(examples: Examples) -> Examples:
-        return replace(examples, inputs=adapt(choose(examples.inputs.raw, None, 0), like))
+        raw = fit(all_rows(examples.inputs.raw), (shape[1], side, side), data.train.inputs.raw.dtype)
+        return replace(examples, inputs=replace(data.train.inputs, raw=raw))
 
     return replace(data, train=small(data.train), test=small(data.test))
 

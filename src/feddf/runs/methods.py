@@ -28,8 +28,8 @@ from feddf.outputs import classes
 from feddf.robust.defence import MARGIN, robust_start
 from feddf.robust.guard import guarded, tried
 from feddf.robust.trust import trusted
+from feddf.runtime.device import threads_for
 from feddf.runtime.execution import of_answers, of_students
-from feddf.runtime.threads import threads_for
 from feddf.types import (
     Client,
     ClientHalf,

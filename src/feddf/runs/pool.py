@@ -15,10 +15,9 @@ from feddf.config import ConfigError, DataConfig, PoolConfig, SourceConfig
 from feddf.config.names import SOURCES
 from feddf.data.datasets import Dataset
 from feddf.data.files import read_all_images
-from feddf.data.unlabeled import adapt, choose, noise, of_classes, uniform_points, with_views
-from feddf.generator import GeneratorError, load_generator, sample_images
+from feddf.data.generator import load_generator, sample_images
+from feddf.data.unlabeled import choose, fit, noise, of_classes, uniform_points, with_views
 from feddf.runs.loading import load_dataset, named
-from feddf.runtime.execution import Execution
 from feddf.seeds import derive
 from feddf.types import Inputs, Rows
 
@@ -38,7 +37,6 @@ class PoolTask:
     training: Inputs
     data: DataConfig
     size: int | None = None
-    execution: Execution = Execution()
     flips: bool = False
     trust: bool = False
 
@@ -70,9 +68,8 @@ def pool_of(pool: PoolConfig, task: PoolTask, seed: int) -> Inputs | None:
 def _adapted(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     read = SOURCES[source.name] if source.name in SOURCES else from_dataset  # noqa: SIM401 (get imports)
     try:
-        adapted = adapt(read(source, task, seed), task.like).raw
-        return adapted if isinstance(adapted, Tensor) else adapted[torch.arange(len(adapted))]
-    except (ValueError, OSError, GeneratorError) as error:
+        return fit(read(source, task, seed), tuple(task.like.raw.shape[1:]), task.like.raw.dtype)
+    except (ValueError, OSError) as error:
         raise ConfigError.at("pool.sources", source.name, str(error)) from None
 
 
@@ -87,12 +84,9 @@ def from_noise(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
 
 
 def from_generator(path: str, source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
-    """Images of a trained generator, in a folder of ``feddf generator train`` or a ``.pt2`` file."""
-    network, latent = load_generator(Path(path).expanduser(), trust=task.trust)
-    with task.execution.begun() as device:
-        if isinstance(network, nn.Module):
-            network.to(device)
-        return sample_images(network, task.wanted(source) or ENOUGH, latent, seed)
+    """Images of a generator in a ``.pt2`` file, made on the CPU."""
+    make, latent = load_generator(Path(path).expanduser(), trust=task.trust)
+    return sample_images(make, task.wanted(source) or ENOUGH, latent, seed)
 
 
 def from_images(path: str, source: SourceConfig, task: PoolTask, seed: int) -> Tensor:

@@ -25,7 +25,7 @@ from feddf.runs.record import Recorder
 from feddf.runs.spool import DiskSpool
 from feddf.runs.store import RunFolder
 from feddf.runs.trackers import tracking
-from feddf.runtime.threads import threads
+from feddf.runtime.device import threads
 from feddf.types import Engine, Examples, Round, ServerState
 
 

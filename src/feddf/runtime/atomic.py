@@ -155,21 +155,20 @@ def keep_lines(path: Path, kept: Callable[[dict[str, Any]], bool]) -> str | None
 
     A log with damaged lines is first put aside as it is; what was wrong, and where it lies now, is returned.
     """
-    complaint = None
     if not path.exists():
         return None
     found, damaged = _json_lines(path)
-    if damaged:
-        numbers = range(1, 10_000)
-        aside = next(one for n in numbers if not (one := path.with_name(f"{path.name}.damaged-{n}")).exists())
-        write_atomically(aside, read_regular(path))
-        shown = ", ".join(map(str, damaged[:5]))
-        complaint = (
-            f"{path} is damaged in line {shown}: the other lines are kept, and the file as it was is {aside.name}"
-        )
-    lines = [json.dumps(one) + "\n" for one in found if kept(one)]
-    write_atomically(path, "".join(lines).encode())
-    return complaint
+    aside = _put_aside(path) if damaged else path
+    write_atomically(path, "".join(json.dumps(one) + "\n" for one in found if kept(one)).encode())
+    where = f"{path} is damaged in line {', '.join(map(str, damaged[:5]))}"
+    return f"{where}: the other lines are kept, and the file as it was is {aside.name}" if damaged else None
+
+
+def _put_aside(path: Path) -> Path:
+    names = (path.with_name(f"{path.name}.damaged-{number}") for number in range(1, 10_000))
+    aside = next(name for name in names if not name.exists())
+    write_atomically(aside, read_regular(path))
+    return aside
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Compiled training steps, for those who ask for them (``run.compile = true``).
+"""How a model is called: as it is or compiled, in which precision, and with its weights in which order in memory.
 
-``torch.compile`` needs a C++ compiler and takes ten seconds or more for each architecture and mode, and again for very
-small or large batches. Its code is kept in torch's cache on disk, so every worker and every later run shares it.
+``torch.compile`` (``run.compile = true``) needs a C++ compiler and takes ten seconds or more for each architecture and
+mode, and again for very small or large batches. Its code is kept in torch's cache on disk, shared by workers and runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def forward_of(model: nn.Module, compile: bool, precision: str = "float32") -> F
     A parametrised model (a binarised one) is of a class of its own and would be compiled again every time: it is called
     as it is.
     """
-    return in_precision(_forward_of(model, compile), precision)
+    parametrized = any(parametrize.is_parametrized(module) for module in model.modules())
+    return in_precision(_compiled(model) if compile and not parametrized else model, precision)
 
 
 def in_precision(forward: Forward, precision: str) -> Forward:
@@ -44,9 +45,7 @@ def in_precision(forward: Forward, precision: str) -> Forward:
     return cast
 
 
-def _forward_of(model: nn.Module, compile: bool) -> Forward:
-    if not compile or any(parametrize.is_parametrized(module) for module in model.modules()):
-        return model
+def _compiled(model: nn.Module) -> Forward:
     torch._dynamo.config.cache_size_limit = 64  # several architectures share one function
     call = _compiled_call()
 
@@ -73,3 +72,37 @@ def can_compile(device: str = "cpu") -> bool:
     """Say whether this machine can compile for a device, tried out in a child process, where a crash does no harm."""
     trial = subprocess.run([sys.executable, "-c", _TRIAL, device], capture_output=True, text=True, check=False)
     return trial.returncode == 0 and trial.stdout.strip() == "16.0"
+
+
+SAFE_CHANNELS = 8
+"""The least input channels of a strided 1×1 convolution whose gradient may be computed with channels last.
+
+torch 2.13 on a CPU whose widest vectors have 256 bits (AVX2) writes beyond the gradient of the weights if there are
+fewer, and corrupts the heap::
+
+    x = torch.randn(3, 4, 14, 14).contiguous(memory_format=torch.channels_last)
+    w = torch.randn(8, 4, 1, 1, requires_grad=True)
+    torch.nn.functional.conv2d(x, w, stride=2).sum().backward()
+
+Outputs and gradients of all other widths (1 to 64), kernels, strides, sides and batches agree with the plain order, and
+leave the heap whole (``tests/runtime/test_layout.py``).
+"""
+
+
+def put_channels_last(model: nn.Module) -> None:
+    """Reorder the weights of the model's convolutions, which are a third faster then; the values stay as they are.
+
+    What a convolution returns has the order of its weights, and so has all that follows. So a model stays as it is if
+    one of its convolutions is unsafe, or is none of torch's own modules.
+    """
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    known = {id(module.weight) for module in convolutions}
+    if any(map(_is_unsafe, convolutions)) or any(w.ndim == 4 and id(w) not in known for w in model.parameters()):
+        return
+    for module in convolutions:
+        module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
+
+
+def _is_unsafe(convolution: nn.Conv2d) -> bool:
+    strided_pointwise = max(convolution.kernel_size) == 1 and max(convolution.stride) > 1
+    return strided_pointwise and convolution.in_channels // convolution.groups < SAFE_CHANNELS

@@ -1,13 +1,16 @@
 """Where torch computes: which devices are here, whether they work, which one is this worker's, and how full it is.
 
 A device has torch's name. One without a number (``cuda``) stands for all of its kind: worker k takes number k modulo
-their count. Nothing here changes torch's own default device.
+their count. Nothing here changes torch's own default device. (A sum split over two threads rounds differently: so the
+number of threads is part of where.)
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -15,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from feddf.config.errors import ConfigError
 
@@ -32,6 +36,9 @@ WORKERS_A_DEVICE = 2
 SCARCE = 0.2
 """The share of a device's memory below which a worker gives back what torch keeps in reserve for it."""
 
+WORTH_TWO_THREADS = 100_000_000
+"""Operations of a forward pass over a batch from which a second thread pays (docs/decisions/one-thread.md)."""
+
 
 def choose(name: str) -> torch.device:
     """Return the device of this name; ``auto`` is the first accelerator that passes a self-test, else the CPU.
@@ -41,26 +48,18 @@ def choose(name: str) -> torch.device:
     """
     if name == "auto":
         return _automatic()
-    try:
+    with suppress(RuntimeError):  # torch's, for a name that it does not know
         device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError.at("run.device", name, _allowed()) from None
-    if count(device.type) <= (device.index or 0):
-        raise ConfigError.at("run.device", name, _allowed())
-    return device
-
-
-def _allowed() -> str:
-    found = ", ".join(kind if n == 1 else f"{kind} ({n} of them)" for kind, n in present().items())
-    return f"this machine's torch ({torch.__version__}) has no such device; it has: {found}"
+        if count(device.type) > (device.index or 0):
+            return device
+    here = ", ".join(kind if n == 1 else f"{kind} ({n} of them)" for kind, n in present().items())
+    allowed = f"this machine's torch ({torch.__version__}) has no such device; it has: {here}"
+    raise ConfigError.at("run.device", name, allowed)
 
 
 @cache
 def _automatic() -> torch.device:
-    for kind in ACCELERATORS:
-        if count(kind) and works(kind, "float32"):
-            return torch.device(kind)
-    return CPU
+    return next((torch.device(kind) for kind in ACCELERATORS if count(kind) and works(kind, "float32")), CPU)
 
 
 def present() -> dict[str, int]:
@@ -79,8 +78,7 @@ def count(kind: str) -> int:
 @cache
 def works(name: str, precision: str) -> bool:
     """Say whether a short training on the device agrees with the CPU's: in a child process, which may well crash."""
-    trial = Path(__file__).with_name("trial.py")
-    command = [sys.executable, str(trial), name, precision]
+    command = [sys.executable, str(Path(__file__).with_name("trial.py")), name, precision]
     try:
         return subprocess.run(command, capture_output=True, check=False, timeout=300).returncode == 0
     except subprocess.TimeoutExpired:
@@ -135,6 +133,34 @@ def wide(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute on ``count`` torch threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def threads_for(model: nn.Module, example: Tensor, batch: int) -> int:
+    """Return on how many threads a lone model trains: two if a step has work for both, else one.
+
+    Two threads wait for each other several times in each step. A small model gains nothing by the second one, and on a
+    busy machine, where one of them is often without a core, both are many times slower than one alone. The number
+    depends on the model and the batch and never on the machine: bytes must be the same everywhere.
+
+    ``example`` is a batch of one.
+
+    >>> threads_for(nn.Linear(2, 3), torch.zeros(1, 2), 128)
+    1
+    """
+    with torch.no_grad(), FlopCounterMode(display=False) as counted:
+        model.eval()(example)
+    return 2 if counted.get_total_flops() * batch >= WORTH_TWO_THREADS else 1
+
+
 # Memory
 
 
@@ -161,20 +187,13 @@ def release_if_scarce(device: torch.device) -> None:
     """Give back what torch keeps in reserve on an accelerator if little is left: other workers may need it."""
     found = memory(device)
     if found is not None and found[0] < SCARCE * found[1]:
-        _release(device.type)
+        release_reserve(device.type)
 
 
-def release_all() -> None:
-    """Give back what torch keeps in reserve on any accelerator."""
-    for kind in ACCELERATORS:
-        if count(kind):
-            _release(kind)
-
-
-def _release(kind: str) -> None:
-    empty = getattr(getattr(torch, kind, None), "empty_cache", None)
-    if empty is not None:
-        empty()
+def release_reserve(*kinds: str) -> None:
+    """Give back what torch keeps in reserve on accelerators of these kinds."""
+    for kind in kinds:
+        getattr(getattr(torch, kind, None), "empty_cache", lambda: None)()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -38,7 +38,7 @@ class Execution:
         if device.type == "cpu":
             yield device
             return
-        with _float32_as(self.precision), _deterministic(self.deterministic):
+        with _accelerator_flags(self.precision, self.deterministic):
             try:
                 yield device
             finally:
@@ -46,38 +46,31 @@ class Execution:
 
 
 @contextmanager
-def _float32_as(precision: Precision) -> Iterator[None]:
-    """Let GPUs multiply float32 numbers as such, or in TF32; by itself torch does the latter in convolutions."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+def _accelerator_flags(precision: Precision, deterministic: bool) -> Iterator[None]:
+    """Set torch's global switches inside the block, and restore them after it.
 
-
-@contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
-    """Let torch use algorithms only that give the same bits every time, and refuse what has none."""
-    if not wanted:
-        yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to promise anything
+    float32 numbers are multiplied as such, or in TF32 (by itself torch does the latter in convolutions). If
+    ``deterministic``, only algorithms are used that give the same bits every time; what has none raises.
+    """
     cudnn, filling = torch.backends.cudnn, torch.utils.deterministic
     enabled = torch.are_deterministic_algorithms_enabled()
     only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
-    before = cudnn.deterministic, cudnn.benchmark, getattr(filling, _FILL)
-    torch.use_deterministic_algorithms(True)
-    cudnn.deterministic, cudnn.benchmark = True, False
-    setattr(filling, _FILL, False)  # nobody here reads what nobody has written
+    matmul, fill = torch.get_float32_matmul_precision(), getattr(filling, _FILL)
+    before = cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    cudnn.allow_tf32 = precision == "tf32"
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to promise anything
+        torch.use_deterministic_algorithms(True)
+        cudnn.deterministic, cudnn.benchmark = True, False
+        setattr(filling, _FILL, False)  # memory that is not written is not read here either
     try:
         yield
     finally:
+        torch.set_float32_matmul_precision(matmul)
         torch.use_deterministic_algorithms(enabled, warn_only=only_warn)
-        cudnn.deterministic, cudnn.benchmark = before[:2]
-        setattr(filling, _FILL, before[2])
+        cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+        setattr(filling, _FILL, fill)
 
 
 _FILL = "fill_uninitialized_memory"

@@ -1,7 +1,8 @@
 """Whose a file is: a mark that only this user's feddf can make, so that code is run for nobody else unasked.
 
 The rule: code that a user names in a command or in a TOML file of their own is trusted. A ``.pt2`` file, and whatever a
-folder made elsewhere names, never is without ``--trust``.
+folder made elsewhere names, never is without ``--trust``. A list of one's own folders would not do instead: it knows
+paths, and a folder made elsewhere can be put in the place of one's own.
 """
 
 from __future__ import annotations
@@ -52,14 +53,13 @@ def check_program(path: Path, trust: bool) -> None:
 
 
 def _key() -> bytes:
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "feddf"
-    path = state / "key"
     try:
+        path = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "feddf" / "key"
         if not path.exists():
-            state.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, secrets.token_bytes(KEY_BYTES))
             path.chmod(0o600)
         key = path.read_bytes()
-    except OSError:  # no home: then nothing is known to be one's own
+    except (OSError, RuntimeError):  # no home: then nothing is known to be one's own
         key = b""
     return key if len(key) == KEY_BYTES else secrets.token_bytes(KEY_BYTES)

@@ -1,7 +1,13 @@
-"""Optional packages, loaded when they are first needed."""
+"""Libraries of others: loaded when they are first needed, kept quiet, and told to keep memory."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import io
+import logging
+import warnings
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -28,3 +34,36 @@ def transformers() -> Any:
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
     return library
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Print, warn and log nothing inside the block but errors: what the user has to know is in our own line."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_LARGE, _LARGE_BEFORE_2_35 = 256 * 2**20, 32 * 2**20
+_TRIM = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc's malloc, for the rest of this process, to reuse freed blocks; say whether it understood.
+
+    By default every block of some MB is mapped afresh, and the kernel clears each of its pages again: a step of
+    ResNet-8 on 64 images met 3,000 to 8,000 page faults, an eighth of its time (a quarter of a compiled one's). Now
+    only blocks above 256 MB are (32 MB before glibc 2.35), and the heap shrinks only when 2 GB at its end are free.
+    Other C libraries are left as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    mapped = mallopt(_M_MMAP_THRESHOLD, _LARGE) or mallopt(_M_MMAP_THRESHOLD, _LARGE_BEFORE_2_35)
+    return bool(mallopt(_M_TRIM_THRESHOLD, _TRIM) and mapped)

@@ -9,7 +9,7 @@ import pytest
 
 FAULTS = """
 import resource, sys, torch
-from feddf.runtime.allocator import keep_freed_memory
+from feddf.runtime.packages import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
