@@ -256,8 +256,8 @@ PARTITIONS = Names(
 SOURCES = Names(
     "pool.sources",
     {
-        "train": "feddf.runs.pool:from_training",
-        "validation": "feddf.runs.pool:from_validation",
+        "train": "feddf.runs.pool:from_held",
+        "validation": "feddf.runs.pool:from_held",
         "noise": "feddf.runs.pool:from_noise",
         "plane": "feddf.runs.pool:from_plane",
         "generator:": "feddf.runs.pool:from_generator",

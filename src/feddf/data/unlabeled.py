@@ -17,19 +17,25 @@ from feddf.types import Inputs, Rows
 def adapt(source: Tensor, like: Inputs) -> Inputs:
     """Return ``source``'s images in the shape of ``like``'s, encoded as ``like``'s are.
 
-    Images are resized bilinearly; grey ones become coloured by repetition and coloured ones grey by their
-    mean. The models' own normalisation is used, not that of the source: the pool stands in for the inputs
-    that the models will see. (The released code normalises the pool with its own statistics.)
+    The models' own normalization is used, not that of the source: the pool stands in for the inputs that the models
+    will see. (The released code normalizes the pool with its own statistics.)
     """
-    wanted = tuple(like.raw.shape[1:])
-    if source.dtype != like.raw.dtype:
-        raise ValueError(f"inputs of type {source.dtype} cannot stand in for inputs of type {like.raw.dtype}")
-    if tuple(source.shape[1:]) == wanted:
-        return Inputs(source, like.encode)
-    if source.ndim != 4 or len(like.raw.shape) != 4:
-        raise ValueError(f"inputs of shape {tuple(source.shape[1:])} cannot stand in for inputs of shape {wanted}")
-    parts = [_resized(part, wanted) for part in source.split(4096)]  # floats take four times the room of bytes
-    return Inputs(torch.cat(parts).to(like.raw.dtype), like.encode)
+    return Inputs(resize(source, tuple(like.raw.shape[1:]), like.raw.dtype), like.encode)
+
+
+def resize(source: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> Tensor:
+    """Return raw inputs in a shape; inputs of another type, or of no images, must have it already.
+
+    Images are resized bilinearly; gray ones become colored by repetition and colored ones gray by their mean.
+    """
+    if source.dtype != dtype:
+        raise ValueError(f"inputs of type {source.dtype} cannot stand in for inputs of type {dtype}")
+    if tuple(source.shape[1:]) == shape:
+        return source
+    if source.ndim != 4 or len(shape) != 3:
+        raise ValueError(f"inputs of shape {tuple(source.shape[1:])} cannot stand in for inputs of shape {shape}")
+    parts = [_resized(part, shape) for part in source.split(4096)]  # floats take four times the room of bytes
+    return torch.cat(parts).to(dtype)
 
 
 def _resized(images: Tensor, wanted: tuple[int, ...]) -> Tensor:
@@ -114,11 +120,10 @@ def uniform_points(shape: tuple[int, ...], size: int, low: float, high: float, s
     return low + (high - low) * torch.rand((size, *shape), generator=torch_generator(seed))
 
 
-def noise(like: Rows, size: int, seed: int) -> Tensor:
-    """Return uniform noise in the form of ``like``: bytes for images, token numbers are not noise worth having."""
-    shape = tuple(like.shape[1:])
-    if like.dtype == torch.uint8:
+def noise(shape: tuple[int, ...], dtype: torch.dtype, size: int, seed: int) -> Tensor:
+    """Return uniform noise: bytes for images, features from (−3, 3); token numbers are not noise worth having."""
+    if dtype == torch.uint8:
         return torch.randint(0, 256, (size, *shape), generator=torch_generator(seed), dtype=torch.uint8)
-    if like.dtype != torch.float32:
-        raise ValueError(f"there is no noise for inputs of type {like.dtype}")
+    if dtype != torch.float32:
+        raise ValueError(f"there is no noise for inputs of type {dtype}")
     return uniform_points(shape, size, -3.0, 3.0, seed)
