@@ -10,19 +10,19 @@ from pydantic import field_validator, model_validator
 from feddf.config.errors import ConfigError
 from feddf.config.experiment import parse
 from feddf.config.keys import Key, keys_of
-from feddf.config.names import DATASETS, DROP_RULES, MODELS, TARGETS, TEACHER_FORMATS, TEACHER_WEIGHTS
+from feddf.config.names import DATASETS, DROP_RULES, MODELS, TEACHER_FORMATS
 from feddf.config.presets import read
-from feddf.config.sections import DistillConfig, PoolConfig, RunConfig, Section, key
+from feddf.config.sections import DistillConfig, EnsembleConfig, PoolConfig, RunConfig, Section, average_key, key
 
 
 class InputsConfig(Section):
-    """What a model is fed with: images of a size, normalised, or the tokens of a text."""
+    """What a model is fed with: images of a size, normalized, or the tokens of a text."""
 
     size: int | None = key(None, "the side of its images (default: the model's own, or the student's)", ge=1)
-    channels: Literal[1, 3] | None = key(None, "1 for grey images, 3 for colour")
+    channels: Literal[1, 3] | None = key(None, "1 for gray images, 3 for color")
     mean: tuple[float, ...] | None = key(None, "what is subtracted from each channel, once bytes are divided by 255")
     std: tuple[float, ...] | None = key(None, "what each channel is then divided by")
-    order: Literal["RGB", "BGR"] = key("RGB", "the order of the colours")
+    order: Literal["RGB", "BGR"] = key("RGB", "the order of the colors")
     tokenizer: str | None = key(None, "a tokenizer's folder or name, for texts")
     max_tokens: int = key(64, "the length to which texts are cut", ge=2)
 
@@ -70,8 +70,8 @@ class StudentConfig(InputsConfig):
         return {"model": given} if isinstance(given, str) else given
 
 
-class LabelledConfig(Section):
-    """``[validation]`` and ``[test]``: labelled examples, by the name of a data set."""
+class LabeledConfig(Section):
+    """``[validation]`` and ``[test]``: labeled examples, by the name of a data set."""
 
     name: str = key(..., "the data set", names=DATASETS)
     folder: str | None = key(None, "the folder of all data sets (default: FEDDF_DATA, or data)", kind="execution")
@@ -85,13 +85,12 @@ class LabelledConfig(Section):
         return {"name": given} if isinstance(given, str) else given
 
 
-class EnsembleConfig(Section):
-    """``[ensemble]``: how the teachers' answers become one."""
+class FuseEnsembleConfig(EnsembleConfig):
+    """``[ensemble]``: how the teachers' predictions become one."""
 
     place = "ensemble"
 
-    average: str = key("probabilities", "what is averaged over the teachers", kind="method", names=TARGETS)
-    weights: str = key("uniform", "how much each teacher counts", kind="method", names=TEACHER_WEIGHTS)
+    average: str = average_key("probabilities")
     drop_worst: str = key(
         "none", "leave out teachers that know nothing, by which rule", kind="method", names=DROP_RULES, also="none"
     )
@@ -107,13 +106,13 @@ class FuseConfig(Section):
     student: StudentConfig
     pool: PoolConfig = PoolConfig()
     folder: str | None = key(None, "the folder of all data sets (default: FEDDF_DATA, or data)", kind="execution")
-    ensemble: EnsembleConfig = EnsembleConfig()
+    ensemble: FuseEnsembleConfig = FuseEnsembleConfig()
     distill: DistillConfig = DistillConfig()
-    validation: LabelledConfig | None = key(None, "labelled examples for early stopping, drop_worst and weights")
-    test: LabelledConfig | None = key(None, "labelled examples that are looked at in the report only")
+    validation: LabeledConfig | None = key(None, "labeled examples for early stopping, drop_worst and weights")
+    test: LabeledConfig | None = key(None, "labeled examples that are looked at in the report only")
     onnx: bool = key(False, "write the student as model.onnx too", kind="execution")
     cache: str | None = key(
-        None, "the folder of remembered answers (default: feddf in the user's cache)", kind="execution"
+        None, "the folder of cached predictions (default: feddf in the user's cache)", kind="execution"
     )
     run: RunConfig = RunConfig()
 
@@ -125,7 +124,7 @@ class FuseConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _stops_without_labels(cls, given: Any) -> Any:
-        """Without labelled examples a student is stopped by the loss on inputs that are held out."""
+        """Without labeled examples a student is stopped by the loss on inputs that are held out."""
         if not isinstance(given, dict) or given.get("validation") is not None:
             return given
         distill = given.get("distill", {})
@@ -148,7 +147,7 @@ class FuseConfig(Section):
         return self
 
     def _needs_labels(self) -> None:
-        needed = "it needs labelled examples; name some with validation.name"
+        needed = "it needs labeled examples; name some with validation.name"
         if self.distill.stop == "validation":
             raise ConfigError.at("distill.stop", "validation", needed)
         if self.ensemble.weights == "validation":

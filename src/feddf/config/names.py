@@ -197,11 +197,11 @@ BINARISATIONS = Names(
 TEACHER_FORMATS = Names(
     "teachers.format",
     {
-        "feddf": "feddf.oneshot.teachers:of_feddf",
-        "safetensors": "feddf.oneshot.teachers:of_safetensors",
-        "onnx": "feddf.oneshot.onnx_file:of_onnx",
-        "pt2": "feddf.oneshot.exported:of_program",
-        "hugging-face": "feddf.oneshot.hugging_face:of_pretrained",
+        "feddf": "feddf.fusing.formats:of_feddf",
+        "safetensors": "feddf.fusing.formats:of_safetensors",
+        "onnx": "feddf.fusing.formats:of_onnx",
+        "pt2": "feddf.fusing.formats:of_program",
+        "hugging-face": "feddf.fusing.hugging_face:of_pretrained",
     },
 )
 """(an entry of [[teachers]], trust) -> the trained models that it stands for."""

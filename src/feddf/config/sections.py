@@ -324,7 +324,24 @@ class FusionConfig(Section):
     options: dict[str, Any] = key({}, "whatever a method of your own wants to be told", kind="method")
 
 
-class TeachersConfig(Section):
+def average_key(default: str) -> Any:
+    """Return the key ``average`` of an ensemble's section."""
+    meaning = "what is averaged over the teachers (default of a run: logits, as in the paper; of a fusion of files: "
+    return key(
+        default, f"{meaning}probabilities)", kind="method", names=TARGETS, synonyms="teacher_average target"
+    )  # fmt: skip
+
+
+class EnsembleConfig(Section):
+    """How the teachers' predictions become one: ``[teachers]`` in a run, ``[ensemble]`` in a fusion of files."""
+
+    average: str = average_key("logits")
+    weights: str = key(
+        "uniform", "how much each teacher counts", kind="method", names=TEACHER_WEIGHTS, synonyms="teacher_weights"
+    )
+
+
+class TeachersConfig(EnsembleConfig):
     """``[teachers]``: how the clients' models answer as an ensemble."""
 
     ask: Literal["once", "each-batch"] = key(
@@ -332,12 +349,6 @@ class TeachersConfig(Section):
         "ask them once a round for the whole pool, or again for each batch, as the pseudo code has it",
         kind="method",
         synonyms="mode cached online",
-    )
-    average: str = key(
-        "logits", "what is averaged over the teachers", kind="method", names=TARGETS, synonyms="teacher_average target"
-    )
-    weights: str = key(
-        "uniform", "how much each teacher counts", kind="method", names=TEACHER_WEIGHTS, synonyms="teacher_weights"
     )
     memory: float = key(
         0.0,

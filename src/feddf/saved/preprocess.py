@@ -16,7 +16,7 @@ from feddf.config.errors import FeddfError
 from feddf.data.encode import Pixels, plain
 from feddf.data.files import read_image
 from feddf.data.text import Tokenizer, tokenizer, widened
-from feddf.data.unlabeled import adapt
+from feddf.data.unlabeled import resize
 from feddf.types import Inputs, Rows
 
 
@@ -54,10 +54,7 @@ class Images:
 
     def resized(self, raw: Tensor) -> Tensor:
         """Return images as bytes at the model's own size."""
-        like = Inputs(torch.zeros((0, *self.shape), dtype=torch.uint8), plain)
-        resized = adapt(raw, like).raw
-        assert isinstance(resized, Tensor)
-        return resized
+        return resize(raw, self.shape)
 
     def read(self, given: Sequence[Any]) -> Tensor:
         """Return image files (or arrays of H×W or H×W×C bytes) as one batch of bytes at the model's own size."""
