@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from feddf.evaluate import logits
 from feddf.fusing.classes import ClassMapping, agree_on_classes, check_outputs, union
-from feddf.fusing.feeding import TeacherError
-from feddf.fusing.teachers import TrainedModel, of_module
+from feddf.fusing.teachers import TeacherError, TrainedModel, of_module
 from feddf.fusion.ensemble import avg_logits, avg_probabilities
 from feddf.fusion.weights import certainty
 from feddf.types import Target, Vote

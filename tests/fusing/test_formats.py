@@ -23,11 +23,10 @@ from feddf.config.fuse_config import TeacherConfig, load_fuse
 from feddf.config.names import MODELS
 from feddf.evaluate import logits
 from feddf.fusing import formats
-from feddf.fusing.feeding import TeacherError, teacher_preprocess
 from feddf.fusing.folder import write_onnx
 from feddf.fusing.inputs import RawInputs, load_pool
 from feddf.fusing.predictions import open_teacher
-from feddf.fusing.teachers import TrainedModel, read_teacher, read_teachers
+from feddf.fusing.teachers import TeacherError, TrainedModel, read_teacher, read_teachers, teacher_preprocess
 from feddf.runtime.execution import Execution
 from feddf.runtime.packages import transformers
 from feddf.saved.preprocess import Images

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from feddf.config.errors import FeddfError
 from feddf.fusing import folder
 from feddf.fusing.card import card
-from feddf.fusing.feeding import TeacherError
 from feddf.fusing.inputs import RawInputs
 from feddf.fusing.predictions import PredictionCache, default_cache
 from feddf.fusing.report import Report, figures, outliers
-from feddf.fusing.teachers import of_module
+from feddf.fusing.teachers import TeacherError, of_module
 
 
 def test_the_calibration_error_in_closed_form() -> None:

@@ -6,15 +6,15 @@ import csv
 import io
 import json
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import Progress
+from rich.table import Column, Table
 
 from feddf.cli.arguments import Trust, complain, err_console, out_console
 from feddf.config.errors import ConfigError
@@ -22,9 +22,10 @@ from feddf.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
     from feddf.fusing.fuse import FusionResult
-    from feddf.saved.model import LoadedModel, Prediction
+    from feddf.saved.model import Prediction
 
 argument, option = partial(typer.Argument, show_default=False), partial(typer.Option, show_default=False)
+say = partial(out_console.print, soft_wrap=True, highlight=False)
 _TEACHER = 'A model to fuse: a path, or a TOML table such as \'{path = "a.onnx", classes = ["cat", "dog"]}\'.'
 _RESUME = "Reuse what an interrupted fusion has cached; a finished one is left as it is."
 _OVERRIDES = "The folder to write, and values that replace others, for instance distill.steps=1000."
@@ -36,9 +37,7 @@ def fuse(
     out: Annotated[Path | None, option(help="The folder to write.")] = None,
     teacher: Annotated[list[str] | None, option(help=_TEACHER)] = None,
     student: Annotated[str | None, option(help="The student's architecture, or a TOML table.")] = None,
-    unlabeled: Annotated[
-        list[str] | None, option(help="Unlabeled inputs: a folder of images, a text file, or a data set.")
-    ] = None,
+    unlabeled: Annotated[list[str] | None, option(help="A folder of images, a text file, or a data set.")] = None,
     validation: Annotated[str | None, option(help="Labeled data for early stopping: a data set, or a table.")] = None,
     test: Annotated[str | None, option(help="Labeled data for the report only: a data set, or a table.")] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write the student as model.onnx too.")] = False,
@@ -50,19 +49,19 @@ def fuse(
     """Fuse trained models of any architecture into one, for instance:
     feddf fuse --teacher A --teacher B.onnx --student resnet8 --unlabeled DIR --out OUT
     """
-    words, chosen = list(overrides or []), [f"run.device={device}"] if device else []
+    words = [*(overrides or []), *([f"run.device={device}"] if device else [])]
     if config is not None and "=" in config and not Path(config).is_file():  # no file, but a first override
         words.insert(0, config)
         config = None
     if out is None and words and "=" not in words[0]:  # feddf fuse CONFIG.toml OUT
         out, words = Path(words[0]), words[1:]
     values = {
-        "teachers": [_table(one) for one in teacher] if teacher else None,
-        "student": _table(student),
-        "pool": {"sources": [_source(one) for one in unlabeled]} if unlabeled else None,
-        "validation": _table(validation), "test": _table(test), "onnx": onnx or None, "cache": cache and str(cache),
+        "teachers": [_value(one) for one in teacher] if teacher else None,
+        "student": _value(student),
+        "pool": {"sources": [_value(one, is_source=True) for one in unlabeled]} if unlabeled else None,
+        "validation": _value(validation), "test": _value(test), "onnx": onnx or None, "cache": cache and str(cache),
     }  # fmt: skip
-    _fuse(config, values, [*words, *chosen], out, resume, trust)
+    _fuse(config, values, words, out, resume, trust)
 
 
 def _fuse(
@@ -76,17 +75,17 @@ def _fuse(
     from feddf.fusing.folder import fuse_to_folder, is_result_of
 
     if resume and is_result_of(out, given):
-        out_console.print(f"{out} is finished already", soft_wrap=True, highlight=False)
+        say(f"{out} is finished already")
         return
     try:
         with _progress() as progress:
             result = fuse_to_folder(given, out, progress, trust=trust)
     except KeyboardInterrupt:
-        said = "stopped; the predictions of teachers that were finished are cached: the same command reuses them"
+        said = "stopped; predictions of finished teachers are cached: the same command reuses them"
         err_console.print(said, soft_wrap=True, highlight=False)
         raise
     _print_summary(result)
-    out_console.print(f"model: {out}; its card: {out / 'README.md'}", soft_wrap=True, highlight=False)
+    say(f"model: {out}; its card: {out / 'README.md'}")
 
 
 def predict(
@@ -105,34 +104,40 @@ def predict(
     model = load_model(folder, prototype, device, trust=trust)
     found = inputs_of(model, inputs)
     predictions = dict(zip(found, model.predict(list(found.values())), strict=True))
-    text = (_as_lines if out is not None and out.suffix == ".jsonl" else _as_csv)(model, predictions)
     if out is None:
-        print(text, end="")
+        print(_as_csv(model.classes, predictions), end="")
         return
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, text.encode())
-    out_console.print(f"{len(found)} predictions: {out}", soft_wrap=True, highlight=False)
+    write = _as_lines if out.suffix == ".jsonl" else _as_csv
+    write_atomically(out, write(model.classes, predictions).encode())
+    say(f"{len(found)} predictions: {out}")
 
 
-def _as_csv(model: LoadedModel, predictions: dict[str, Prediction]) -> str:
+def _as_csv(classes: Sequence[str], predictions: dict[str, Prediction]) -> str:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["input", "class", *model.classes])
-    for name, one in predictions.items():
-        writer.writerow([name, one.label, *(f"{one.probabilities[label]:.6f}" for label in model.classes)])
+    rows = (
+        [name, one.label, *(f"{one.probabilities[each]:.6f}" for each in classes)] for name, one in predictions.items()
+    )
+    csv.writer(text, lineterminator="\n").writerows([["input", "class", *classes], *rows])
     return text.getvalue()
 
 
-def _as_lines(model: LoadedModel, predictions: dict[str, Prediction]) -> str:
+def _as_lines(classes: Sequence[str], predictions: dict[str, Prediction]) -> str:
     rows = (
-        {"input": name, "class": one.label, "probabilities": {key: round(p, 6) for key, p in one.probabilities.items()}}
+        {
+            "input": name,
+            "class": one.label,
+            "probabilities": {each: round(one.probabilities[each], 6) for each in classes},
+        }
         for name, one in predictions.items()
     )
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _table(text: str | None) -> Any:
-    """Return a TOML table that was written as an option, or the text itself."""
+def _value(text: str | None, *, is_source: bool = False) -> Any:
+    """Return a TOML table that was written as an option, or the text; a source that is a folder is all its images."""
+    if text is not None and is_source and Path(text).exists():
+        return f"{'images' if Path(text).is_dir() else 'lines'}:{text}"
     if text is None or not text.lstrip().startswith("{"):
         return text
     try:
@@ -141,19 +146,11 @@ def _table(text: str | None) -> Any:
         raise ConfigError(f"'{text}' is not a TOML table: {error}") from None
 
 
-def _source(text: str) -> Any:
-    """Return a pool source: a folder is all its images, and a file its lines of text."""
-    if Path(text).is_dir():
-        return f"images:{text}"
-    return f"lines:{text}" if Path(text).is_file() else _table(text)
-
-
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """Give a function that shows how far the teachers are: a bar on a terminal, a line for each elsewhere."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     begun: set[tuple[str, int]] = set()
-    with Progress(*columns, console=out_console, disable=not out_console.is_terminal) as bar:
+    with Progress(console=out_console, disable=not out_console.is_terminal) as bar:
         task = bar.add_task("reading", total=None)
 
         def update(teacher: str, done: int, total: int) -> None:
@@ -162,7 +159,7 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
                 begun.add((teacher, total))
             elif not out_console.is_terminal:
                 said = "evaluated on" if (teacher, total) in begun else "predictions were cached for"
-                out_console.print(f"{teacher}: {said} {total} inputs", soft_wrap=True, highlight=False)
+                say(f"{teacher}: {said} {total} inputs")
 
         yield update
 
@@ -170,13 +167,11 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 def _print_summary(result: FusionResult) -> None:
     report = result.report
     for which, figures in report.sets.items():
-        table = Table(title=f"On {report.sizes[which]} {which} examples")
-        for column in ("model", "accuracy %", "of its classes %", "calibration error %"):
-            table.add_column(column, justify="left" if column == "model" else "right")
+        numbers = [Column(name, justify="right") for name in ("accuracy %", "of its classes %", "calibration error %")]
+        table = Table("model", *numbers, title=f"On {report.sizes[which]} {which} examples")
         for name, one in figures.items():
             table.add_row(name, *(f"{100 * value:.1f}" for value in (one.accuracy, one.own_accuracy, one.ece)))
         out_console.print(table)
-    said = f"{len(result.evaluated)} of {len(report.teachers)} teachers were evaluated, the others' predictions cached"
-    out_console.print(said, soft_wrap=True, highlight=False)
+    say(f"{len(result.evaluated)} of {len(report.teachers)} teachers were evaluated, the others' predictions cached")
     for name, why in report.outliers.items():
         complain(f"teacher {name} {why}")

@@ -9,7 +9,7 @@ from pydantic import field_validator, model_validator
 
 from feddf.config.errors import ConfigError
 from feddf.config.experiment import parse
-from feddf.config.keys import Key, keys_of
+from feddf.config.keys import Key, keys_of, tables
 from feddf.config.names import DATASETS, DROP_RULES, MODELS, TEACHER_FORMATS
 from feddf.config.presets import read
 from feddf.config.sections import DistillConfig, EnsembleConfig, PoolConfig, RunConfig, Section, average_key, key
@@ -36,6 +36,7 @@ class TeacherConfig(InputsConfig):
     """``[[teachers]]``: one model that was trained already, and what has to be known about it."""
 
     place = "teachers"
+    word = "path"
 
     path: str = key(..., "a folder of feddf, a .safetensors, .pt2 or .onnx file, or a Hugging Face folder or name")
     name: str = key("", "its name in the report (default: from its path)", max_length=64)
@@ -48,41 +49,29 @@ class TeacherConfig(InputsConfig):
     outputs: Literal["logits", "probabilities"] = key("logits", "what it returns")
     examples: int = key(1, "n_k, the examples that it learned from (for weights 'examples')", ge=1)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _from_string(cls, given: Any) -> Any:
-        return {"path": given} if isinstance(given, str) else given
-
 
 class StudentConfig(InputsConfig):
     """``[student]``: what the teachers are fused into."""
 
     place = "student"
+    word = "model"
 
     model: str | None = key(None, "its architecture (default: that of the teacher that it starts as)", names=MODELS)
     options: dict[str, Any] = key({}, "the options of that architecture")
     start: str = key("new", "its first weights: 'new', 'average' (of the teachers like it), or a teacher's name")
     classes: tuple[str, ...] = key((), "its classes, in order (default: all that some teacher knows)")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _from_string(cls, given: Any) -> Any:
-        return {"model": given} if isinstance(given, str) else given
-
 
 class LabeledConfig(Section):
     """``[validation]`` and ``[test]``: labeled examples, by the name of a data set."""
+
+    word = "name"
 
     name: str = key(..., "the data set", names=DATASETS)
     folder: str | None = key(None, "the folder of all data sets (default: FEDDF_DATA, or data)", kind="execution")
     part: Literal["train", "test"] = key("test", "which of its parts")
     size: int | None = key(None, "use only so many examples, chosen at random", ge=2)
     classes: tuple[str, ...] = key((), "the names of its classes, in order (default: what the data set says)")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_string(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
 
 
 class FuseEnsembleConfig(EnsembleConfig):
@@ -111,9 +100,7 @@ class FuseConfig(Section):
     validation: LabeledConfig | None = key(None, "labeled examples for early stopping, drop_worst and weights")
     test: LabeledConfig | None = key(None, "labeled examples that are looked at in the report only")
     onnx: bool = key(False, "write the student as model.onnx too", kind="execution")
-    cache: str | None = key(
-        None, "the folder of cached predictions (default: feddf in the user's cache)", kind="execution"
-    )
+    cache: str | None = key(None, "the folder of cached predictions (default: the user's cache)", kind="execution")
     run: RunConfig = RunConfig()
 
     @field_validator("teachers", mode="before")
@@ -132,28 +119,23 @@ class FuseConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if not self.pool.sources:
-            raise ConfigError.at("pool.sources", None, "name unlabeled inputs: a data set, or folder:DIR of images")
-        if self.distill.start != "average":
-            raise ConfigError.at("distill.start", self.distill.start, "say it with student.start")
-        if self.student.model is None and self.student.start in ("new", "average"):
-            raise ConfigError.at("student.model", None, "name an architecture, or a teacher as student.start")
-        if twice := [name for name in self.student.classes if self.student.classes.count(name) > 1]:
-            raise ConfigError.at("student.classes", list(self.student.classes), f"'{twice[0]}' is named twice")
-        if self.pool.augment:
-            raise ConfigError.at("pool.augment", True, "teachers are asked once, so the pool stays as it is")
-        if self.validation is None:
-            self._needs_labels()
+        pool, student, ensemble, stop = self.pool, self.student, self.ensemble, self.distill.stop
+        none, needs = self.validation is None, "it needs labeled examples; name some with validation.name"
+        twice = [name for name in student.classes if student.classes.count(name) > 1]
+        unnamed = student.model is None and student.start in ("new", "average")
+        for wrong, name, given, allowed in (
+            (not pool.sources, "pool.sources", None, "name unlabeled inputs: a data set, or folder:DIR of images"),
+            (self.distill.start != "average", "distill.start", self.distill.start, "say it with student.start"),
+            (unnamed, "student.model", None, "name an architecture, or a teacher as student.start"),
+            (twice, "student.classes", list(student.classes), f"'{''.join(twice[:1])}' is named twice"),
+            (pool.augment, "pool.augment", True, "teachers predict once, so the pool stays as it is"),
+            (none and stop == "validation", "distill.stop", stop, needs),
+            (none and ensemble.weights == "validation", "ensemble.weights", ensemble.weights, needs),
+            (none and ensemble.drop_worst != "none", "ensemble.drop_worst", ensemble.drop_worst, needs),
+        ):
+            if wrong:
+                raise ConfigError.at(name, given, allowed)
         return self
-
-    def _needs_labels(self) -> None:
-        needed = "it needs labeled examples; name some with validation.name"
-        if self.distill.stop == "validation":
-            raise ConfigError.at("distill.stop", "validation", needed)
-        if self.ensemble.weights == "validation":
-            raise ConfigError.at("ensemble.weights", "validation", needed)
-        if self.ensemble.drop_worst != "none":
-            raise ConfigError.at("ensemble.drop_worst", self.ensemble.drop_worst, needed)
 
 
 def load_fuse(file: str | None, values: dict[str, Any], overrides: Sequence[str] = ()) -> FuseConfig:
@@ -168,15 +150,5 @@ def all_fuse_keys() -> dict[str, Key]:
 
 def fuse_markdown() -> str:
     """Return the keys that only a fusion has, as Markdown, a table for each section."""
-    known, parts = all_fuse_keys(), []
-    titles = {"": "On top", "teachers": "`[[teachers]]`", "validation": "`[validation]` and `[test]`"}
-    for section in ("", "teachers", "student", "ensemble", "validation"):
-        rows = {name: one for name, one in known.items() if name.rpartition(".")[0] == section}
-        lines = [
-            f"### {titles.get(section, f'`[{section}]`')}\n",
-            "| key | default | allowed | meaning |",
-            "|---|---|---|---|",
-        ]
-        lines += [f"| `{one.last}` | `{one.shown_default}` | {one.allowed} | {one.meaning} |" for one in rows.values()]
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"
+    titles = {"": "On top", "teachers": "`[[teachers]]`", "student": "`[student]`", "ensemble": "`[ensemble]`"}
+    return tables(all_fuse_keys(), {**titles, "validation": "`[validation]` and `[test]`"}, "###")

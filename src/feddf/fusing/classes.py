@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from feddf.fusing.feeding import TeacherError
-from feddf.fusing.teachers import TrainedModel, with_classes
+from feddf.fusing.teachers import TeacherError, TrainedModel, with_classes
 from feddf.types import Vote, Weight
 
 UNKNOWN = -1e9

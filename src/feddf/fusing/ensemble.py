@@ -15,9 +15,8 @@ from feddf.config.fuse_config import FuseEnsembleConfig
 from feddf.config.names import DROP_RULES, TARGETS, TEACHER_WEIGHTS
 from feddf.evaluate import Answer, Teacher, accuracy_of
 from feddf.fusing.classes import ClassMapping, mapping_of
-from feddf.fusing.feeding import TeacherError
 from feddf.fusing.predictions import PredictionCache
-from feddf.fusing.teachers import TrainedModel
+from feddf.fusing.teachers import TeacherError, TrainedModel
 from feddf.fusion.ensemble import Ensemble
 from feddf.fusion.select import dropped
 from feddf.runtime.execution import Execution

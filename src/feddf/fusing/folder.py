@@ -26,12 +26,11 @@ from feddf.config.fuse_config import FuseConfig, load_fuse
 from feddf.config.keys import flat, is_free
 from feddf.evaluate import evaluating
 from feddf.fusing.card import card, plot_name, reliability
-from feddf.fusing.feeding import student_preprocess, teacher_preprocess
 from feddf.fusing.fuse import FusionResult, fuse
 from feddf.fusing.inputs import RawInputs, load_labeled, load_pool
 from feddf.fusing.predictions import Progress, quiet
 from feddf.fusing.student import StudentSpec
-from feddf.fusing.teachers import TrainedModel, read_teachers
+from feddf.fusing.teachers import TrainedModel, read_teachers, student_preprocess, teacher_preprocess
 from feddf.runtime.atomic import write_atomically
 from feddf.runtime.packages import onnxruntime
 from feddf.runtime.silence import silence

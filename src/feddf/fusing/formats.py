@@ -17,8 +17,16 @@ from feddf.config.errors import FeddfError, first_line
 from feddf.config.fuse_config import TeacherConfig
 from feddf.config.names import MODELS
 from feddf.evaluate import evaluating, folded
-from feddf.fusing.feeding import Sizes, TeacherError, check_sizes, preprocess_of
-from feddf.fusing.teachers import PredictBatch, TrainedModel, file_hash, file_of
+from feddf.fusing.teachers import (
+    PredictBatch,
+    Sizes,
+    TeacherError,
+    TrainedModel,
+    check_sizes,
+    file_hash,
+    file_of,
+    preprocess_of,
+)
 from feddf.runtime.device import CPU
 from feddf.runtime.origin import check_program
 from feddf.runtime.packages import onnxruntime

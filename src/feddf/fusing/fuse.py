@@ -2,6 +2,13 @@
 
 It is FedDF cut where the paper cuts it: a start, the targets of an ensemble of teachers, and one student that is drawn
 towards them. There are no clients and no rounds.
+
+>>> import torch
+>>> _ = torch.manual_seed(0)
+>>> fused = fuse([nn.Linear(4, 3), nn.Linear(4, 3)], nn.Linear(4, 3), torch.randn(64, 4),
+...              distill=DistillConfig(steps=10, stop="steps"))
+>>> fused.classes
+('0', '1', '2')
 """
 
 from __future__ import annotations
@@ -10,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from torch import Tensor, nn
 
@@ -21,7 +27,7 @@ from feddf.engines import in_process
 from feddf.fusing.classes import agree_on_classes
 from feddf.fusing.ensemble import TeacherEnsemble, combine_teachers
 from feddf.fusing.inputs import Labeled, RawInputs, as_labeled
-from feddf.fusing.predictions import PredictionCache, Progress, default_cache, quiet
+from feddf.fusing.predictions import PredictionCache, Progress, open_cache, quiet
 from feddf.fusing.report import Report, measure
 from feddf.fusing.student import STUDENT, StudentSpec, complete_student, first_weights
 from feddf.fusing.teachers import TrainedModel, as_teachers
@@ -72,21 +78,11 @@ def fuse(
         teachers: modules, paths that ``feddf fuse`` takes, or :class:`~feddf.fusing.teachers.TrainedModel` values.
         student: an architecture's name, a module, or a :class:`~feddf.fusing.student.StudentSpec`.
         unlabeled: inputs as the models take them, bytes of images with an encoding (``Inputs``), or texts.
-        validation: labeled examples for early stopping, weights and drop-worst.
-        test: labeled examples that are measured on and nothing else.
-        ensemble, distill, run: the sections of a configuration.
+        validation, test: labeled examples for early stopping, weights and drop-worst; and for the report only.
+        ensemble, distill, run, seed: the sections of a configuration, and what every random choice follows from.
         device: where teachers and student compute (default: that of ``run``); the returned model is on the CPU.
-        seed: every random choice follows from it.
-        cache: the folder of cached predictions (default: in the user's cache).
-        progress: told how far each teacher is.
+        cache, progress: the folder of cached predictions; what is told how far each teacher is.
         trust: run code that files of teachers hold (``.pt2``) or that folders made elsewhere name.
-
-    >>> import torch
-    >>> _ = torch.manual_seed(0)
-    >>> fused = fuse([nn.Linear(4, 3), nn.Linear(4, 3)], nn.Linear(4, 3), torch.randn(64, 4),
-    ...              distill=DistillConfig(steps=10, stop="steps"))
-    >>> fused.classes
-    ('0', '1', '2')
     """
     pool, spec = _pool(unlabeled, student if isinstance(student, StudentSpec) else StudentSpec(student))
     given = {"validation": validation, "test": test}
@@ -94,9 +90,7 @@ def fuse(
     sets = {"pool": pool, **{name: one.raw for name, one in labeled.items()}}
     run = run.model_copy(update={"device": device}) if device is not None else run
     distill = distill or DistillConfig(stop="validation" if validation is not None else "held-out-loss")
-    with TemporaryDirectory(prefix="feddf-predictions-") as scratch:
-        folder, execution = cache or default_cache(), of_answers(run)
-        predictions = PredictionCache(folder, Path(scratch), sets, spec.preprocess, progress, execution)
+    with open_cache(cache, sets, spec.preprocess, progress, of_answers(run)) as predictions:
         return _fuse(as_teachers(teachers, trust), spec, predictions, labeled, ensemble, distill, run, seed)
 
 

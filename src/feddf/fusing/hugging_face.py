@@ -14,8 +14,7 @@ from torch import Tensor
 
 from feddf.config.errors import first_line
 from feddf.config.fuse_config import TeacherConfig
-from feddf.fusing.feeding import TeacherError, preprocess_of
-from feddf.fusing.teachers import PredictBatch, TrainedModel, file_hash
+from feddf.fusing.teachers import PredictBatch, TeacherError, TrainedModel, file_hash, preprocess_of
 from feddf.runtime.packages import transformers
 from feddf.saved.preprocess import Images, Preprocess, Tokens
 

@@ -75,9 +75,9 @@ class RawInputs:
     def stored(self, preprocess: Preprocess | None) -> Inputs:
         """Return the inputs for a model that sees them many times: resized once."""
         inputs = self.inputs(preprocess)
-        if isinstance(preprocess, Images) and tuple(inputs.raw.shape[1:]) != preprocess.shape:
-            return replace(inputs, raw=preprocess.resized(rows_of(inputs.raw)))
-        return inputs
+        return (
+            replace(inputs, raw=preprocess.resized(rows_of(inputs.raw))) if isinstance(preprocess, Images) else inputs
+        )
 
     def batch(self, preprocess: Preprocess | None, size: int) -> Tensor:
         """Return the first few inputs, encoded."""
@@ -203,9 +203,8 @@ def _source_texts(source: SourceConfig, folder: str | None) -> list[str]:
 def _dataset_texts(name: str, folder: str | None, key: str, part: str) -> tuple[Texts, tuple[str, ...]]:
     if name not in TEXTS:
         raise ConfigError.at(key, name, f"the models read texts; name {', '.join(TEXTS)} or {LINES}FILE")
-    source = TEXTS[name]
-    path = root_of(folder) / source.folder / (source.train if part == "train" else source.test)
+    source, root = TEXTS[name], root_of(folder)
     try:
-        return source.read(path), source.classes
+        return source.read(root / source.folder / (source.train if part == "train" else source.test)), source.classes
     except (OSError, ValueError) as error:
         raise ConfigError.at(key, name, str(error)) from None

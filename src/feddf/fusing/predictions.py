@@ -12,7 +12,9 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -23,9 +25,8 @@ from feddf.batches import batches
 from feddf.config.errors import FeddfError, first_line
 from feddf.evaluate import BATCH, BATCH_ON_DEVICE
 from feddf.fusing.classes import check_outputs
-from feddf.fusing.feeding import TeacherError, check_sizes, teacher_preprocess
 from feddf.fusing.inputs import RawInputs
-from feddf.fusing.teachers import PredictBatch, TrainedModel
+from feddf.fusing.teachers import PredictBatch, TeacherError, TrainedModel, check_sizes, teacher_preprocess
 from feddf.runtime.atomic import new_file
 from feddf.runtime.compile import in_precision
 from feddf.runtime.device import CPU
@@ -52,26 +53,22 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "feddf" / "answers"
 
 
+@dataclass(frozen=True)
 class PredictionCache:
-    """The logits of teachers for named sets of inputs. ``evaluated`` are the ids of those that had to be opened.
+    """The logits of teachers for named ``sets`` of inputs. ``evaluated`` are the ids of those that had to be opened.
 
     Teachers without a preprocessing of their own are fed as the ``student`` is. What modules in memory predict goes to
     the folder ``scratch``: it cannot be known whether they are the same the next time.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        scratch: Path,
-        sets: Mapping[str, RawInputs],
-        student: Preprocess | None,
-        progress: Progress = quiet,
-        execution: Execution = Execution(),
-    ) -> None:
-        self.sets, self.evaluated = sets, list[str]()
-        self._folder, self._scratch, self._student = folder, scratch, student
-        self._progress, self._execution = progress, execution
-        self._shown: set[Path] = set()
+    folder: Path
+    scratch: Path
+    sets: Mapping[str, RawInputs]
+    student: Preprocess | None
+    progress: Progress = quiet
+    execution: Execution = Execution()
+    evaluated: list[str] = field(default_factory=list)
+    _shown: set[Path] = field(default_factory=set)
 
     def logits(self, teacher: TrainedModel, name: str = "pool") -> Tensor:
         """Return a teacher's logits over its own classes for every input of a set."""
@@ -82,7 +79,7 @@ class PredictionCache:
             found = _read(path, count)
             assert found is not None, "it has just been written"
         elif path not in self._shown:
-            self._progress(teacher.id, count, count)
+            self.progress(teacher.id, count, count)
         self._shown.add(path)
         check_outputs(teacher, found.shape[1])
         return found
@@ -92,22 +89,22 @@ class PredictionCache:
         return int(self.logits(teacher).shape[1])
 
     def _preprocess(self, teacher: TrainedModel) -> Preprocess | None:
-        return teacher_preprocess(teacher.preprocess, teacher.takes, self._student)
+        return teacher_preprocess(teacher.preprocess, teacher.takes, self.student)
 
     def _path(self, teacher: TrainedModel, name: str) -> Path:
         inputs, preprocess = self.sets[name].fingerprint, self._preprocess(teacher)
         if teacher.content is None:
-            return self._scratch / f"{hashlib.sha256(f'{teacher.id} {inputs}'.encode()).hexdigest()[:32]}.npy"
+            return self.scratch / f"{hashlib.sha256(f'{teacher.id} {inputs}'.encode()).hexdigest()[:32]}.npy"
         said = [VERSION, teacher.content, inputs, described(preprocess) if preprocess else None, teacher.outputs]
-        run = execution_of(teacher, self._execution)
+        run = execution_of(teacher, self.execution)
         if (run.device, run.precision) != ("cpu", "float32"):  # elsewhere the last bits are others
             said += [name_of(torch.device(run.device)), run.precision]
-        return self._folder / f"{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]}.npy"
+        return self.folder / f"{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]}.npy"
 
     def _evaluate(self, teacher: TrainedModel) -> None:
         """Open a teacher, and write its logits for every set that has none yet."""
         paths = {self._path(teacher, name): name for name in self.sets}
-        with open_teacher(teacher, self._preprocess(teacher), self._execution) as predict:
+        with open_teacher(teacher, self._preprocess(teacher), self.execution) as predict:
             for path, name in paths.items():
                 if _read(path, len(self.sets[name])) is None:
                     self._write(teacher, self.sets[name], predict, path)
@@ -117,7 +114,7 @@ class PredictionCache:
     def _write(self, teacher: TrainedModel, inputs: RawInputs, predict: PredictAll, path: Path) -> None:
         whole: np.memmap | None = None
         done = 0
-        self._progress(teacher.id, done, len(inputs))
+        self.progress(teacher.id, done, len(inputs))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with new_file(path) as temporary:
@@ -128,11 +125,20 @@ class PredictionCache:
                     _check_finite(teacher, logits, done)
                     whole[done : done + len(logits)] = logits.numpy()
                     done += len(logits)
-                    self._progress(teacher.id, done, len(inputs))
+                    self.progress(teacher.id, done, len(inputs))
                 assert whole is not None, "there are inputs"
                 whole.flush()
         except OSError as error:
             raise FeddfError(f"cannot cache predictions in {path.parent}: {error.strerror or error}") from error
+
+
+@contextmanager
+def open_cache(
+    folder: Path | None, sets: Mapping[str, RawInputs], student: Preprocess | None, progress: Progress, run: Execution
+) -> Iterator[PredictionCache]:
+    """Give a cache; what modules in memory predict is forgotten at the end of the block."""
+    with TemporaryDirectory(prefix="feddf-predictions-") as scratch:
+        yield PredictionCache(folder or default_cache(), Path(scratch), sets, student, progress, run)
 
 
 def _read(path: Path, n: int) -> Tensor | None:

@@ -118,7 +118,7 @@ KINDS: dict[str, type[Preprocess]] = {"images": Images, "tokens": Tokens, "featu
 def described(preprocess: Preprocess) -> dict[str, Any]:
     """Return a preprocessing as JSON."""
     kind = next(name for name, found in KINDS.items() if isinstance(preprocess, found))
-    return {"kind": kind, **{name: _plain(value) for name, value in asdict(preprocess).items()}}
+    return {"kind": kind, **asdict(preprocess)}
 
 
 def from_description(values: dict[str, Any]) -> Preprocess:
@@ -160,10 +160,6 @@ def _pixels(given: Any, side: int | None) -> Tensor:
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise InputError(f"an image is H×W or H×W×C bytes, and this is {array.shape} of {array.dtype}")
     return torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)[None]
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def rows_of(rows: Rows) -> Tensor:
