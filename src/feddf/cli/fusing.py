@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -103,35 +103,26 @@ def predict(
 
     model = load_model(folder, prototype, device, trust=trust)
     found = inputs_of(model, inputs)
-    predictions = dict(zip(found, model.predict(list(found.values())), strict=True))
+    rows = zip(found, model.predict(list(found.values())), strict=True)
+    text = "".join(_as_json(*row) for row in rows) if out and out.suffix == ".jsonl" else _as_csv(model.classes, rows)
     if out is None:
-        print(_as_csv(model.classes, predictions), end="")
+        print(text, end="")
         return
     out.parent.mkdir(parents=True, exist_ok=True)
-    write = _as_lines if out.suffix == ".jsonl" else _as_csv
-    write_atomically(out, write(model.classes, predictions).encode())
+    write_atomically(out, text.encode())
     say(f"{len(found)} predictions: {out}")
 
 
-def _as_csv(classes: Sequence[str], predictions: dict[str, Prediction]) -> str:
+def _as_csv(classes: Sequence[str], rows: Iterable[tuple[str, Prediction]]) -> str:
     text = io.StringIO()
-    rows = (
-        [name, one.label, *(f"{one.probabilities[each]:.6f}" for each in classes)] for name, one in predictions.items()
-    )
-    csv.writer(text, lineterminator="\n").writerows([["input", "class", *classes], *rows])
+    lines = ([name, one.label, *(f"{one.probabilities[each]:.6f}" for each in classes)] for name, one in rows)
+    csv.writer(text, lineterminator="\n").writerows([["input", "class", *classes], *lines])
     return text.getvalue()
 
 
-def _as_lines(classes: Sequence[str], predictions: dict[str, Prediction]) -> str:
-    rows = (
-        {
-            "input": name,
-            "class": one.label,
-            "probabilities": {each: round(one.probabilities[each], 6) for each in classes},
-        }
-        for name, one in predictions.items()
-    )
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+def _as_json(name: str, one: Prediction) -> str:
+    probabilities = {each: round(value, 6) for each, value in one.probabilities.items()}
+    return json.dumps({"input": name, "class": one.label, "probabilities": probabilities}, ensure_ascii=False) + "\n"
 
 
 def _value(text: str | None, *, is_source: bool = False) -> Any:
@@ -149,15 +140,15 @@ def _value(text: str | None, *, is_source: bool = False) -> Any:
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """Give a function that shows how far the teachers are: a bar on a terminal, a line for each elsewhere."""
-    begun: set[tuple[str, int]] = set()
-    with Progress(console=out_console, disable=not out_console.is_terminal) as bar:
+    begun, plain = set[tuple[str, int]](), not out_console.is_terminal
+    with Progress(console=out_console, disable=plain) as bar:
         task = bar.add_task("reading", total=None)
 
         def update(teacher: str, done: int, total: int) -> None:
             bar.update(task, description=f"evaluating {teacher}", completed=done, total=total)
             if done < total:
                 begun.add((teacher, total))
-            elif not out_console.is_terminal:
+            elif plain:
                 said = "evaluated on" if (teacher, total) in begun else "predictions were cached for"
                 say(f"{teacher}: {said} {total} inputs")
 

@@ -9,7 +9,6 @@ from pydantic import field_validator, model_validator
 
 from feddf.config.errors import ConfigError
 from feddf.config.experiment import parse
-from feddf.config.keys import Key, keys_of, tables
 from feddf.config.names import DATASETS, DROP_RULES, MODELS, TEACHER_FORMATS
 from feddf.config.presets import read
 from feddf.config.sections import DistillConfig, EnsembleConfig, PoolConfig, RunConfig, Section, average_key, key
@@ -141,14 +140,3 @@ class FuseConfig(Section):
 def load_fuse(file: str | None, values: dict[str, Any], overrides: Sequence[str] = ()) -> FuseConfig:
     """Return the configuration in a TOML file (or none), with ``values`` on top and ``key=value`` overrides."""
     return parse({**(read(file) if file else {}), **values}, FuseConfig, overrides=overrides)
-
-
-def all_fuse_keys() -> dict[str, Key]:
-    """Return every key of a fusion by its full name, with those of a teacher."""
-    return keys_of(FuseConfig) | {f"teachers.{name}": known for name, known in keys_of(TeacherConfig).items()}
-
-
-def fuse_markdown() -> str:
-    """Return the keys that only a fusion has, as Markdown, a table for each section."""
-    titles = {"": "On top", "teachers": "`[[teachers]]`", "student": "`[student]`", "ensemble": "`[ensemble]`"}
-    return tables(all_fuse_keys(), {**titles, "validation": "`[validation]` and `[test]`"}, "###")

@@ -138,9 +138,19 @@ def write_model(folder: Path, module: nn.Module, spec: ModelSpec, facts: Mapping
         spec = _portable(spec)
         metadata = {"format": "pt", **metadata}
     tensors = {key: tensor.detach().contiguous().clone() for key, tensor in state.items()}
-    write_atomically(folder / WEIGHTS, safetensors.torch.save(tensors, metadata))
+    write_atomically(folder / WEIGHTS, _with_sorted_metadata(safetensors.torch.save(tensors, metadata)))
     text = json.dumps({**values, "feddf": spec.describe()}, indent=2, ensure_ascii=False)
     write_atomically(folder / CONFIG, text.encode())
+
+
+def _with_sorted_metadata(content: bytes) -> bytes:
+    """Return a safetensors file with its metadata in order: the library writes several entries in a random one."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
+    assert len(text) == size, "the same entries in another order are as long"
+    return content[:8] + text + content[8 + size :]
 
 
 def _pretrained(folder: Path, module: Transformer, spec: ModelSpec) -> dict[str, Any]:
