@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import tomllib
 from importlib import import_module
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from feddf.config import Experiment, load
-from feddf.config.fuse_config import FuseConfig, all_fuse_keys, fuse_markdown
+from feddf.config.fuse_config import FuseConfig
 from feddf.config.keys import all_keys, flat, markdown, resolve
 from feddf.config.presets import presets
 from feddf.experiments.variants import variant
@@ -120,7 +121,7 @@ def test_every_key_exists(page: Path) -> None:
     if page.name in ("CHANGELOG.md", "api.md"):  # which also name what is gone, or stands for a key
         return
     fusing = page.name in ("fuse.md", "class-lists.md")
-    known = all_fuse_keys() if fusing else all_keys()
+    known = runpy.run_path(str(ROOT / "tools" / "api.py"))["fuse_keys"]() if fusing else all_keys()
     sections = {name.partition(".")[0] for name in known if "." in name}
     for span in spans(page):
         for word in re.findall(r"^'?([a-z][a-z_.]*)(?:=| = )", span):
@@ -133,7 +134,8 @@ def test_every_key_exists(page: Path) -> None:
 
 
 def test_the_tables_of_a_fusions_keys_are_those_of_its_types() -> None:
-    assert (ROOT / "docs" / "fuse.md").read_text(encoding="utf-8").endswith(fuse_markdown())
+    tables = runpy.run_path(str(ROOT / "tools" / "api.py"))["fuse_tables"]()
+    assert (ROOT / "docs" / "fuse.md").read_text(encoding="utf-8").endswith(tables)
 
 
 def test_the_tables_of_keys_are_those_that_the_command_prints() -> None:

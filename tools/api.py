@@ -1,5 +1,7 @@
 """Write docs/api.md: the names that ``import feddf`` offers, from their own signatures and docstrings.
 
+And the tables of the keys that only ``feddf fuse`` has, at the end of docs/fuse.md.
+
 python tools/api.py
 """
 
@@ -13,6 +15,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 import feddf
+from feddf.config.fuse_config import FuseConfig, TeacherConfig
+from feddf.config.keys import Key, keys_of, tables
 
 INTRODUCTION = """# Python reference
 
@@ -55,5 +59,19 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def fuse_keys() -> dict[str, Key]:
+    """Return every key of a fusion by its full name, with those of a teacher."""
+    return keys_of(FuseConfig) | {f"teachers.{name}": known for name, known in keys_of(TeacherConfig).items()}
+
+
+def fuse_tables() -> str:
+    """Return the keys that only a fusion has, a table for each section."""
+    titles = {"": "On top", "teachers": "`[[teachers]]`", "student": "`[student]`", "ensemble": "`[ensemble]`"}
+    return tables(fuse_keys(), {**titles, "validation": "`[validation]` and `[test]`"}, "###")
+
+
 if __name__ == "__main__":
-    (Path(__file__).parents[1] / "docs" / "api.md").write_text(page(), encoding="utf-8")
+    docs = Path(__file__).parents[1] / "docs"
+    (docs / "api.md").write_text(page(), encoding="utf-8")
+    text, *_ = (docs / "fuse.md").read_text(encoding="utf-8").partition("### On top\n")
+    (docs / "fuse.md").write_text(text + fuse_tables(), encoding="utf-8")

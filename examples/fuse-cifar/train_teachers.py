@@ -19,7 +19,7 @@ from torch import nn
 from feddf import MODELS, Examples, dirichlet
 from feddf.config import DataConfig, PartitionConfig
 from feddf.data.augment import flip_crop
-from feddf.oneshot.onnx_export import write_onnx
+from feddf.fusing.folder import write_onnx
 from feddf.runs.loading import load_dataset
 
 SIDE = 16

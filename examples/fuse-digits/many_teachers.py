@@ -3,7 +3,7 @@
     python examples/fuse-digits/many_teachers.py OUT
 
 The teachers are wide MLPs (7 MB of weights each) that were not trained: memory does not depend on what they know. The
-hundred and first is asked alone, as the answers of the others are remembered.
+hundred and first is evaluated alone, as the predictions of the others are cached.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MEASURED = """
 import resource, subprocess, sys
 done = subprocess.run(sys.argv[1:], capture_output=True, text=True)
 peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-print(done.stderr.strip() or next(line for line in done.stdout.splitlines() if "teachers were asked" in line))
+print(done.stderr.strip() or next(line for line in done.stdout.splitlines() if "teachers were evaluated" in line))
 print(f"peak {peak / 1024:.0f} MB")
 """
 

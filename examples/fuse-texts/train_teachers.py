@@ -25,7 +25,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 from feddf import dirichlet
 from feddf.config import PartitionConfig
 from feddf.data.text import TEXTS
-from feddf.oneshot.onnx_export import write_onnx
+from feddf.fusing.folder import write_onnx
 
 DESKS = {"desk-a": "whole", "desk-b": "half", "desk-c": "words", "desk-d": "half", "desk-e": "words"}
 UNLABELED, TOKENS, CLASSES = 2000, 24, TEXTS["ag_news"].classes

@@ -42,6 +42,11 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.engines.in_process import in_process as in_process
     from feddf.engines.processes import Processes as Processes
     from feddf.evaluate import accuracy as accuracy
+    from feddf.fusing.fuse import FusionResult as FusionResult
+    from feddf.fusing.fuse import fuse as fuse
+    from feddf.fusing.student import StudentSpec as StudentSpec
+    from feddf.fusing.teachers import TrainedModel as TrainedModel
+    from feddf.fusing.teachers import of_module as of_module
     from feddf.fusion.average import average as average
     from feddf.fusion.average import fedavg as fedavg
     from feddf.fusion.average import start_from as start_from
@@ -55,11 +60,6 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.fusion.select import drop_worst as drop_worst
     from feddf.fusion.students import students_of as students_of
     from feddf.fusion.swag import swag as swag
-    from feddf.oneshot.fuse import FusionResult as FusionResult
-    from feddf.oneshot.fuse import fuse as fuse
-    from feddf.oneshot.student import StudentPlan as StudentPlan
-    from feddf.oneshot.teachers import TrainedModel as TrainedModel
-    from feddf.oneshot.teachers import of_module as of_module
     from feddf.rounds import Federation as Federation
     from feddf.rounds import QuorumError as QuorumError
     from feddf.rounds import run_round as run_round
@@ -120,9 +120,9 @@ _HOMES = {
     "fusion.select": "drop_worst",
     "fusion.students": "students_of",
     "fusion.swag": "swag",
-    "oneshot.fuse": "FusionResult fuse",
-    "oneshot.student": "StudentPlan",
-    "oneshot.teachers": "TrainedModel of_module",
+    "fusing.fuse": "FusionResult fuse",
+    "fusing.student": "StudentSpec",
+    "fusing.teachers": "TrainedModel of_module",
     "rounds": "Federation QuorumError run_round run_rounds",
     "runs.build": "build",
     "runs.methods": "method_of",

@@ -22,7 +22,7 @@ from feddf.runs.build import build
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
 from feddf.saved.model import ModelError, ModelSpec
-from feddf.saved.model_folder import load_model, new_folder, write_model
+from feddf.saved.model_folder import _with_sorted_metadata, load_model, new_folder, write_model
 from feddf.saved.preprocess import Features, Images, Tokens, described, from_description
 
 CLASSES = ("top", "middle", "bottom")
@@ -86,6 +86,18 @@ def test_what_is_written_is_what_is_loaded(tmp_path: Path) -> None:
     for row, prediction in zip(probabilities, predictions, strict=True):
         assert list(prediction.probabilities.values()) == pytest.approx(row.tolist(), abs=1e-5)
         assert prediction.label == CLASSES[int(row.argmax())]
+
+
+def test_the_same_model_gives_the_same_bytes_whatever_the_order_of_its_metadata(tmp_path: Path) -> None:
+    """safetensors writes several entries, as transformers need them, in an order that differs from call to call."""
+    tensors = {"weight": torch.arange(4.0), "bias": torch.zeros(2)}
+    metadata = {"format": "pt", "feddf": '{"a": "ä"}'}
+    found = {_with_sorted_metadata(safetensors.torch.save(tensors, metadata)) for _ in range(20)}
+    assert len(found) == 1
+    (tmp_path / "m.safetensors").write_bytes(found.pop())
+    with safetensors.safe_open(tmp_path / "m.safetensors", "pt") as file:
+        assert file.metadata() == metadata
+        assert torch.equal(file.get_tensor("weight"), tensors["weight"])
 
 
 def test_files_and_arrays_are_read_alike(tmp_path: Path) -> None:

@@ -9,20 +9,19 @@ from pydantic import field_validator, model_validator
 
 from feddf.config.errors import ConfigError
 from feddf.config.experiment import parse
-from feddf.config.keys import Key, keys_of
-from feddf.config.names import DATASETS, DROP_RULES, MODELS, TARGETS, TEACHER_FORMATS, TEACHER_WEIGHTS
+from feddf.config.names import DATASETS, DROP_RULES, MODELS, TEACHER_FORMATS
 from feddf.config.presets import read
-from feddf.config.sections import DistillConfig, PoolConfig, RunConfig, Section, key
+from feddf.config.sections import DistillConfig, EnsembleConfig, PoolConfig, RunConfig, Section, average_key, key
 
 
 class InputsConfig(Section):
-    """What a model is fed with: images of a size, normalised, or the tokens of a text."""
+    """What a model is fed with: images of a size, normalized, or the tokens of a text."""
 
     size: int | None = key(None, "the side of its images (default: the model's own, or the student's)", ge=1)
-    channels: Literal[1, 3] | None = key(None, "1 for grey images, 3 for colour")
+    channels: Literal[1, 3] | None = key(None, "1 for gray images, 3 for color")
     mean: tuple[float, ...] | None = key(None, "what is subtracted from each channel, once bytes are divided by 255")
     std: tuple[float, ...] | None = key(None, "what each channel is then divided by")
-    order: Literal["RGB", "BGR"] = key("RGB", "the order of the colours")
+    order: Literal["RGB", "BGR"] = key("RGB", "the order of the colors")
     tokenizer: str | None = key(None, "a tokenizer's folder or name, for texts")
     max_tokens: int = key(64, "the length to which texts are cut", ge=2)
 
@@ -36,6 +35,7 @@ class TeacherConfig(InputsConfig):
     """``[[teachers]]``: one model that was trained already, and what has to be known about it."""
 
     place = "teachers"
+    word = "path"
 
     path: str = key(..., "a folder of feddf, a .safetensors, .pt2 or .onnx file, or a Hugging Face folder or name")
     name: str = key("", "its name in the report (default: from its path)", max_length=64)
@@ -48,30 +48,23 @@ class TeacherConfig(InputsConfig):
     outputs: Literal["logits", "probabilities"] = key("logits", "what it returns")
     examples: int = key(1, "n_k, the examples that it learned from (for weights 'examples')", ge=1)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _from_string(cls, given: Any) -> Any:
-        return {"path": given} if isinstance(given, str) else given
-
 
 class StudentConfig(InputsConfig):
     """``[student]``: what the teachers are fused into."""
 
     place = "student"
+    word = "model"
 
     model: str | None = key(None, "its architecture (default: that of the teacher that it starts as)", names=MODELS)
     options: dict[str, Any] = key({}, "the options of that architecture")
     start: str = key("new", "its first weights: 'new', 'average' (of the teachers like it), or a teacher's name")
     classes: tuple[str, ...] = key((), "its classes, in order (default: all that some teacher knows)")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _from_string(cls, given: Any) -> Any:
-        return {"model": given} if isinstance(given, str) else given
 
+class LabeledConfig(Section):
+    """``[validation]`` and ``[test]``: labeled examples, by the name of a data set."""
 
-class LabelledConfig(Section):
-    """``[validation]`` and ``[test]``: labelled examples, by the name of a data set."""
+    word = "name"
 
     name: str = key(..., "the data set", names=DATASETS)
     folder: str | None = key(None, "the folder of all data sets (default: FEDDF_DATA, or data)", kind="execution")
@@ -79,19 +72,13 @@ class LabelledConfig(Section):
     size: int | None = key(None, "use only so many examples, chosen at random", ge=2)
     classes: tuple[str, ...] = key((), "the names of its classes, in order (default: what the data set says)")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _from_string(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
 
-
-class EnsembleConfig(Section):
-    """``[ensemble]``: how the teachers' answers become one."""
+class FuseEnsembleConfig(EnsembleConfig):
+    """``[ensemble]``: how the teachers' predictions become one."""
 
     place = "ensemble"
 
-    average: str = key("probabilities", "what is averaged over the teachers", kind="method", names=TARGETS)
-    weights: str = key("uniform", "how much each teacher counts", kind="method", names=TEACHER_WEIGHTS)
+    average: str = average_key("probabilities")
     drop_worst: str = key(
         "none", "leave out teachers that know nothing, by which rule", kind="method", names=DROP_RULES, also="none"
     )
@@ -107,14 +94,12 @@ class FuseConfig(Section):
     student: StudentConfig
     pool: PoolConfig = PoolConfig()
     folder: str | None = key(None, "the folder of all data sets (default: FEDDF_DATA, or data)", kind="execution")
-    ensemble: EnsembleConfig = EnsembleConfig()
+    ensemble: FuseEnsembleConfig = FuseEnsembleConfig()
     distill: DistillConfig = DistillConfig()
-    validation: LabelledConfig | None = key(None, "labelled examples for early stopping, drop_worst and weights")
-    test: LabelledConfig | None = key(None, "labelled examples that are looked at in the report only")
+    validation: LabeledConfig | None = key(None, "labeled examples for early stopping, drop_worst and weights")
+    test: LabeledConfig | None = key(None, "labeled examples that are looked at in the report only")
     onnx: bool = key(False, "write the student as model.onnx too", kind="execution")
-    cache: str | None = key(
-        None, "the folder of remembered answers (default: feddf in the user's cache)", kind="execution"
-    )
+    cache: str | None = key(None, "the folder of cached predictions (default: the user's cache)", kind="execution")
     run: RunConfig = RunConfig()
 
     @field_validator("teachers", mode="before")
@@ -125,7 +110,7 @@ class FuseConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _stops_without_labels(cls, given: Any) -> Any:
-        """Without labelled examples a student is stopped by the loss on inputs that are held out."""
+        """Without labeled examples a student is stopped by the loss on inputs that are held out."""
         if not isinstance(given, dict) or given.get("validation") is not None:
             return given
         distill = given.get("distill", {})
@@ -133,51 +118,25 @@ class FuseConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if not self.pool.sources:
-            raise ConfigError.at("pool.sources", None, "name unlabeled inputs: a data set, or folder:DIR of images")
-        if self.distill.start != "average":
-            raise ConfigError.at("distill.start", self.distill.start, "say it with student.start")
-        if self.student.model is None and self.student.start in ("new", "average"):
-            raise ConfigError.at("student.model", None, "name an architecture, or a teacher as student.start")
-        if twice := [name for name in self.student.classes if self.student.classes.count(name) > 1]:
-            raise ConfigError.at("student.classes", list(self.student.classes), f"'{twice[0]}' is named twice")
-        if self.pool.augment:
-            raise ConfigError.at("pool.augment", True, "teachers are asked once, so the pool stays as it is")
-        if self.validation is None:
-            self._needs_labels()
+        pool, student, ensemble, stop = self.pool, self.student, self.ensemble, self.distill.stop
+        none, needs = self.validation is None, "it needs labeled examples; name some with validation.name"
+        twice = [name for name in student.classes if student.classes.count(name) > 1]
+        unnamed = student.model is None and student.start in ("new", "average")
+        for wrong, name, given, allowed in (
+            (not pool.sources, "pool.sources", None, "name unlabeled inputs: a data set, or folder:DIR of images"),
+            (self.distill.start != "average", "distill.start", self.distill.start, "say it with student.start"),
+            (unnamed, "student.model", None, "name an architecture, or a teacher as student.start"),
+            (twice, "student.classes", list(student.classes), f"'{''.join(twice[:1])}' is named twice"),
+            (pool.augment, "pool.augment", True, "teachers predict once, so the pool stays as it is"),
+            (none and stop == "validation", "distill.stop", stop, needs),
+            (none and ensemble.weights == "validation", "ensemble.weights", ensemble.weights, needs),
+            (none and ensemble.drop_worst != "none", "ensemble.drop_worst", ensemble.drop_worst, needs),
+        ):
+            if wrong:
+                raise ConfigError.at(name, given, allowed)
         return self
-
-    def _needs_labels(self) -> None:
-        needed = "it needs labelled examples; name some with validation.name"
-        if self.distill.stop == "validation":
-            raise ConfigError.at("distill.stop", "validation", needed)
-        if self.ensemble.weights == "validation":
-            raise ConfigError.at("ensemble.weights", "validation", needed)
-        if self.ensemble.drop_worst != "none":
-            raise ConfigError.at("ensemble.drop_worst", self.ensemble.drop_worst, needed)
 
 
 def load_fuse(file: str | None, values: dict[str, Any], overrides: Sequence[str] = ()) -> FuseConfig:
     """Return the configuration in a TOML file (or none), with ``values`` on top and ``key=value`` overrides."""
     return parse({**(read(file) if file else {}), **values}, FuseConfig, overrides=overrides)
-
-
-def all_fuse_keys() -> dict[str, Key]:
-    """Return every key of a fusion by its full name, with those of a teacher."""
-    return keys_of(FuseConfig) | {f"teachers.{name}": known for name, known in keys_of(TeacherConfig).items()}
-
-
-def fuse_markdown() -> str:
-    """Return the keys that only a fusion has, as Markdown, a table for each section."""
-    known, parts = all_fuse_keys(), []
-    titles = {"": "On top", "teachers": "`[[teachers]]`", "validation": "`[validation]` and `[test]`"}
-    for section in ("", "teachers", "student", "ensemble", "validation"):
-        rows = {name: one for name, one in known.items() if name.rpartition(".")[0] == section}
-        lines = [
-            f"### {titles.get(section, f'`[{section}]`')}\n",
-            "| key | default | allowed | meaning |",
-            "|---|---|---|---|",
-        ]
-        lines += [f"| `{one.last}` | `{one.shown_default}` | {one.allowed} | {one.meaning} |" for one in rows.values()]
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"

@@ -185,11 +185,15 @@ def find(word: str) -> list[Key]:
 
 def markdown() -> str:
     """Return the reference of all keys as Markdown, a table for each section."""
+    return tables(all_keys(), {section: _TITLES.get(section, f"`[{section}]`") for section in SECTIONS}, "##")
+
+
+def tables(known: Mapping[str, Key], titles: Mapping[str, str], level: str) -> str:
+    """Return a Markdown table of its keys for each section, under its title."""
     parts = []
-    for section in SECTIONS:
-        rows = [key for name, key in all_keys().items() if name.rpartition(".")[0] == section]
-        title = _TITLES.get(section, f"`[{section}]`")
-        lines = [f"## {title}\n", "| key | default | allowed | meaning |", "|---|---|---|---|"]
+    for section, title in titles.items():
+        rows = [key for name, key in known.items() if name.rpartition(".")[0] == section]
+        lines = [f"{level} {title}\n", "| key | default | allowed | meaning |", "|---|---|---|---|"]
         lines += [f"| `{key.last}` | `{key.shown_default}` | {key.allowed} | {key.meaning} |" for key in rows]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"

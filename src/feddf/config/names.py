@@ -187,11 +187,11 @@ BINARISATIONS = Names(
 TEACHER_FORMATS = Names(
     "teachers.format",
     {
-        "feddf": "feddf.oneshot.teachers:of_feddf",
-        "safetensors": "feddf.oneshot.teachers:of_safetensors",
-        "onnx": "feddf.oneshot.onnx_file:of_onnx",
-        "pt2": "feddf.oneshot.exported:of_program",
-        "hugging-face": "feddf.oneshot.hugging_face:of_pretrained",
+        "feddf": "feddf.fusing.formats:of_feddf",
+        "safetensors": "feddf.fusing.formats:of_safetensors",
+        "onnx": "feddf.fusing.formats:of_onnx",
+        "pt2": "feddf.fusing.formats:of_program",
+        "hugging-face": "feddf.fusing.hugging_face:of_pretrained",
     },
 )
 """(an entry of [[teachers]], trust) -> the trained models that it stands for."""
@@ -246,8 +246,8 @@ PARTITIONS = Names(
 SOURCES = Names(
     "pool.sources",
     {
-        "train": "feddf.runs.pool:from_training",
-        "validation": "feddf.runs.pool:from_validation",
+        "train": "feddf.runs.pool:from_held",
+        "validation": "feddf.runs.pool:from_held",
         "noise": "feddf.runs.pool:from_noise",
         "plane": "feddf.runs.pool:from_plane",
         "generator:": "feddf.runs.pool:from_generator",

@@ -72,6 +72,14 @@ class Section(BaseModel):
     place: ClassVar[str | None] = None
     """What the section is called in complaints about its names, where it is not what the names are best known by."""
 
+    word: ClassVar[str | None] = None
+    """The key that a plain string in the section's place stands for."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_string(cls, given: Any) -> Any:
+        return {cls.word: given} if cls.word and isinstance(given, str) else given
+
     @field_validator("*", mode="before")
     @classmethod
     def _lists_are_tuples(cls, given: Any) -> Any:
@@ -154,16 +162,12 @@ class PrototypeConfig(Section):
     """``[[prototypes]]``: one architecture. All further keys are options of the model."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+    word = "model"
 
     model: str = key(..., "the architecture", names=MODELS)
     name: str = key(
         "", "its name in logs and files (default: the model's)", pattern=r"^[A-Za-z0-9_.-]*$", max_length=64
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_string(cls, given: Any) -> Any:
-        return {"model": given} if isinstance(given, str) else given
 
     @property
     def label(self) -> str:
@@ -212,6 +216,8 @@ class SourceConfig(Section):
     those whose names share a word with these names, or with the class names of a data set.
     """
 
+    word = "name"
+
     name: str = key(..., "a kind of source, or any data set", names=SOURCES, others=(DATASETS,))
     size: int | None = key(None, "use so many inputs", ge=2)
     fraction: float | None = key(None, "use this share of the inputs", gt=0, le=1)
@@ -219,11 +225,6 @@ class SourceConfig(Section):
         None, "use that many classes at random, or these (names, numbers)"
     )
     avoid: str | tuple[str | int, ...] = key((), "leave out these classes, and those that share a word with them")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_string(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -324,7 +325,24 @@ class FusionConfig(Section):
     options: dict[str, Any] = key({}, "whatever a method of your own wants to be told", kind="method")
 
 
-class TeachersConfig(Section):
+def average_key(default: str) -> Any:
+    """Return the key ``average`` of an ensemble's section, whose default is the one thing in which sections differ."""
+    meaning = (
+        "what is averaged over the teachers (default of a run: logits, as in the paper; of a fusion: probabilities)"
+    )
+    return key(default, meaning, kind="method", names=TARGETS, synonyms="teacher_average target")
+
+
+class EnsembleConfig(Section):
+    """How the teachers' predictions become one: ``[teachers]`` in a run, ``[ensemble]`` in a fusion of files."""
+
+    average: str = average_key("logits")
+    weights: str = key(
+        "uniform", "how much each teacher counts", kind="method", names=TEACHER_WEIGHTS, synonyms="teacher_weights"
+    )
+
+
+class TeachersConfig(EnsembleConfig):
     """``[teachers]``: how the clients' models answer as an ensemble."""
 
     ask: Literal["once", "each-batch"] = key(
@@ -332,12 +350,6 @@ class TeachersConfig(Section):
         "ask them once a round for the whole pool, or again for each batch, as the pseudo code has it",
         kind="method",
         synonyms="mode cached online",
-    )
-    average: str = key(
-        "logits", "what is averaged over the teachers", kind="method", names=TARGETS, synonyms="teacher_average target"
-    )
-    weights: str = key(
-        "uniform", "how much each teacher counts", kind="method", names=TEACHER_WEIGHTS, synonyms="teacher_weights"
     )
     memory: float = key(
         0.0,

@@ -20,11 +20,11 @@ def adapt(source: Tensor, like: Inputs) -> Inputs:
     The models' own normalization is used, not that of the source: the pool stands in for the inputs that the models
     will see. (The released code normalizes the pool with its own statistics.)
     """
-    return Inputs(fit(source, tuple(like.raw.shape[1:]), like.raw.dtype), like.encode)
+    return Inputs(resize(source, tuple(like.raw.shape[1:]), like.raw.dtype), like.encode)
 
 
-def fit(source: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return inputs in another shape.
+def resize(source: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> Tensor:
+    """Return raw inputs in a shape; inputs of another type, or of no images, must have it already.
 
     Images are resized bilinearly; gray ones become colored by repetition and colored ones gray by their mean.
     """
@@ -125,11 +125,10 @@ def uniform_points(shape: tuple[int, ...], size: int, low: float, high: float, s
     return low + (high - low) * torch.rand((size, *shape), generator=torch_generator(seed))
 
 
-def noise(like: Rows, size: int, seed: int) -> Tensor:
-    """Return uniform noise in the form of ``like``: bytes for images, token numbers are not noise worth having."""
-    shape = tuple(like.shape[1:])
-    if like.dtype == torch.uint8:
+def noise(shape: tuple[int, ...], dtype: torch.dtype, size: int, seed: int) -> Tensor:
+    """Return uniform noise: bytes for images, features from (−3, 3); token numbers are not noise worth having."""
+    if dtype == torch.uint8:
         return torch.randint(0, 256, (size, *shape), generator=torch_generator(seed), dtype=torch.uint8)
-    if like.dtype != torch.float32:
-        raise ValueError(f"there is no noise for inputs of type {like.dtype}")
+    if dtype != torch.float32:
+        raise ValueError(f"there is no noise for inputs of type {dtype}")
     return uniform_points(shape, size, -3.0, 3.0, seed)

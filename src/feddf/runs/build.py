@@ -23,9 +23,9 @@ from feddf.engines.transport import obstacle
 from feddf.engines.wrappers import LaterEngine
 from feddf.evaluate import output_shape
 from feddf.rounds import Federation
-from feddf.runs.loading import check_vocabulary, load_dataset, with_tokenizer
+from feddf.runs.loading import check_vocabulary, load_dataset, load_named, with_tokenizer
 from feddf.runs.methods import fitted, method_of, try_half
-from feddf.runs.pool import PoolTask, pool_of
+from feddf.runs.pool import PoolTask, pool_of, views_of
 from feddf.runtime.execution import of_clients
 from feddf.seeds import derive
 from feddf.states import initial
@@ -39,6 +39,7 @@ from feddf.types import (
     Method,
     Prototype,
     Resources,
+    Rows,
     ServerState,
 )
 
@@ -144,19 +145,23 @@ def build_task(experiment: Experiment, *, trust: bool = False) -> Task:
     kept, for_pool = split(len(rest), experiment.pool.share_of_training, derive(seed, "apart"))
     dealt = _share(len(kept), config.train_fraction, derive(seed, "train fraction"))
     train, validation = data.train.take(rest[kept[dealt]]), data.train.take(held_out)
-    own = data.train.inputs.take(rest[for_pool])
-    pool_task = PoolTask(
-        data.train.inputs,
-        validation.inputs,
-        own,
-        config,
-        experiment.pool.size,
-        data.flips,
-        trust,
-    )
-    pool = pool_of(experiment.pool, pool_task, derive(seed, "pool"))
+    held = {"train": data.train.inputs.take(rest[for_pool]).raw, "validation": validation.inputs.raw}
+    pool = _pool(experiment, config, data, held, trust)
     _check_pool(experiment, pool)
     return Task(data, train, validation, _partition(experiment, train), pool)
+
+
+def _pool(
+    experiment: Experiment, config: DataConfig, data: Dataset, held: Mapping[str, Rows], trust: bool
+) -> Inputs | None:
+    """Return the unlabeled inputs in the form of the data's, with their encoding; ``None`` without sources."""
+    pool, inputs = experiment.pool, data.train.inputs
+    if not pool.sources:
+        return None
+    load = partial(load_named, "pool.sources", data=config)
+    task = PoolTask(tuple(inputs.raw.shape[1:]), inputs.raw.dtype, load, pool.size, held, trust)
+    rows = pool_of(pool, task, derive(experiment.seed, "pool"), flips=data.flips)
+    return Inputs(rows, inputs.encode, views_of(pool, rows))
 
 
 def _some(key: str, size: int | None, examples: Examples, seed: int) -> Examples:

@@ -12,23 +12,23 @@ from feddf.config.errors import FeddfError, reason
 from feddf.config.names import DATASETS
 from feddf.data.datasets import Dataset, wrong_labels
 from feddf.data.text import TEXTS, tokenizer
-from feddf.data.unlabeled import all_rows, fit
+from feddf.data.unlabeled import all_rows, resize
 from feddf.runtime.packages import transformers
-from feddf.types import Examples
+from feddf.types import Examples, Inputs
 
 
 def load_dataset(key: str, name: str, data: DataConfig) -> Dataset:
     """Return a data set; ``key`` is where the configuration names it."""
-    found = named(key, name, data)
+    found = load_named(key, name, data)
     if not isinstance(found, Dataset):
         raise ConfigError.at(key, name, f"must give a feddf.Dataset, and gave a {type(found).__name__}")
     for examples in (found.train, found.test):
         if wrong := wrong_labels(examples):
             raise ConfigError.at(key, name, f"has {wrong}")
-    return resized(found, data.image_size) if data.image_size is not None else found
+    return _resized(found, data.image_size) if data.image_size is not None else found
 
 
-def named(key: str, name: str, data: DataConfig) -> object:
+def load_named(key: str, name: str, data: DataConfig) -> object:
     """Return what a name stands for: a data set, or whatever a function (or module) of the user's own gives."""
     try:
         loader = DATASETS[name]
@@ -44,15 +44,15 @@ def named(key: str, name: str, data: DataConfig) -> object:
         raise ConfigError.at(key, name, allowed) from error
 
 
-def resized(data: Dataset, side: int) -> Dataset:
+def _resized(data: Dataset, side: int) -> Dataset:
     """Return a data set of images with all of them at one size; one that has it already is returned itself."""
-    shape = tuple(data.train.inputs.raw.shape)
-    if len(shape) != 4 or shape[2:] == (side, side):
+    raw = data.train.inputs.raw
+    if len(raw.shape) != 4 or tuple(raw.shape[2:]) == (side, side):
         return data
 
     def small(examples: Examples) -> Examples:
-        raw = fit(all_rows(examples.inputs.raw), (shape[1], side, side), data.train.inputs.raw.dtype)
-        return replace(examples, inputs=replace(data.train.inputs, raw=raw))
+        rows = resize(all_rows(examples.inputs.raw), (raw.shape[1], side, side), raw.dtype)
+        return replace(examples, inputs=Inputs(rows, data.train.inputs.encode))
 
     return replace(data, train=small(data.train), test=small(data.test))
 

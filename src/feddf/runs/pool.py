@@ -5,21 +5,21 @@ A source is a function ``(source, task, seed)`` that returns raw inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from feddf.config import ConfigError, DataConfig, PoolConfig, SourceConfig
+from feddf.config import ConfigError, PoolConfig, SourceConfig
 from feddf.config.names import SOURCES
 from feddf.data.datasets import Dataset
 from feddf.data.files import read_all_images
 from feddf.data.generator import load_generator, sample_images
-from feddf.data.unlabeled import choose, fit, noise, of_classes, uniform_points, with_views
-from feddf.runs.loading import load_dataset, named
+from feddf.data.unlabeled import choose, noise, of_classes, resize, uniform_points, with_views
 from feddf.seeds import derive
-from feddf.types import Inputs, Rows
+from feddf.types import Rows
 
 ENOUGH = 10_000
 """Inputs of a source that could give any number of them, where the configuration does not say how many."""
@@ -27,17 +27,17 @@ ENOUGH = 10_000
 
 @dataclass(frozen=True)
 class PoolTask:
-    """What sources are made from: the form of the inputs, what the server has of them, and where data sets are.
+    """What sources are made from: the form of one raw input, and how a data set is loaded by its name.
 
-    With ``trust``, a generator may be a program in a ``.pt2`` file.
+    ``held`` are inputs that the server has already, by the name of the source that takes them. With ``trust``, a
+    generator may be a program in a ``.pt2`` file.
     """
 
-    like: Inputs
-    validation: Inputs
-    training: Inputs
-    data: DataConfig
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    load: Callable[[str], object]
     size: int | None = None
-    flips: bool = False
+    held: Mapping[str, Rows] = field(default_factory=dict)
     trust: bool = False
 
     def wanted(self, source: SourceConfig) -> int | None:
@@ -45,13 +45,11 @@ class PoolTask:
         return source.size or self.size
 
 
-def pool_of(pool: PoolConfig, task: PoolTask, seed: int) -> Inputs | None:
-    """Return the inputs of all sources, in the form of the task's; at most as many as the pool's size, at random.
+def pool_of(pool: PoolConfig, task: PoolTask, seed: int, *, flips: bool = False) -> Tensor:
+    """Return the raw inputs of all sources; at most as many as the pool's size, at random.
 
-    Of images there may be several views; other inputs stay as they are.
+    Of images there may be several views, mirrored ones if ``flips``; other inputs stay as they are.
     """
-    if not pool.sources:
-        return None
     parts = [
         _adapted(source, task, derive(seed, number) if number else seed) for number, source in enumerate(pool.sources)
     ]
@@ -60,15 +58,18 @@ def pool_of(pool: PoolConfig, task: PoolTask, seed: int) -> Inputs | None:
         whole = choose(whole, pool.size, derive(seed, "size"))
     if len(whole) < 2:
         raise ConfigError.at("pool.sources", pool.names, f"a pool needs at least two inputs, and this has {len(whole)}")
-    if pool.views > 1 and whole.ndim == 4:
-        return Inputs(with_views(whole, pool.views, task.flips, derive(seed, "views")), task.like.encode, pool.views)
-    return Inputs(whole, task.like.encode)
+    return with_views(whole, pool.views, flips, derive(seed, "views")) if views_of(pool, whole) > 1 else whole
+
+
+def views_of(pool: PoolConfig, rows: Rows) -> int:
+    """Return how many versions of each input there are: those of images only can be shifted."""
+    return pool.views if len(rows.shape) == 4 else 1
 
 
 def _adapted(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     read = SOURCES[source.name] if source.name in SOURCES else from_dataset  # noqa: SIM401 (get imports)
     try:
-        return fit(read(source, task, seed), tuple(task.like.raw.shape[1:]), task.like.raw.dtype)
+        return resize(read(source, task, seed), task.shape, task.dtype)
     except (ValueError, OSError) as error:
         raise ConfigError.at("pool.sources", source.name, str(error)) from None
 
@@ -80,7 +81,7 @@ def from_plane(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
 
 def from_noise(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     """Uniform noise."""
-    return noise(task.like.raw, task.wanted(source) or ENOUGH, seed)
+    return noise(task.shape, task.dtype, task.wanted(source) or ENOUGH, seed)
 
 
 def from_generator(path: str, source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
@@ -91,33 +92,24 @@ def from_generator(path: str, source: SourceConfig, task: PoolTask, seed: int) -
 
 def from_images(path: str, source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     """Every image file in a folder and the folders below it, whatever they are called."""
-    size = task.like.raw.shape[-1] if len(task.like.raw.shape) == 4 else None
-    rows = read_all_images(Path(path).expanduser(), size)
+    rows = read_all_images(Path(path).expanduser(), task.shape[-1] if len(task.shape) == 3 else None)
     return choose(rows, min(task.wanted(source) or len(rows), len(rows)), seed)
 
 
-def from_validation(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
-    """The server's validation inputs, without their labels."""
-    return _own(task.validation.raw, source, task, seed)
-
-
-def from_training(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
-    """A share of the training data that no client gets, without labels."""
-    return _own(task.training.raw, source, task, seed)
-
-
-def _own(rows: Rows, source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
+def from_held(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
+    """What the server has: its validation inputs, or a share of the training data that no client gets."""
+    rows = task.held.get(source.name)
+    if rows is None:
+        raise ValueError("there are no clients here; name other unlabeled inputs")
     return choose(rows, source.size or min(task.size or len(rows), len(rows)), seed)  # the pool's size is a most here
 
 
 def from_dataset(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     """Inputs of another data set, all or some of its classes; or images of a generator of the user's own."""
-    found = named("pool.sources", source.name, task.data)
+    found = task.load(source.name)
     if isinstance(found, nn.Module):
         return sample_images(found, task.wanted(source) or ENOUGH, (100,), seed)
-    if not isinstance(found, Dataset):
-        raise ValueError(f"must give a feddf.Dataset or a generator, and gave a {type(found).__name__}")
-    rows = _of_classes(source, found, task, seed)
+    rows = _of_classes(source, _checked(found, "a feddf.Dataset or a generator"), task, seed)
     if source.fraction is not None:
         return choose(rows, max(2, round(source.fraction * len(rows))), seed)
     return choose(rows, task.wanted(source), seed)
@@ -129,6 +121,12 @@ def _of_classes(source: SourceConfig, data: Dataset, task: PoolTask, seed: int) 
         return inputs.raw
     avoid = source.avoid
     if isinstance(avoid, str):
-        avoid = load_dataset("pool.sources", avoid, task.data).classes
+        avoid = _checked(task.load(avoid), "a feddf.Dataset").classes
     chosen = of_classes(data.train.labels, data.train.n_classes, data.classes, source.classes, avoid, seed)
     return data.train.inputs.take(chosen).raw
+
+
+def _checked(found: object, expected: str) -> Dataset:
+    if not isinstance(found, Dataset):
+        raise ValueError(f"must give {expected}, and gave a {type(found).__name__}")
+    return found

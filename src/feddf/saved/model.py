@@ -23,7 +23,6 @@ from feddf.types import Prototype, State
 FORMAT = 1
 """The version of the description in a ``config.json``."""
 
-
 ORIGIN = "origin"
 """Under which a description that names code has the mark of whoever wrote it."""
 
@@ -56,11 +55,7 @@ class ModelSpec:
 
     def describe(self) -> dict[str, Any]:
         """Return the description as JSON; one that names code has a mark that says whose it is."""
-        described = self._described()
-        return {**described, ORIGIN: signed(_plain(described))} if names_code(self.model) else described
-
-    def _described(self) -> dict[str, Any]:
-        return {
+        values = {
             "format": FORMAT,
             "model": self.model,
             "options": dict(self.options),
@@ -69,6 +64,7 @@ class ModelSpec:
             "classes": list(self.classes),
             "preprocessing": described(self.preprocess) if self.preprocess else None,
         }
+        return {**values, ORIGIN: signed(_bytes(values))} if names_code(self.model) else values
 
     @classmethod
     def read(cls, values: Mapping[str, Any], where: str, *, trust: bool = False) -> ModelSpec:
@@ -80,25 +76,19 @@ class ModelSpec:
             raise ModelError(f"{where} has the format {values.get('format')!r}, and this version reads {FORMAT}")
         rest = {name: value for name, value in values.items() if name != ORIGIN}
         model = str(values.get("model"))
-        if names_code(model) and not trust and not is_mine(_plain(rest), values.get(ORIGIN)):
+        if names_code(model) and not trust and not is_mine(_bytes(rest), values.get(ORIGIN)):
             remedy = "look at that code, then load it by load_model(..., trust=True), or predict with --trust"
             raise ModelError(f"{where} was made elsewhere and has code run: {model!r:.100}; {remedy}")
         try:
-            encode = values["preprocessing"]
-            return cls(
-                str(values["model"]),
-                tuple(values["shape"]),
-                tuple(str(name) for name in values["classes"]),
-                from_description(encode) if encode else None,
-                dict(values["options"]),
-                bool(values.get("fits", False)),
-            )
+            encode, classes = values["preprocessing"], tuple(str(name) for name in values["classes"])
+            preprocess, options = from_description(encode) if encode else None, dict(values["options"])
+            return cls(model, tuple(values["shape"]), classes, preprocess, options, bool(values.get("fits", False)))
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(f"{where} does not describe a model: {first_line(error)}") from error
 
 
-def _plain(described: Mapping[str, Any]) -> bytes:
-    return json.dumps(described, sort_keys=True).encode()
+def _bytes(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, sort_keys=True).encode()
 
 
 class Prediction(NamedTuple):
@@ -128,20 +118,14 @@ class LoadedModel(nn.Module):
         inputs = list(given) if isinstance(given, Sequence | Tensor) and not isinstance(given, str) else [given]
         found: list[Prediction] = []
         for first in range(0, len(inputs), batch):
-            found += self._predicted(self.preprocess.read(inputs[first : first + batch]))
+            raw = self.preprocess.read(inputs[first : first + batch])
+            with evaluating(self):
+                rows: Tensor = self(self.preprocess(moved(raw, device_of(self)))).softmax(dim=1)
+            found += [self._prediction(row) for row in rows.to(CPU).tolist()]
         return found
 
-    def _predicted(self, raw: Tensor) -> list[Prediction]:
-        assert self.preprocess is not None
-        with evaluating(self):
-            answers: Tensor = self(self.preprocess(moved(raw, device_of(self)))).softmax(dim=1)
-        rows = answers.to(CPU).tolist()
-        return [
-            Prediction(
-                self.classes[max(range(len(row)), key=row.__getitem__)], dict(zip(self.classes, row, strict=True))
-            )
-            for row in rows
-        ]
+    def _prediction(self, row: list[float]) -> Prediction:
+        return Prediction(self.classes[row.index(max(row))], dict(zip(self.classes, row, strict=True)))
 
 
 def loaded(spec: ModelSpec, state: State, where: str, device: torch.device = CPU) -> LoadedModel:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +23,12 @@ import safetensors.torch
 from torch import nn
 
 from feddf.config.errors import FeddfError, first_line
+from feddf.data.files import SUFFIXES
 from feddf.models.transformer import Transformer
 from feddf.runtime.atomic import read_regular, write_atomically
 from feddf.runtime.device import choose, placed
 from feddf.saved.model import LoadedModel, ModelError, ModelSpec, loaded
-from feddf.saved.preprocess import Tokens
+from feddf.saved.preprocess import Images, Tokens
 from feddf.types import State
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
@@ -137,9 +138,19 @@ def write_model(folder: Path, module: nn.Module, spec: ModelSpec, facts: Mapping
         spec = _portable(spec)
         metadata = {"format": "pt", **metadata}
     tensors = {key: tensor.detach().contiguous().clone() for key, tensor in state.items()}
-    write_atomically(folder / WEIGHTS, safetensors.torch.save(tensors, metadata))
+    write_atomically(folder / WEIGHTS, _with_sorted_metadata(safetensors.torch.save(tensors, metadata)))
     text = json.dumps({**values, "feddf": spec.describe()}, indent=2, ensure_ascii=False)
     write_atomically(folder / CONFIG, text.encode())
+
+
+def _with_sorted_metadata(content: bytes) -> bytes:
+    """Return a safetensors file with its metadata in order: the library writes several entries in a random one."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
+    assert len(text) == size, "the same entries in another order are as long"
+    return content[:8] + text + content[8 + size :]
 
 
 def _pretrained(folder: Path, module: Transformer, spec: ModelSpec) -> dict[str, Any]:
@@ -176,3 +187,31 @@ def at_home(spec: ModelSpec, state: State, path: Path) -> tuple[ModelSpec, State
     options = {**spec.options, "path": str(path)}
     named = {f"network.{key}": tensor for key, tensor in state.items()}
     return replace(spec, preprocess=encode, options=options), named
+
+
+def inputs_of(model: LoadedModel, paths: Sequence[str]) -> dict[str, Any]:
+    """Return the inputs of ``feddf predict`` by name: image files, also below folders, or lines of text files."""
+    if isinstance(model.preprocess, Images):
+        found: dict[str, Any] = {str(path): path for text in paths for path in _image_files(Path(text))}
+    elif isinstance(model.preprocess, Tokens):
+        found = {f"{text}:{number}": line for text in paths for number, line in enumerate(_lines(Path(text)), 1)}
+    else:
+        raise ModelError("only models of images and texts take files; use feddf.load_model for others")
+    if not found:
+        raise ModelError(f"there is nothing to classify in {', '.join(paths)}")
+    return found
+
+
+def _image_files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(one for one in path.rglob("*") if one.suffix.lower() in SUFFIXES and one.is_file())
+    if not path.is_file():
+        raise ModelError(f"there is no image file or folder {path}")
+    return [path]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"cannot read the texts in {path}: {error}") from error

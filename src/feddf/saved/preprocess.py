@@ -16,7 +16,7 @@ from feddf.config.errors import FeddfError
 from feddf.data.encode import Pixels, plain
 from feddf.data.files import read_image
 from feddf.data.text import Tokenizer, tokenizer, widened
-from feddf.data.unlabeled import adapt
+from feddf.data.unlabeled import resize
 from feddf.types import Inputs, Rows
 
 
@@ -54,10 +54,7 @@ class Images:
 
     def resized(self, raw: Tensor) -> Tensor:
         """Return images as bytes at the model's own size."""
-        like = Inputs(torch.zeros((0, *self.shape), dtype=torch.uint8), plain)
-        resized = adapt(raw, like).raw
-        assert isinstance(resized, Tensor)
-        return resized
+        return resize(raw, self.shape)
 
     def read(self, given: Sequence[Any]) -> Tensor:
         """Return image files (or arrays of H×W or H×W×C bytes) as one batch of bytes at the model's own size."""
@@ -121,7 +118,7 @@ KINDS: dict[str, type[Preprocess]] = {"images": Images, "tokens": Tokens, "featu
 def described(preprocess: Preprocess) -> dict[str, Any]:
     """Return a preprocessing as JSON."""
     kind = next(name for name, found in KINDS.items() if isinstance(preprocess, found))
-    return {"kind": kind, **{name: _plain(value) for name, value in asdict(preprocess).items()}}
+    return {"kind": kind, **asdict(preprocess)}
 
 
 def from_description(values: dict[str, Any]) -> Preprocess:
@@ -163,10 +160,6 @@ def _pixels(given: Any, side: int | None) -> Tensor:
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise InputError(f"an image is H×W or H×W×C bytes, and this is {array.shape} of {array.dtype}")
     return torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)[None]
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def rows_of(rows: Rows) -> Tensor:

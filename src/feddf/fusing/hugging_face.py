@@ -14,7 +14,7 @@ from torch import Tensor
 
 from feddf.config.errors import first_line
 from feddf.config.fuse_config import TeacherConfig
-from feddf.oneshot.teachers import Ask, TeacherError, TrainedModel, file_hash, preprocess_of
+from feddf.fusing.teachers import PredictBatch, TeacherError, TrainedModel, file_hash, preprocess_of
 from feddf.runtime.packages import transformers
 from feddf.saved.preprocess import Images, Preprocess, Tokens
 
@@ -22,37 +22,41 @@ from feddf.saved.preprocess import Images, Preprocess, Tokens
 def of_pretrained(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return an image or text classifier of transformers as a teacher, with the class names in its configuration."""
     path, name = config.path, config.name or Path(config.path).name
-    local = Path(path).expanduser()
-    if not local.is_dir() and (path.count("/") != 1 or path.startswith((".", "/", "~"))):
-        raise TeacherError(
-            f"there is no teacher {path}; known are folders of feddf or Hugging Face and files that end in "
-            ".safetensors, .pt2 or .onnx"
-        )
-    if local.is_dir() and not (local / "config.json").is_file():
-        raise TeacherError(f"teacher {name}: the folder {path} has no config.json, so nobody knows what it holds")
-    place = str(local) if local.is_dir() else path
+    place = _place(path, name)
     try:
         library = transformers()
         described = library.AutoConfig.from_pretrained(place, trust_remote_code=False)
     except Exception as error:
         raise TeacherError(f"teacher {name}: {path} is no model of transformers: {first_line(error)}") from error
     kind = _kind(described, name)
-    preprocess = _images(place, config) if kind == "Image" else _tokens(place, config)
+    tokens = Tokens(config.tokenizer or place, config.max_tokens)
+    preprocess = preprocess_of(config, _images(place)) if kind == "Image" else tokens
 
     @contextmanager
-    def opened(device: torch.device) -> Iterator[Ask]:
+    def open_pretrained(device: torch.device) -> Iterator[PredictBatch]:
         automatic = getattr(library, f"AutoModelFor{kind}Classification")
         try:
             model = automatic.from_pretrained(place, use_safetensors=True, trust_remote_code=False).eval().to(device)
         except Exception as error:
             raise TeacherError(f"teacher {name}: {path} cannot be loaded: {first_line(error)}") from error
         with torch.no_grad():
-            yield lambda inputs: _asked(model, preprocess, inputs)
+            yield lambda inputs: _predict(model, preprocess, inputs)
 
     classes = tuple(str(described.id2label[number]) for number in range(described.num_labels))
     if classes == tuple(f"LABEL_{number}" for number in range(len(classes))) and not config.map:
-        classes = ()  # nobody gave them names
-    return [TrainedModel(name, opened, classes, preprocess, content=_content(local, path, described), source=path)]
+        classes = ()  # these are no names
+    return [TrainedModel(name, open_pretrained, classes, preprocess, content=_content(place, described), source=path)]
+
+
+def _place(path: str, name: str) -> str:
+    """Return the folder, or the name on the hub, of a model."""
+    local = Path(path).expanduser()
+    if not local.is_dir() and (path.count("/") != 1 or path.startswith((".", "/", "~"))):
+        known = "folders of feddf or Hugging Face and files that end in .safetensors, .pt2 or .onnx"
+        raise TeacherError(f"there is no teacher {path}; known are {known}")
+    if local.is_dir() and not (local / "config.json").is_file():
+        raise TeacherError(f"teacher {name}: the folder {path} has no config.json, so it is not known what it holds")
+    return str(local) if local.is_dir() else path
 
 
 def _kind(described: Any, name: str) -> str:
@@ -64,7 +68,7 @@ def _kind(described: Any, name: str) -> str:
     raise TeacherError(f"teacher {name}: it is {found}, and not a model for image or text classification")
 
 
-def _asked(model: Any, preprocess: Preprocess, inputs: Tensor) -> Tensor:
+def _predict(model: Any, preprocess: Preprocess | None, inputs: Tensor) -> Tensor:
     if isinstance(preprocess, Tokens):
         outputs = model(input_ids=inputs, attention_mask=(inputs != preprocess.padding).long())
     else:
@@ -73,11 +77,7 @@ def _asked(model: Any, preprocess: Preprocess, inputs: Tensor) -> Tensor:
     return logits
 
 
-def _tokens(place: str, config: TeacherConfig) -> Tokens:
-    return Tokens(config.tokenizer or place, config.max_tokens)
-
-
-def _images(place: str, config: TeacherConfig) -> Preprocess:
+def _images(place: str) -> Images:
     """Return the preprocessing in ``preprocessor_config.json``: size, mean and deviation."""
     found = _processor(place)
     size = found.get("size", 224)
@@ -88,9 +88,7 @@ def _images(place: str, config: TeacherConfig) -> Preprocess:
     plain = not found.get("do_normalize", True)
     mean = (0.0,) * 3 if plain else tuple(found.get("image_mean", (0.5,) * 3))
     std = (1.0,) * 3 if plain else tuple(found.get("image_std", (0.5,) * 3))
-    preprocess = preprocess_of(config, Images((3, int(side), int(side)), mean, std))
-    assert preprocess is not None, "there is one to begin with"
-    return preprocess
+    return Images((3, int(side), int(side)), mean, std)
 
 
 def _processor(place: str) -> dict[str, Any]:
@@ -104,9 +102,9 @@ def _processor(place: str) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _content(local: Path, path: str, described: Any) -> str:
+def _content(place: str, described: Any) -> str:
     """Return a hash of a folder's files; of a model on the hub, of its name and revision."""
-    if local.is_dir():
-        return file_hash(sorted(local.glob("*.safetensors")), described.to_json_string())
+    if Path(place).is_dir():
+        return file_hash(sorted(Path(place).glob("*.safetensors")), described.to_json_string())
     revision = getattr(described, "_commit_hash", None) or ""
-    return hashlib.sha256(f"{path} {revision} {described.to_json_string()}".encode()).hexdigest()
+    return hashlib.sha256(f"{place} {revision} {described.to_json_string()}".encode()).hexdigest()

@@ -10,7 +10,7 @@ from small_teachers import text_classifier
 
 from feddf import load_model
 from feddf.config.fuse_config import load_fuse
-from feddf.oneshot.result_folder import fuse_to_folder
+from feddf.fusing.folder import fuse_to_folder
 from feddf.runtime.packages import transformers
 
 LINES = ["very good film", "bad film", "good", "very bad", "film film", "very very good", "bad bad", "a film"]
@@ -56,12 +56,12 @@ def test_a_fused_transformer_moves_and_teaches(fused: Path, tmp_path: Path) -> N
     moved = fused.rename(tmp_path / "moved")
     (prediction,) = load_model(moved).predict(["good"])
     from feddf.config.fuse_config import TeacherConfig
-    from feddf.oneshot.cached_answers import asked
-    from feddf.oneshot.teachers import read_teacher
-    from feddf.oneshot.unlabeled_inputs import Raw
+    from feddf.fusing.inputs import RawInputs
+    from feddf.fusing.predictions import open_teacher
+    from feddf.fusing.teachers import read_teacher
 
     (teacher,) = read_teacher(TeacherConfig(path=str(moved)))
-    with asked(teacher, Raw(("good", "bad")), teacher.preprocess) as batches:
-        answers = next(batches).softmax(dim=1)
+    with open_teacher(teacher, teacher.preprocess) as predict:
+        answers = next(predict(RawInputs(("good", "bad")))).softmax(dim=1)
     moved.rename(fused)
     assert list(prediction.probabilities.values()) == pytest.approx(answers[0].tolist(), abs=1e-5)

@@ -21,7 +21,8 @@ import feddf
 from feddf.config.errors import FeddfError
 from feddf.config.fuse_config import TeacherConfig
 from feddf.data.generator import load_generator
-from feddf.oneshot.teachers import read_teacher
+from feddf.fusing.teachers import read_teacher
+from feddf.runtime.device import CPU
 from feddf.runtime.origin import UntrustedError
 
 
@@ -87,7 +88,9 @@ def test_the_crafted_file_does_run_code_where_it_is_trusted(program: Path) -> No
     """What follows would show nothing otherwise."""
     config = TeacherConfig(path=str(program), size=8, channels=1)
     with suppress(FeddfError):  # what it holds instead of weights is no model
-        read_teacher(config, trust=True)
+        (teacher,) = read_teacher(config, trust=True)
+        with teacher.open(CPU):
+            pass
     assert (program.parent / "canary").exists()
 
 
@@ -175,13 +178,13 @@ def test_no_call_of_transformers_leaves_remote_code_open() -> None:
 FORMAT = """
 import torch
 from contextlib import contextmanager
-from feddf.oneshot.teachers import TrainedModel
+from feddf.fusing.teachers import TrainedModel
 
 def of_table(config, trust):
     @contextmanager
-    def opened(device):
+    def open_table(device):
         yield lambda inputs: torch.zeros(len(inputs), 3)
-    return [TrainedModel(config.path, opened, ("a", "b", "c"))]
+    return [TrainedModel(config.path, open_table, ("a", "b", "c"))]
 """
 
 

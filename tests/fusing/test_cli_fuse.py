@@ -37,7 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Image.fromarray(image[0].numpy()).save(root / "pictures" / f"{number:02d}.png")
     code, out, err = run(*WORDS, "--out", "out", cwd=root)
     assert code == 0, err
-    assert "first: asked about 60 inputs" in out
+    assert "first: evaluated on 60 inputs" in out
     return root
 
 
@@ -90,7 +90,7 @@ def test_resuming_a_finished_fusion_changes_nothing(place: Path) -> None:
 def test_the_written_configuration_gives_the_same_model_and_asks_nobody(place: Path) -> None:
     code, out, err = run("fuse", "out/fuse.toml", "again", cwd=place)
     assert code == 0, err
-    assert "0 of 2 teachers were asked" in out
+    assert "0 of 2 teachers were evaluated" in out
     one, other = ((place / name / "model.safetensors").read_bytes() for name in ("out", "again"))
     assert one == other
 
@@ -127,11 +127,11 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "nothing": (["--teacher", "nowhere.onnx"], "there is no teacher nowhere.onnx"),
     "nan": (
         ["--teacher", f"{{path = 'broken.pt2', classes = ['top', 'middle', 'bottom'], {FED}}}", "--trust"],
-        "teacher broken: its answer to input 0 is not finite",
+        "teacher broken: its logits for input 0 are not finite",
     ),
     "outputs": (
         ["--teacher", f"{{path = 'two.safetensors', model = 'cnn', options = {{width = 4}}, {FED}}}"],
-        "teacher two: it has 2 outputs and no class list, and there are 3 classes",
+        "teacher two: it has 2 outputs, and its class list (or the student's, if it has none) has 3 names",
     ),
     "list": (
         ["--teacher", f"{{path = 'three.safetensors', model = 'cnn', classes = ['a', 'b'], {FED}}}"],
@@ -142,7 +142,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
             "--teacher",
             f"{{path = 'three.safetensors', model = 'cnn', options = {{width = 4}}, classes = ['a', 'b'], {FED}}}",
         ],
-        "teacher three: it has 3 outputs, and its class list has 2 names",
+        "teacher three: it has 3 outputs, and its class list (or the student's, if it has none) has 2 names",
     ),
     "damaged": (["--teacher", "cut.pt2", "--trust"], "cut.pt2 is not a whole program of torch.export"),
     "size": (
@@ -162,7 +162,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "start": (["student.start=first"], "it cannot express all classes: 'bottom' is none of its outputs"),
     "average": (["student.start=average"], "there is nothing to average"),
     "no such start": (["student.start=frist"], "no teacher has this name; did you mean 'first'?"),
-    "labels": (["ensemble.weights=validation"], "it needs labelled examples; name some with validation.name"),
+    "labels": (["ensemble.weights=validation"], "it needs labeled examples; name some with validation.name"),
     "architecture": (["student.model=resnet9"], "student.model = 'resnet9': did you mean 'resnet"),
     "key": (["student.sise=8"], "did you mean 'student.size'?"),
     "table": (["--teacher", "{path = "], "is not a TOML table"),

@@ -1,8 +1,8 @@
-"""What came of a fusion, in figures: accuracy and calibration of everybody, who agrees with whom, and who is odd."""
+"""The figures of a fusion: accuracy and calibration of all models, their agreement, and outliers among the teachers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from feddf.evaluate import logits
-from feddf.oneshot.classes import same
-from feddf.oneshot.combined import Asking, Combined
-from feddf.oneshot.teachers import TrainedModel
-from feddf.oneshot.unlabeled_inputs import Labelled
+from feddf.fusing.ensemble import TeacherEnsemble
+from feddf.fusing.inputs import Labeled
+from feddf.fusing.teachers import TrainedModel
 from feddf.runtime.device import CPU
 from feddf.saved.preprocess import Preprocess, described
 
@@ -35,7 +34,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Figures:
-    """One model on labelled examples: over all of them, and over those of classes that it knows."""
+    """One model on labeled examples: over all of them, and over those of classes that it knows."""
 
     accuracy: float
     own_accuracy: float
@@ -63,46 +62,44 @@ class Report:
         return asdict(self)
 
 
-def reported(
+def measure(
     module: nn.Module,
     preprocess: Preprocess | None,
-    teachers: Sequence[TrainedModel],
-    classes: tuple[str, ...],
-    asking: Asking,
-    together: Combined,
+    ensemble: TeacherEnsemble,
     targets: Tensor,
-    labelled: Mapping[str, Labelled],
+    labeled: Mapping[str, Labeled],
     notes: Mapping[str, Any],
 ) -> Report:
-    """Measure everybody, the student on the device that it is on; one teacher's answers are in memory at a time."""
-    pool = asking.pool
-    said: dict[str, Tensor] = {}
-    sets: dict[str, dict[str, Figures]] = {name: {} for name in labelled}
-    for teacher in teachers:
-        place = together.seats[teacher.id]
-        said[teacher.id] = _named(place.logits(asking.logits(teacher, pool)))
-        for name, examples in labelled.items():
-            probabilities = place.logits(asking.logits(teacher, examples.raw)).softmax(dim=1)
-            sets[name][teacher.id] = figures(probabilities, examples.labels, place.known)
-    said[ENSEMBLE] = _named(targets)
-    said[STUDENT] = _named(logits(module, pool.stored(preprocess)).to(CPU))
+    """Measure teachers, ensemble and student, which is on a device; one teacher's logits are in memory at a time."""
+    predictions, models, classes = ensemble.predictions, ensemble.models, ensemble.classes
+    named: dict[str, Tensor] = {}
+    sets: dict[str, dict[str, Figures]] = {name: {} for name in labeled}
+    for model in models:
+        mapping = ensemble.mappings[model.id]
+        named[model.id] = _predicted(mapping.logits(predictions.logits(model)))
+        for name, one in labeled.items():
+            probabilities = mapping.logits(predictions.logits(model, name)).softmax(dim=1)
+            sets[name][model.id] = figures(probabilities, one.labels, mapping.known)
+    pool = predictions.sets["pool"]
+    named |= {ENSEMBLE: _predicted(targets), STUDENT: _predicted(logits(module, pool.stored(preprocess)).to(CPU))}
     everything = torch.ones(len(classes))
-    for name, examples in labelled.items():
-        sets[name][ENSEMBLE] = figures(together.about(examples.raw, at_one=True), examples.labels, everything)
-        answers = logits(module, examples.raw.stored(preprocess)).to(CPU).softmax(dim=1)
-        sets[name][STUDENT] = figures(answers, examples.labels, everything)
-    names = tuple(said)
-    agreement = tuple(tuple(accuracy_of_names(said[one], said[other]) for other in names) for one in names)
+    for name, one in labeled.items():
+        sets[name][ENSEMBLE] = figures(ensemble.probabilities(name, 1.0), one.labels, everything)
+        probabilities = logits(module, one.raw.stored(preprocess)).to(CPU).softmax(dim=1)
+        sets[name][STUDENT] = figures(probabilities, one.labels, everything)
+    agreement = tuple(
+        tuple(float((one == other).double().mean()) for other in named.values()) for one in named.values()
+    )
     return Report(
-        tuple(_about(teacher) for teacher in teachers),
+        tuple(_about(model) for model in models),
         classes,
-        {teacher.id: _knows(teacher, classes) for teacher in teachers},
+        {model.id: tuple(bool(known) for known in ensemble.mappings[model.id].known) for model in models},
         len(pool),
-        names,
+        tuple(named),
         agreement,
-        outliers({teacher.id: agreement[row][len(teachers)] for row, teacher in enumerate(teachers)}),
+        outliers({model.id: agreement[row][len(models)] for row, model in enumerate(models)}),
         sets,
-        {name: len(examples.labels) for name, examples in labelled.items()},
+        {name: len(one.labels) for name, one in labeled.items()},
         dict(notes),
     )
 
@@ -147,18 +144,8 @@ def outliers(agreement: Mapping[str, float]) -> dict[str, str]:
     }
 
 
-def accuracy_of_names(one: Tensor, other: Tensor) -> float:
-    """Return the share of inputs on which two models name the same class."""
-    return float((one == other).double().mean())
-
-
-def _named(answers: Tensor) -> Tensor:
-    return answers.argmax(dim=1).to(torch.int16)
-
-
-def _knows(teacher: TrainedModel, classes: Sequence[str]) -> tuple[bool, ...]:
-    own = {same(name) for name in teacher.classes}
-    return tuple(same(name) in own for name in classes)
+def _predicted(scores: Tensor) -> Tensor:
+    return scores.argmax(dim=1).to(torch.int16)
 
 
 def _about(teacher: TrainedModel) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from conftest import stripes
 from feddf.cli import app
 from feddf.config import ConfigError, DistillConfig, RunConfig
 from feddf.config.fuse_config import TeacherConfig
-from feddf.oneshot import cached_answers as answers
-from feddf.oneshot.teachers import TrainedModel, read_teacher
+from feddf.fusing import predictions
+from feddf.fusing.inputs import RawInputs
+from feddf.fusing.teachers import TrainedModel, read_teacher
 from feddf.runtime.execution import Execution
 from feddf.states import digest
 from pretend_device import NAME, pretend_device
@@ -55,7 +56,7 @@ def places() -> Iterator[list[str]]:
 def fused(device: str, folder: Path) -> feddf.FusionResult:
     return feddf.fuse(
         [models()["all"], folder],
-        feddf.StudentPlan("cnn", ENCODE, {"width": 4}, classes=CLASSES),
+        feddf.StudentSpec("cnn", ENCODE, {"width": 4}, classes=CLASSES),
         POOL,
         validation=stripes(40, 8),
         test=stripes(50, 12),
@@ -113,7 +114,7 @@ FORMATS = {
 @contextmanager
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     found: list[str] = []
-    ask = answers._outputs
+    ask = predictions._predict
 
     def noted(teacher: TrainedModel, forward: Any, batch: Tensor) -> Tensor:
         def seen(inputs: Tensor) -> Tensor:
@@ -124,14 +125,12 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return ask(teacher, seen, batch)
 
     with monkeypatch.context() as patched:
-        patched.setattr(answers, "_outputs", noted)
+        patched.setattr(predictions, "_predict", noted)
         yield found
 
 
 def said(teacher: TrainedModel, rows: Any, device: str) -> Tensor:
-    execution = Execution(device=device)
-    with answers.asked(teacher, formats.Raw(rows), formats.fed(teacher, ENCODE), execution) as batches:
-        return torch.cat(list(batches))
+    return formats.answers(teacher, rows, Execution(device=device))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -163,13 +162,14 @@ def test_answers_of_another_device_are_remembered_apart(tmp_path: Path) -> None:
     """Their last bits differ, and the CPU's result must not depend on what was asked elsewhere before."""
     (teacher,) = read_teacher(formats.as_safetensors(models()["all"], tmp_path))
     (onnx,) = read_teacher(formats.as_onnx(models()["all"], tmp_path))
-    raw = formats.Raw(POOL.raw)
+    sets = {"pool": RawInputs(POOL.raw)}  # type: ignore[arg-type]
     for device, asked in ((NAME, ["m", "m"]), ("cpu", ["m"]), (NAME, []), ("cpu", [])):
         with pretend_device():
-            memory = answers.Memory(tmp_path / "cache", tmp_path, execution=Execution(device=device))
+            execution = Execution(device=device)
+            cache = predictions.PredictionCache(tmp_path / "cache", tmp_path, sets, ENCODE, execution=execution)
             for one in (teacher, onnx):
-                memory.logits(one, raw, formats.fed(one, ENCODE))
-        assert memory.asked == asked  # the ONNX file answers on the CPU either way
+                cache.logits(one)
+        assert cache.evaluated == asked  # the ONNX file answers on the CPU either way
 
 
 # The result
@@ -193,7 +193,7 @@ def test_a_device_that_is_not_here_is_one_line_and_nothing_is_written(
     monkeypatch.chdir(tmp_path)  # a folder called digits, where the tests are run, would be taken as the pool
     folder = as_folder(models()["all"], spec_of(), tmp_path / "model")
     with pytest.raises(ConfigError, match="has no such device"):
-        feddf.fuse([folder], feddf.StudentPlan("cnn", ENCODE, {"width": 4}), POOL, device="vulkan:7")
+        feddf.fuse([folder], feddf.StudentSpec("cnn", ENCODE, {"width": 4}), POOL, device="vulkan:7")
     with pytest.raises(ConfigError, match="has no such device"):
         feddf.load_model(folder, device="no device")
     command = ["fuse", "--teacher", str(folder), "--student", "cnn", "--unlabeled", "digits", "--device", "cuda:99"]

@@ -11,12 +11,12 @@ from small_teachers import CLASSES, ENCODE, spec_of
 from torch import Tensor, nn
 
 from feddf.config.errors import FeddfError
-from feddf.oneshot import onnx_export
-from feddf.oneshot.cached_answers import Memory, default_cache
-from feddf.oneshot.card import card
-from feddf.oneshot.report import Report, figures, outliers
-from feddf.oneshot.teachers import TeacherError, of_module
-from feddf.oneshot.unlabeled_inputs import Raw
+from feddf.fusing import folder
+from feddf.fusing.card import card
+from feddf.fusing.inputs import RawInputs
+from feddf.fusing.predictions import PredictionCache, default_cache
+from feddf.fusing.report import Report, figures, outliers
+from feddf.fusing.teachers import TeacherError, of_module
 
 
 def test_the_calibration_error_in_closed_form() -> None:
@@ -58,19 +58,19 @@ class Counting(nn.Module):
 def test_answers_are_remembered_for_these_inputs_fed_in_this_way(tmp_path: Path) -> None:
     module = Counting()
     teacher = replace(of_module(module, "one"), content="the same file")
-    raw = Raw(torch.arange(0, 2 * 64, dtype=torch.uint8).view(2, 1, 8, 8))
+    raw = RawInputs(torch.arange(0, 2 * 64, dtype=torch.uint8).view(2, 1, 8, 8))
 
-    def calls(raw: Raw, fed: object = ENCODE, **changes: object) -> int:
+    def calls(raw: RawInputs, fed: object = ENCODE, **changes: object) -> int:
         module.calls = 0
-        memory = Memory(tmp_path / "cache", tmp_path)
-        answers = memory.logits(replace(teacher, **changes), raw, fed)  # type: ignore[arg-type]
+        cache = PredictionCache(tmp_path / "cache", tmp_path, {"pool": raw}, fed)  # type: ignore[arg-type]
+        answers = cache.logits(replace(teacher, **changes))  # type: ignore[arg-type]
         assert answers.shape == (2, 3)
         return module.calls
 
     assert calls(raw) == 1
     assert calls(raw) == 0
     assert calls(raw, replace(ENCODE, mean=(0.5,))) == 1  # fed otherwise
-    assert calls(Raw(raw.rows.flip(0))) == 1  # type: ignore[union-attr]  # other inputs
+    assert calls(RawInputs(raw.rows.flip(0))) == 1  # type: ignore[union-attr]  # other inputs
     assert calls(raw, content="another file") == 1
     for path in (tmp_path / "cache").iterdir():
         path.write_bytes(path.read_bytes()[:-4])  # cut off: asked again
@@ -79,9 +79,9 @@ def test_answers_are_remembered_for_these_inputs_fed_in_this_way(tmp_path: Path)
 
 def test_outputs_that_are_no_probabilities_are_refused(tmp_path: Path) -> None:
     teacher = replace(of_module(Counting(), "one"), outputs="probabilities")
-    raw = Raw(torch.full((2, 1, 8, 8), 255, dtype=torch.uint8))
+    raw = RawInputs(torch.full((2, 1, 8, 8), 255, dtype=torch.uint8))
     with pytest.raises(TeacherError, match="its outputs are not probabilities; say outputs = 'logits'"):
-        Memory(tmp_path, tmp_path).logits(teacher, raw, ENCODE)
+        PredictionCache(tmp_path, tmp_path, {"pool": raw}, ENCODE).logits(teacher)
 
 
 def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_an_onnx_file_that_differs_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(onnx_export, "_run", lambda path, inputs: torch.ones(len(inputs), 3))
+    monkeypatch.setattr(folder, "_run", lambda path, inputs: torch.ones(len(inputs), 3))
     path = tmp_path / "model.onnx"
     with pytest.raises(FeddfError, match="the ONNX file gives other logits than the student"):
-        onnx_export.write_onnx(nn.Linear(4, 3), torch.randn(5, 4), path)
+        folder.write_onnx(nn.Linear(4, 3), torch.randn(5, 4), path)
     assert not path.exists()

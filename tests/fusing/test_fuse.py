@@ -16,14 +16,14 @@ import feddf
 from conftest import stripes
 from feddf.config import ConfigError, DistillConfig
 from feddf.config.errors import FeddfError
-from feddf.config.fuse_config import EnsembleConfig, TeacherConfig, load_fuse
+from feddf.config.fuse_config import FuseEnsembleConfig, TeacherConfig, load_fuse
 from feddf.data.files import read_image
 from feddf.evaluate import accuracy, logits
+from feddf.fusing.folder import fuse_to_folder
+from feddf.fusing.report import figures
+from feddf.fusing.teachers import read_teachers
 from feddf.fusion.distill import distill
 from feddf.fusion.ensemble import Remembered, avg_logits, avg_probabilities
-from feddf.oneshot.report import figures
-from feddf.oneshot.result_folder import fuse_to_folder
-from feddf.oneshot.teachers import read_teachers
 from feddf.seeds import derive
 from feddf.types import Vote
 
@@ -31,14 +31,14 @@ QUICK = DistillConfig(steps=40, batch=32, rate=0.01, stop="steps")
 POOL = stripes(96, 3).inputs
 
 
-def plan(**values: object) -> feddf.StudentPlan:
-    return feddf.StudentPlan("cnn", ENCODE, {"width": 4}, **values)  # type: ignore[arg-type]
+def plan(**values: object) -> feddf.StudentSpec:
+    return feddf.StudentSpec("cnn", ENCODE, {"width": 4}, **values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("average", "target"), [("logits", avg_logits), (None, avg_probabilities)])
 def test_it_is_the_distillation_of_feddf(average: str | None, target: Any) -> None:
     """Against the pieces put together by hand: averaged answers, then one distillation from the same start."""
-    ensemble = EnsembleConfig(average=average) if average else EnsembleConfig()
+    ensemble = FuseEnsembleConfig(average=average) if average else FuseEnsembleConfig()
     student = models()["last"].__class__((1, 8, 8), 3, width=4)
     fused = feddf.fuse([models()["all"], models()["wide"]], student, POOL, ensemble=ensemble, distill=QUICK, seed=7)
     answers = target([Vote(logits(models()[name], POOL)) for name in ("all", "wide")])
@@ -64,12 +64,12 @@ def test_only_new_teachers_are_asked(tmp_path: Path) -> None:
     folders.append(as_folder(models()["wide"], spec_of(6), tmp_path / "c"))
 
     def asked(chosen: list[Path], **values: object) -> tuple[str, ...]:
-        return feddf.fuse(chosen, plan(), POOL, distill=QUICK, cache=tmp_path / "cache", **values).asked  # type: ignore[arg-type]
+        return feddf.fuse(chosen, plan(), POOL, distill=QUICK, cache=tmp_path / "cache", **values).evaluated  # type: ignore[arg-type]
 
     assert asked(folders[:1]) == ("a",)
     assert asked(folders[:2]) == ()  # the same weights under another name
     assert asked(folders) == ("c",)
-    assert asked(folders, seed=3, ensemble=EnsembleConfig(average="probabilities")) == ()
+    assert asked(folders, seed=3, ensemble=FuseEnsembleConfig(average="probabilities")) == ()
 
 
 def test_an_interrupted_teacher_leaves_no_answers_and_the_others_keep_theirs(tmp_path: Path) -> None:
@@ -82,12 +82,12 @@ def test_an_interrupted_teacher_leaves_no_answers_and_the_others_keep_theirs(tmp
     with pytest.raises(KeyboardInterrupt):
         feddf.fuse(folders, plan(), POOL, distill=QUICK, cache=tmp_path / "cache", progress=interrupt)
     assert len(list((tmp_path / "cache").iterdir())) == 1
-    assert feddf.fuse(folders, plan(), POOL, distill=QUICK, cache=tmp_path / "cache").asked == ("wide",)
+    assert feddf.fuse(folders, plan(), POOL, distill=QUICK, cache=tmp_path / "cache").evaluated == ("wide",)
 
 
 def test_a_module_in_memory_is_asked_every_time(tmp_path: Path) -> None:
     for _ in range(2):
-        assert feddf.fuse([models()["all"]], plan(), POOL, distill=QUICK, cache=tmp_path / "cache").asked == (
+        assert feddf.fuse([models()["all"]], plan(), POOL, distill=QUICK, cache=tmp_path / "cache").evaluated == (
             "teacher-1",
         )
     assert not (tmp_path / "cache").exists()
@@ -121,7 +121,7 @@ def test_drop_worst_and_weights_are_those_of_feddf(tmp_path: Path) -> None:
         plan(),
         POOL,
         validation=stripes(60, 4),
-        ensemble=EnsembleConfig(drop_worst="paper", weights="validation"),
+        ensemble=FuseEnsembleConfig(drop_worst="paper", weights="validation"),
         distill=QUICK,
     )
     assert list(found.report.notes["dropped_worst"]["clients"]) == ["teacher-3"]
@@ -156,7 +156,7 @@ def test_an_average_is_of_those_that_are_not_dropped_by_their_examples(tmp_path:
         plan(start="average"),
         POOL,
         validation=stripes(60, 4),
-        ensemble=EnsembleConfig(drop_worst="paper"),
+        ensemble=FuseEnsembleConfig(drop_worst="paper"),
         distill=DistillConfig(steps=1, rate=1e-12, stop="steps"),
     )
     assert list(found.report.notes["dropped_worst"]["clients"]) == ["c"]

@@ -16,14 +16,18 @@ from small_teachers import CLASSES, ENCODE, as_folder, models, spec_of, text_cla
 from torch import Tensor, nn
 
 from conftest import stripes
+from feddf import StudentSpec, fuse
+from feddf.config import DistillConfig
 from feddf.config.errors import FeddfError
 from feddf.config.fuse_config import TeacherConfig, load_fuse
 from feddf.config.names import MODELS
 from feddf.evaluate import logits
-from feddf.oneshot.cached_answers import asked
-from feddf.oneshot.onnx_export import write_onnx
-from feddf.oneshot.teachers import TeacherError, TrainedModel, fed, read_teacher, read_teachers
-from feddf.oneshot.unlabeled_inputs import Raw, unlabeled
+from feddf.fusing import formats
+from feddf.fusing.folder import write_onnx
+from feddf.fusing.inputs import RawInputs, load_pool
+from feddf.fusing.predictions import open_teacher
+from feddf.fusing.teachers import TeacherError, TrainedModel, read_teacher, read_teachers, teacher_preprocess
+from feddf.runtime.execution import Execution
 from feddf.runtime.packages import transformers
 from feddf.saved.preprocess import Images
 
@@ -31,9 +35,14 @@ IMAGES = stripes(70, 3).inputs
 FED = {"size": 8, "channels": 1, "mean": (0.4,), "std": (0.3,)}
 
 
-def answers(teacher: TrainedModel, raw: Tensor | tuple[str, ...] = IMAGES.raw) -> Tensor:  # type: ignore[assignment]
-    with asked(teacher, Raw(raw), fed(teacher, ENCODE)) as batches:
-        return torch.cat(list(batches))
+def answers(
+    teacher: TrainedModel,
+    raw: Tensor | tuple[str, ...] = IMAGES.raw,  # type: ignore[assignment]
+    execution: Execution = Execution(),
+) -> Tensor:
+    fed = teacher_preprocess(teacher.preprocess, teacher.takes, ENCODE)
+    with open_teacher(teacher, fed, execution) as predict:
+        return torch.cat(list(predict(RawInputs(raw))))
 
 
 def as_safetensors(model: nn.Module, path: Path) -> TeacherConfig:
@@ -87,6 +96,28 @@ def test_it_answers_as_its_module(write: object, tmp_path: Path) -> None:
     assert teacher.content is not None
 
 
+@pytest.mark.parametrize(("said", "times"), [(FED, 1), ({}, 2)])
+def test_a_file_is_opened_once_for_all_sets(
+    said: dict[str, object], times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not say how it is fed is looked into before the pool is made, as its sizes decide the pool's."""
+    as_onnx(models()["all"], tmp_path)
+    opened: list[Path] = []
+    session = formats._session
+    monkeypatch.setattr(formats, "_session", lambda path, name: (opened.append(path), session(path, name))[1])
+    (teacher,) = read_teachers([TeacherConfig(path=str(tmp_path / "m.onnx"), **said)])  # type: ignore[arg-type]
+    fuse(
+        [teacher],
+        StudentSpec("cnn", ENCODE, {"width": 4}),
+        IMAGES,
+        validation=stripes(30, 4),
+        test=stripes(40, 5),
+        distill=DistillConfig(steps=2, batch=8, stop="steps"),
+        cache=tmp_path / "cache",
+    )
+    assert len(opened) == times
+
+
 def test_a_run_folder_gives_all_its_prototypes(tmp_path: Path) -> None:
     config = as_run(models()["all"], tmp_path)
     save_file(models()["wide"].state_dict(), tmp_path / "models" / "other.safetensors")
@@ -121,7 +152,7 @@ def test_probabilities_become_logits(tmp_path: Path) -> None:
             return self.inner(inputs).softmax(dim=1)
 
     (teacher,) = read_teacher(as_program(Sure(), tmp_path).model_copy(update={"outputs": "probabilities"}), trust=True)
-    teacher = TrainedModel(teacher.id, teacher.opened, outputs="probabilities")
+    teacher = TrainedModel(teacher.id, teacher.open, outputs="probabilities")
     expected = logits(models()["all"], IMAGES).softmax(dim=1)
     assert torch.allclose(answers(teacher).softmax(dim=1), expected, atol=1e-4)
 
@@ -135,7 +166,7 @@ def test_a_teacher_sees_images_in_its_own_way(tmp_path: Path) -> None:
             shown.append(inputs)
             return inputs.flatten(1)[:, :3]
 
-    from feddf.oneshot.teachers import of_module
+    from feddf.fusing.teachers import of_module
 
     raw = torch.zeros((2, 3, 8, 8), dtype=torch.uint8)
     raw[:, 0] = 255  # red
@@ -254,6 +285,6 @@ def test_maps_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
 def test_the_pool_has_the_views_that_are_asked_for() -> None:
     pool = {"sources": ["digits"], "size": 20, "views": 3}
     config = load_fuse(None, {"teachers": [{"path": "a.pt"}], "pool": pool, "student": {"model": "mlp"}})
-    raw = unlabeled(config, [Images((1, 8, 8), (0.5,), (0.5,))])
+    raw = load_pool(config, [Images((1, 8, 8), (0.5,), (0.5,))])
     assert (len(raw), raw.views) == (60, 3)
     assert raw.stored(Images((1, 16, 16), (0.5,), (0.5,))).views == 3

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from feddf.oneshot.report import ENSEMBLE, STUDENT, Report
+from feddf.fusing.report import ENSEMBLE, STUDENT, Report
 
 MOST = 40
 """Teachers up to which a card shows who agrees with whom; beyond that the matrix is in ``report.json`` only."""

@@ -1,0 +1,160 @@
+"""The folder that ``feddf fuse`` writes: the model, its card, the report and the exact configuration.
+
+::
+
+    model.safetensors, config.json    what :func:`feddf.load_model` reads; for transformers what from_pretrained reads
+    README.md                         the model card, with reliability-*.png
+    fuse.toml, report.json            the complete configuration, and all figures
+    model.onnx                        on request
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import tomli_w
+import torch
+from torch import Tensor, nn
+
+from feddf.config.errors import ConfigError, FeddfError, first_line
+from feddf.config.fuse_config import FuseConfig, load_fuse
+from feddf.config.keys import flat, is_free
+from feddf.evaluate import evaluating
+from feddf.fusing.card import card, plot_name, reliability
+from feddf.fusing.fuse import FusionResult, fuse
+from feddf.fusing.inputs import RawInputs, load_labeled, load_pool
+from feddf.fusing.predictions import Progress, quiet
+from feddf.fusing.student import StudentSpec
+from feddf.fusing.teachers import TrainedModel, read_teachers, student_preprocess, teacher_preprocess
+from feddf.runtime.atomic import write_atomically
+from feddf.runtime.packages import onnxruntime, silence
+from feddf.saved.model import LoadedModel, ModelError
+from feddf.saved.model_folder import CARD, new_folder, write_model
+from feddf.saved.preprocess import Tokens
+from feddf.seeds import derive
+
+ENOUGH = 64
+"""Inputs of the pool on which an ONNX file is compared with the student."""
+
+TOLERANCE = 1e-3
+"""The most that a logit of the ONNX file may differ by, relative to the largest logit."""
+
+
+def fuse_to_folder(config: FuseConfig, out: Path, progress: Progress = quiet, *, trust: bool = False) -> FusionResult:
+    """Fuse as a configuration says, and write the result to a folder that is there whole or not at all."""
+    if out.exists():
+        raise ModelError(f"{out} is there already; name a new folder with --out, or remove it")
+    teachers = read_teachers(config.teachers, trust=trust)
+    student = _student(config, teachers)
+    fed = [teacher_preprocess(teacher.preprocess, teacher.takes, student.preprocess) for teacher in teachers]
+    pool = load_pool(config, [student.preprocess, *fed], trust=trust)
+    given = {"validation": config.validation, "test": config.test}
+    labeled = {key: load_labeled(one, key, pool, derive(config.seed, key)) for key, one in given.items() if one}
+    result = fuse(
+        teachers,
+        student,
+        pool,
+        validation=labeled.get("validation"),
+        test=labeled.get("test"),
+        ensemble=config.ensemble,
+        distill=config.distill,
+        run=config.run,
+        seed=config.seed,
+        cache=Path(config.cache).expanduser() if config.cache else None,
+        progress=progress,
+    )
+    _write(result, config, pool, out)
+    return result
+
+
+def _student(config: FuseConfig, teachers: Sequence[TrainedModel]) -> StudentSpec:
+    student = config.student
+    start = [teacher for teacher in teachers if teacher.id == student.start]
+    preprocess = student_preprocess(student, [teacher.preprocess for teacher in start or teachers])
+    options = dict(student.options)
+    if isinstance(preprocess, Tokens) and student.model == "transformer":
+        options.setdefault("path", preprocess.tokenizer)
+    return StudentSpec(student.model, preprocess, options, student.start, student.classes)
+
+
+def fingerprint(config: FuseConfig) -> str:
+    """Return a hash of all that determines the result: the configuration without what only says where it runs."""
+    values = flat(config.model_dump(mode="json"))
+    decisive = {name: value for name, value in values.items() if value is not None and not is_free(name, FuseConfig)}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def is_result_of(out: Path, config: FuseConfig) -> bool:
+    """Say whether a folder holds the result of this configuration; refuse one that holds something else."""
+    if not out.exists():
+        return False
+    try:
+        written = load_fuse(str(out / "fuse.toml"), {})
+    except ConfigError:
+        raise ModelError(f"{out} is there already, and holds no fusion; name a new folder with --out") from None
+    if fingerprint(written) != fingerprint(config):
+        raise ModelError(f"{out} holds a fusion with another configuration; name a new folder with --out")
+    return True
+
+
+def _write(result: FusionResult, config: FuseConfig, pool: RawInputs, out: Path) -> None:
+    model, report = result.model, result.report
+    assert isinstance(model, LoadedModel), "a configuration names its student"
+    whole = tomli_w.dumps(config.model_dump(exclude_none=True, mode="json"))
+    chosen = tomli_w.dumps(config.model_dump(exclude_none=True, exclude_defaults=True, mode="json"))
+    facts = {"configuration_sha256": fingerprint(config), "feddf": version("feddf")}
+    with new_folder(out) as folder:
+        extra = []
+        if config.onnx:
+            inputs = pool.batch(model.preprocess, ENOUGH)
+            most = write_onnx(model.network, inputs, folder / "model.onnx")
+            extra = [
+                f"`model.onnx` is the same model: its logits for {len(inputs)} inputs differ by at most {most:.1e}."
+            ]
+        write_model(folder, model.network, model.spec, facts)
+        for which in report.sets:
+            write_atomically(folder / plot_name(which), reliability(report, which))
+        text = card(config.name, report, chosen, model.spec.describe(), extra)
+        write_atomically(folder / CARD, text.encode())
+        write_atomically(folder / "fuse.toml", whole.encode())
+        write_atomically(folder / "report.json", json.dumps(report.describe(), indent=1).encode())
+
+
+def write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> float:
+    """Write a model as ONNX, for batches of any size, and return the largest difference of a logit on ``inputs``.
+
+    A file that differs is not kept.
+    """
+    try:
+        with evaluating(model), torch.inference_mode(mode=False), torch.no_grad(), silence():
+            expected: Tensor = model(inputs)
+            batch = torch.export.Dim("batch", min=1)
+            program = torch.onnx.export(
+                model, (inputs,), dynamo=True, dynamic_shapes=({0: batch},), input_names=["inputs"],
+                output_names=["logits"], verbose=False,
+            )  # fmt: skip
+            assert program is not None, "dynamo=True gives a program"
+            program.save(path, external_data=False)
+        found = [(_run(path, inputs[:count]), expected[:count]) for count in (len(inputs), 1)]
+    except ImportError as error:
+        raise FeddfError(
+            f"an ONNX file needs the packages onnx and onnxscript: pip install 'feddf[onnx]' ({error})"
+        ) from error
+    except Exception as error:  # the exporter may fail in any way
+        path.unlink(missing_ok=True)
+        raise FeddfError(f"the student cannot be written as ONNX: {first_line(error)}") from error
+    difference = max(float((one - other).abs().max()) for one, other in found)
+    if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
+        path.unlink(missing_ok=True)
+        raise FeddfError(f"the ONNX file gives other logits than the student: they differ by up to {difference:g}")
+    return difference
+
+
+def _run(path: Path, inputs: Tensor) -> Tensor:
+    session = onnxruntime().InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return torch.from_numpy(np.asarray(session.run(None, {"inputs": inputs.numpy()})[0]))

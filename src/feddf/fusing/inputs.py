@@ -1,0 +1,211 @@
+"""Raw inputs that every model sees in its own way: unlabeled ones to distill on, and labeled ones to measure with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from feddf.config.errors import ConfigError
+from feddf.config.fuse_config import FuseConfig, LabeledConfig
+from feddf.config.sections import DataConfig, PoolConfig, SourceConfig
+from feddf.data.catalogue import root_of
+from feddf.data.encode import plain
+from feddf.data.text import TEXTS, Texts
+from feddf.data.unlabeled import choose
+from feddf.fusing.classes import same
+from feddf.outputs import classes
+from feddf.runs.loading import load_dataset, load_named
+from feddf.runs.pool import PoolTask, pool_of, views_of
+from feddf.saved.preprocess import Features, Images, Preprocess, Tokens, rows_of
+from feddf.seeds import derive
+from feddf.types import Examples, Inputs
+
+LINES = "lines:"
+"""A source of texts: a file with one text in each line."""
+
+
+@dataclass(frozen=True)
+class RawInputs:
+    """Inputs as they are before any model's preprocessing: a tensor, or texts.
+
+    ``encode`` is what models without a preprocessing of their own are fed with; ``views`` as in :class:`Inputs`.
+    """
+
+    rows: Tensor | tuple[str, ...]
+    encode: Callable[[Tensor], Tensor] = plain
+    views: int = 1
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the inputs are numbers that a model takes as they are."""
+        return isinstance(self.rows, Tensor) and self.encode is plain
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the inputs' content."""
+        if isinstance(self.rows, Tensor):
+            sha = hashlib.sha256(repr((str(self.rows.dtype), tuple(self.rows.shape))).encode())
+            sha.update(self.rows.contiguous().view(torch.uint8).numpy().data)
+        else:
+            sha = hashlib.sha256("\0".join(self.rows).encode())
+        return sha.hexdigest()
+
+    def inputs(self, preprocess: Preprocess | None) -> Inputs:
+        """Return the inputs as a model with this preprocessing takes them."""
+        if isinstance(self.rows, Tensor):
+            if isinstance(preprocess, Tokens):
+                raise ValueError("it reads texts, and these inputs are none")
+            if isinstance(preprocess, Images) and (self.rows.dtype != torch.uint8 or self.rows.ndim != 4):
+                raise ValueError("it takes images, and these inputs are none")
+            if isinstance(preprocess, Features) and tuple(self.rows.shape[1:]) != preprocess.shape:
+                raise ValueError(f"it takes inputs of shape {preprocess.shape}, not {tuple(self.rows.shape[1:])}")
+            return Inputs(self.rows, preprocess or self.encode, self.views)
+        if not isinstance(preprocess, Tokens):
+            raise ValueError("it has no tokenizer, and these inputs are texts; name one with tokenizer = ...")
+        return Inputs(preprocess.read(self.rows), preprocess)
+
+    def stored(self, preprocess: Preprocess | None) -> Inputs:
+        """Return the inputs for a model that sees them many times: resized once."""
+        inputs = self.inputs(preprocess)
+        return (
+            replace(inputs, raw=preprocess.resized(rows_of(inputs.raw))) if isinstance(preprocess, Images) else inputs
+        )
+
+    def batch(self, preprocess: Preprocess | None, size: int) -> Tensor:
+        """Return the first few inputs, encoded."""
+        few = RawInputs(self.rows[:size], self.encode).inputs(preprocess)
+        return few.batch(torch.arange(len(few)))
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """Raw inputs with labels: numbers of ``names``, or of the student's classes where there are no names.
+
+    ``fixed`` names are the user's, not the data set's; ``key`` and ``name`` are where the data set is named.
+    """
+
+    raw: RawInputs
+    labels: Tensor
+    n_classes: int
+    names: tuple[str, ...] = ()
+    fixed: bool = False
+    key: str = ""
+    name: str = ""
+
+    def among(self, classes: Sequence[str]) -> Labeled:
+        """Return the same inputs with labels that are numbers of these classes; names are matched."""
+        if not self.names and self.n_classes != len(classes):
+            raise ConfigError(f"the labeled data have {self.n_classes} classes, and the student {len(classes)}")
+        places = {same(name): number for number, name in enumerate(classes)}
+        table = torch.tensor([places.get(same(name), -1) for name in self.names or classes])
+        unnamed = not self.fixed and len(self.names) == len(classes) and all(name.isdigit() for name in classes)
+        if unnamed and -1 in table:
+            table = torch.arange(len(classes))  # the outputs have no names: they are in the data set's order
+        if odd := [self.names[number] for number in self.labels.unique() if table[number] < 0]:
+            allowed = f"its class '{odd[0]}' is none of the student's: {', '.join(classes[:12])}"
+            raise ConfigError.at(f"{self.key}.name", self.name, allowed)
+        return replace(self, labels=table[self.labels], n_classes=len(classes), names=())
+
+    def examples(self, preprocess: Preprocess | None) -> Examples:
+        """Return the examples as a model with this preprocessing takes them."""
+        return Examples(self.raw.stored(preprocess), self.labels, classes(self.n_classes))
+
+
+def as_labeled(given: Examples | Labeled, pool: RawInputs) -> Labeled:
+    """Return what a program hands over as labeled inputs, which are encoded as the pool is."""
+    if isinstance(given, Labeled):
+        return given
+    return Labeled(RawInputs(rows_of(given.inputs.raw), pool.encode), given.labels, given.n_classes)
+
+
+# What a configuration names
+
+
+def load_pool(config: FuseConfig, preprocesses: Sequence[Preprocess | None], *, trust: bool = False) -> RawInputs:
+    """Return the pool of a configuration, in the largest form that some model takes, in color if some model does."""
+    pool, seed = config.pool, derive(config.seed, "pool")
+    if any(isinstance(one, Tokens) for one in preprocesses):
+        return RawInputs(_texts(pool, config.folder, seed))
+    if lines := [source.name for source in pool.sources if source.name.startswith(LINES)]:
+        raise ConfigError.at("pool.sources", lines[0], "no model reads texts; name a folder of images")
+    shapes = [one.shape for one in preprocesses if isinstance(one, Images)]
+    if not shapes:
+        raise ConfigError("no model says how large its images are; say it with student.size")
+    shape = tuple(max(sides) for sides in zip(*shapes, strict=True))
+
+    def load(name: str) -> object:
+        return load_named("pool.sources", name, DataConfig(name=name, folder=config.folder, image_size=shape[-1]))
+
+    rows = pool_of(pool, PoolTask(shape, torch.uint8, load, pool.size, trust=trust), seed)
+    return RawInputs(rows, views=views_of(pool, rows))
+
+
+def load_labeled(config: LabeledConfig, key: str, pool: RawInputs, seed: int) -> Labeled:
+    """Return the labeled examples of a configuration, in the form of the pool's."""
+    rows: Tensor | tuple[str, ...]
+    if isinstance(pool.rows, Tensor):
+        side = pool.rows.shape[-1] if pool.rows.ndim == 4 else None
+        data = DataConfig(name=config.name, folder=config.folder, image_size=side)
+        found = load_dataset(f"{key}.name", config.name, data)
+        examples = found.train if config.part == "train" else found.test
+        rows, labels, names = rows_of(examples.inputs.raw), examples.labels, found.classes
+    else:
+        texts, names = _dataset_texts(config.name, config.folder, f"{key}.name", config.part)
+        rows, labels = tuple(texts.sentences), texts.labels
+    count = int(labels.max()) + 1
+    names = config.classes or names or tuple(str(number) for number in range(count))
+    if len(names) < count:
+        raise ConfigError.at(f"{key}.classes", list(names), f"it has {count} classes")
+    if config.size is not None and config.size < len(labels):
+        chosen = choose(torch.arange(len(labels)), config.size, seed)
+        labels = labels[chosen]
+        rows = rows[chosen] if isinstance(rows, Tensor) else tuple(rows[int(number)] for number in chosen)
+    return Labeled(RawInputs(rows, pool.encode), labels, count, names, bool(config.classes), key, config.name)
+
+
+def _texts(pool: PoolConfig, folder: str | None, seed: int) -> tuple[str, ...]:
+    found: list[str] = []
+    for source in pool.sources:
+        texts = _source_texts(source, folder)
+        size = source.size or (max(2, round(source.fraction * len(texts))) if source.fraction else None)
+        found += _some(texts, size, seed)
+    found = _some(found, pool.size, derive(seed, "size"))
+    if len(found) < 2:
+        raise ConfigError.at("pool.sources", pool.names, f"a pool needs at least two texts, and this has {len(found)}")
+    return tuple(found)
+
+
+def _some(texts: list[str], size: int | None, seed: int) -> list[str]:
+    if size is None or size >= len(texts):
+        return texts
+    return [texts[int(number)] for number in choose(torch.arange(len(texts)), size, seed)]
+
+
+def _source_texts(source: SourceConfig, folder: str | None) -> list[str]:
+    if not source.name.startswith(LINES):
+        return _dataset_texts(source.name, folder, "pool.sources", "train")[0].sentences
+    path = Path(source.name.removeprefix(LINES)).expanduser()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError.at("pool.sources", source.name, f"cannot be read: {error}") from None
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _dataset_texts(name: str, folder: str | None, key: str, part: str) -> tuple[Texts, tuple[str, ...]]:
+    if name not in TEXTS:
+        raise ConfigError.at(key, name, f"the models read texts; name {', '.join(TEXTS)} or {LINES}FILE")
+    source, root = TEXTS[name], root_of(folder)
+    try:
+        return source.read(root / source.folder / (source.train if part == "train" else source.test)), source.classes
+    except (OSError, ValueError) as error:
+        raise ConfigError.at(key, name, str(error)) from None

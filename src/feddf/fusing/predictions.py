@@ -1,0 +1,217 @@
+"""Teachers' predictions: each teacher is opened once, predicts a batch at a time, and its logits are cached on disk.
+
+A cached file is named by a hash of the teacher's files, of the inputs and of how they are fed to it: another student,
+or one more teacher, reuses it. One teacher's predictions are in memory at a time, so a hundred teachers need no more of
+it than five.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from numpy.lib.format import open_memmap
+from torch import Tensor
+
+from feddf.batches import batches
+from feddf.config.errors import FeddfError, first_line
+from feddf.evaluate import BATCH, BATCH_ON_DEVICE
+from feddf.fusing.classes import check_outputs
+from feddf.fusing.inputs import RawInputs
+from feddf.fusing.teachers import PredictBatch, TeacherError, TrainedModel, check_sizes, teacher_preprocess
+from feddf.runtime.atomic import new_file
+from feddf.runtime.compile import in_precision
+from feddf.runtime.device import CPU
+from feddf.runtime.device import described as name_of
+from feddf.runtime.execution import Execution
+from feddf.saved.preprocess import Preprocess, described
+
+VERSION = 1
+"""Counts up when the same teacher and inputs would give other bytes."""
+
+SMALLEST = 1e-12
+"""Probabilities are taken to be at least this much, where they become logits."""
+
+Progress = Callable[[str, int, int], None]
+"""(teacher, inputs done, all inputs) -> nothing; all of them at once where the predictions were cached."""
+
+
+def quiet(teacher: str, done: int, total: int) -> None:
+    """Show no progress."""
+
+
+def default_cache() -> Path:
+    """Return the folder of cached predictions: ``feddf/answers`` in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "feddf" / "answers"
+
+
+@dataclass(frozen=True)
+class PredictionCache:
+    """The logits of teachers for named ``sets`` of inputs. ``evaluated`` are the ids of those that had to be opened.
+
+    Teachers without a preprocessing of their own are fed as the ``student`` is. What modules in memory predict goes to
+    the folder ``scratch``: it cannot be known whether they are the same the next time.
+    """
+
+    folder: Path
+    scratch: Path
+    sets: Mapping[str, RawInputs]
+    student: Preprocess | None
+    progress: Progress = quiet
+    execution: Execution = Execution()
+    evaluated: list[str] = field(default_factory=list)
+    _shown: set[Path] = field(default_factory=set)
+
+    def logits(self, teacher: TrainedModel, name: str = "pool") -> Tensor:
+        """Return a teacher's logits over its own classes for every input of a set."""
+        path, count = self._path(teacher, name), len(self.sets[name])
+        found = _read(path, count)
+        if found is None:
+            self._evaluate(teacher)
+            found = _read(path, count)
+            assert found is not None, "it has just been written"
+        elif path not in self._shown:
+            self.progress(teacher.id, count, count)
+        self._shown.add(path)
+        check_outputs(teacher, found.shape[1])
+        return found
+
+    def n_outputs(self, teacher: TrainedModel) -> int:
+        """Return a teacher's number of outputs."""
+        return int(self.logits(teacher).shape[1])
+
+    def _preprocess(self, teacher: TrainedModel) -> Preprocess | None:
+        return teacher_preprocess(teacher.preprocess, teacher.takes, self.student)
+
+    def _path(self, teacher: TrainedModel, name: str) -> Path:
+        inputs, preprocess = self.sets[name].fingerprint, self._preprocess(teacher)
+        if teacher.content is None:
+            return self.scratch / f"{hashlib.sha256(f'{teacher.id} {inputs}'.encode()).hexdigest()[:32]}.npy"
+        said = [VERSION, teacher.content, inputs, described(preprocess) if preprocess else None, teacher.outputs]
+        run = execution_of(teacher, self.execution)
+        if (run.device, run.precision) != ("cpu", "float32"):  # elsewhere the last bits are others
+            said += [name_of(torch.device(run.device)), run.precision]
+        return self.folder / f"{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]}.npy"
+
+    def _evaluate(self, teacher: TrainedModel) -> None:
+        """Open a teacher, and write its logits for every set that has none yet."""
+        paths = {self._path(teacher, name): name for name in self.sets}
+        with open_teacher(teacher, self._preprocess(teacher), self.execution) as predict:
+            for path, name in paths.items():
+                if _read(path, len(self.sets[name])) is None:
+                    self._write(teacher, self.sets[name], predict, path)
+                    self._shown.add(path)
+        self.evaluated.append(teacher.id)
+
+    def _write(self, teacher: TrainedModel, inputs: RawInputs, predict: PredictAll, path: Path) -> None:
+        whole: np.memmap | None = None
+        done = 0
+        self.progress(teacher.id, done, len(inputs))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with new_file(path) as temporary:
+                for logits in predict(inputs):
+                    if whole is None:
+                        check_outputs(teacher, logits.shape[1])
+                        whole = open_memmap(temporary, "w+", np.float32, (len(inputs), logits.shape[1]))
+                    _check_finite(teacher, logits, done)
+                    whole[done : done + len(logits)] = logits.numpy()
+                    done += len(logits)
+                    self.progress(teacher.id, done, len(inputs))
+                assert whole is not None, "there are inputs"
+                whole.flush()
+        except OSError as error:
+            raise FeddfError(f"cannot cache predictions in {path.parent}: {error.strerror or error}") from error
+
+
+@contextmanager
+def open_cache(
+    folder: Path | None, sets: Mapping[str, RawInputs], student: Preprocess | None, progress: Progress, run: Execution
+) -> Iterator[PredictionCache]:
+    """Give a cache; what modules in memory predict is forgotten at the end of the block."""
+    with TemporaryDirectory(prefix="feddf-predictions-") as scratch:
+        yield PredictionCache(folder or default_cache(), Path(scratch), sets, student, progress, run)
+
+
+def _read(path: Path, n: int) -> Tensor | None:
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    if found.ndim != 2 or len(found) != n or found.dtype != np.float32:
+        return None
+    return torch.from_numpy(np.array(found))  # a copy: what is mapped cannot be written to, which torch warns of
+
+
+PredictAll = Callable[[RawInputs], Iterator[Tensor]]
+"""Raw inputs -> logits on the CPU, a batch at a time."""
+
+
+@contextmanager
+def open_teacher(
+    teacher: TrainedModel, preprocess: Preprocess | None, execution: Execution = Execution()
+) -> Iterator[PredictAll]:
+    """Open a teacher on a device, and give what predicts with it."""
+    check_sizes(teacher.id, teacher.takes, preprocess)
+    run = execution_of(teacher, execution)
+    with run.begun() as device, teacher.open(device) as predict:
+        forward = in_precision(predict, run.precision)
+
+        def predict_all(raw: RawInputs) -> Iterator[Tensor]:
+            try:
+                inputs = raw.inputs(preprocess)
+            except ValueError as error:
+                raise TeacherError(f"teacher {teacher.id}: {first_line(error)}") from error
+            order = torch.arange(len(inputs)).split(BATCH if device == CPU else BATCH_ON_DEVICE)
+            for _, chunk in batches(inputs.raw, order, device):
+                yield _as_logits(teacher, _predict(teacher, forward, inputs.encode(chunk)))
+
+        yield predict_all
+
+
+def execution_of(teacher: TrainedModel, execution: Execution) -> Execution:
+    """Return how a teacher is executed: as all others, or on the CPU if it works there only."""
+    return execution if teacher.moves else Execution()
+
+
+def _predict(teacher: TrainedModel, predict: PredictBatch, batch: Tensor) -> Tensor:
+    try:
+        outputs = predict(batch)
+    except FeddfError:
+        raise
+    except Exception as error:  # a user's model may fail in any way
+        raise TeacherError(
+            f"teacher {teacher.id} cannot predict for inputs of shape {tuple(batch.shape)}; "
+            f"does it take others (size, channels, max_tokens)? It says: {first_line(error)}"
+        ) from error
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(batch) or outputs.shape[1] < 2:
+        given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        allowed = f"one row of logits an input is needed, for a batch of {len(batch)}"
+        raise TeacherError(f"teacher {teacher.id} gives {given}; {allowed}")
+    return outputs.detach().to(CPU, torch.float32)
+
+
+def _as_logits(teacher: TrainedModel, outputs: Tensor) -> Tensor:
+    """Return a teacher's outputs as logits; probabilities are checked for being some."""
+    if teacher.outputs == "logits":
+        return outputs
+    if bool((outputs < -1e-4).any()) or bool(((outputs.sum(dim=1) - 1).abs() > 1e-2).any()):
+        raise TeacherError(f"teacher {teacher.id}: its outputs are not probabilities; say outputs = 'logits'")
+    return outputs.clamp(min=SMALLEST).log()
+
+
+def _check_finite(teacher: TrainedModel, logits: Tensor, first: int) -> None:
+    bad = (~logits.isfinite().all(dim=1)).nonzero().flatten()
+    if len(bad):
+        raise TeacherError(
+            f"teacher {teacher.id}: its logits for input {first + int(bad[0])} are not finite "
+            f"({len(bad)} of {len(logits)} in that batch); leave it out, or repair it"
+        )

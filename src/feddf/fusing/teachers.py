@@ -1,0 +1,249 @@
+"""Teachers: models that were trained already, in files that are opened when they predict; and how models are fed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from feddf.config.errors import ConfigError, FeddfError, nearest
+from feddf.config.fuse_config import InputsConfig, StudentConfig, TeacherConfig
+from feddf.config.names import TEACHER_FORMATS
+from feddf.evaluate import evaluating, folded
+from feddf.runtime.device import device_of
+from feddf.saved.model import LoadedModel, ModelSpec
+from feddf.saved.model_folder import description
+from feddf.saved.preprocess import Features, Images, Preprocess, Tokens
+from feddf.types import State
+
+PredictBatch = Callable[[Tensor], Tensor]
+"""Encoded inputs -> outputs, one row an input, both on the device that the teacher was opened on."""
+
+OutputKind = Literal["logits", "probabilities"]
+
+Sizes = tuple[int | None, ...]
+"""The sizes of one input that a file prescribes, ``None`` where any will do."""
+
+
+class TeacherError(FeddfError):
+    """A teacher cannot be used; one line says which, why and what would be right."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """One model to fuse.
+
+    ``open`` loads it onto a device inside a block; without ``moves`` it works on the CPU only. ``content`` is a hash of
+    its files: predictions of a teacher without one (a module in memory) are not cached on disk. ``preprocess`` is
+    ``None`` where it takes what the student takes, and ``classes`` are empty where its outputs have no names. ``takes``
+    are the sizes that a file prescribes which is fed as the student is. ``spec`` and ``state`` are those of an
+    architecture of feddf, which a student can start as.
+    """
+
+    id: str
+    open: Callable[[torch.device], AbstractContextManager[PredictBatch]]
+    classes: tuple[str, ...] = ()
+    preprocess: Preprocess | None = None
+    outputs: OutputKind = "logits"
+    examples: int = 1
+    content: str | None = None
+    source: str = "a module in memory"
+    takes: Sizes = ()
+    spec: ModelSpec | None = None
+    state: Callable[[], State] | None = None
+    moves: bool = True
+
+
+def of_module(
+    module: nn.Module,
+    id: str,
+    *,
+    classes: Sequence[str] = (),
+    preprocess: Preprocess | None = None,
+    outputs: OutputKind = "logits",
+    examples: int = 1,
+) -> TrainedModel:
+    """Return a module in memory as a teacher. It stays where it is: on another device, a copy of it predicts."""
+
+    @contextmanager
+    def open_module(device: torch.device) -> Iterator[PredictBatch]:
+        there = module if device_of(module) == device else deepcopy(module).to(device)
+        with evaluating(there):
+            yield folded(there)
+
+    return TrainedModel(id, open_module, tuple(classes), preprocess, outputs, examples)
+
+
+def as_teachers(given: Sequence[TrainedModel | nn.Module | str | Path], trust: bool) -> list[TrainedModel]:
+    """Return what a program hands over as teachers, each under a name of its own."""
+    found: list[TrainedModel] = []
+    for number, one in enumerate(given, 1):
+        if isinstance(one, TrainedModel):
+            found.append(one)
+        elif isinstance(one, LoadedModel):
+            found.append(of_module(one, f"teacher-{number}", classes=one.classes, preprocess=one.preprocess))
+        elif isinstance(one, nn.Module):
+            found.append(of_module(one, f"teacher-{number}"))
+        else:
+            found += read_teachers([TeacherConfig(path=str(one))], trust=trust)
+    if not found:
+        raise TeacherError("there is no teacher to learn from")
+    if len({teacher.id for teacher in found}) < len(found):
+        return [replace(one, id=f"{one.id}-{number}") for number, one in enumerate(found, 1)]
+    return found
+
+
+def read_teachers(configs: Sequence[TeacherConfig], *, trust: bool = False) -> list[TrainedModel]:
+    """Return the teachers that a configuration names, each under a name of its own."""
+    _refuse_contradictions(configs)
+    found = [teacher for config in configs for teacher in read_teacher(config, trust=trust)]
+    names = [teacher.id for teacher in found]
+    return [
+        replace(one, id=f"{one.id}-{names[: place + 1].count(one.id)}") if names.count(one.id) > 1 else one
+        for place, one in enumerate(found)
+    ]
+
+
+def _refuse_contradictions(configs: Sequence[TeacherConfig]) -> None:
+    """Two maps must not make different classes of one name; numbers are no names: they differ from model to model."""
+    meanings: dict[str, tuple[str, str]] = {}
+    for config in configs:
+        for own, name in config.map.items():
+            other, path = meanings.setdefault(own, (name, config.path))
+            if other != name and not own.removeprefix("LABEL_").isdigit():
+                raise TeacherError(
+                    f"two class maps contradict each other: '{own}' is '{other}' for {path}, "
+                    f"and '{name}' for {config.path}"
+                )
+
+
+def read_teacher(config: TeacherConfig, *, trust: bool = False) -> list[TrainedModel]:
+    """Return the teacher in a file or folder; a run folder of several prototypes gives several.
+
+    With ``trust``, code runs that the file holds (``.pt2``), or that a folder made elsewhere names.
+    """
+    make = TEACHER_FORMATS[config.format or format_of(Path(config.path).expanduser())]
+    return [_as_configured(teacher, config) for teacher in make(config, trust)]
+
+
+PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt")
+OTHERS = (".joblib", ".npz", ".npy", ".h5", ".keras")
+
+
+def format_of(path: Path) -> str:
+    """Return the format of a file or folder, by what its name ends in, or by what it holds; pickles are refused."""
+    if path.is_dir() and description(path) is not None:
+        return "feddf"
+    if path.suffix in (*PICKLES, *OTHERS):
+        remedy = "export the model to .onnx, or save a state dict with safetensors.torch.save_file(state, FILE)"
+        if path.suffix in PICKLES:
+            remedy = (
+                'where you trust it, convert it: python -c "import torch; from safetensors.torch import save_file; '
+                f"save_file(torch.load('{path.name}', weights_only=True), '{path.stem}.safetensors')\""
+            )
+        raise TeacherError(f"teacher {path}: a {path.suffix} file can run any code when it is read; {remedy}")
+    return path.suffix[1:] if path.suffix in (".safetensors", ".onnx", ".pt2") else "hugging-face"
+
+
+def file_of(config: TeacherConfig) -> Path:
+    """Return the file that a teacher is in, if it is there."""
+    path = Path(config.path).expanduser()
+    if not path.is_file():
+        raise TeacherError(f"there is no teacher {path}")
+    return path
+
+
+def _as_configured(teacher: TrainedModel, config: TeacherConfig) -> TrainedModel:
+    """Return a teacher with what the configuration says about it instead of what its files say."""
+    classes = config.classes or teacher.classes
+    if len(set(classes)) < len(classes):
+        twice = next(name for name in classes if classes.count(name) > 1)
+        raise TeacherError(f"teacher {teacher.id}: its class list names '{twice}' twice")
+    if unknown := [name for name in config.map if name not in classes]:
+        said = nearest(unknown[0], classes) if classes else "it has no class list"
+        raise TeacherError(f"teacher {teacher.id}: its map has a class '{unknown[0]}' that it does not know; {said}")
+    renamed = tuple(config.map.get(name, name) for name in classes)
+    if len(set(renamed)) < len(renamed):
+        twice = next(name for name in renamed if renamed.count(name) > 1)
+        both = " and ".join(repr(own) for own, name in zip(classes, renamed, strict=True) if name == twice)
+        raise TeacherError(f"teacher {teacher.id}: its map makes '{twice}' of {both}; a class has one output")
+    said_so = {name: getattr(config, name) for name in ("outputs", "examples") if name in config.model_fields_set}
+    return replace(with_classes(teacher, renamed), **said_so)
+
+
+def with_classes(teacher: TrainedModel, classes: tuple[str, ...]) -> TrainedModel:
+    """Return a teacher with names for its outputs; a student that starts as it has the same."""
+    spec = replace(teacher.spec, classes=classes) if teacher.spec is not None and classes else teacher.spec
+    return replace(teacher, classes=classes, spec=spec)
+
+
+def file_hash(paths: Sequence[Path], more: str = "") -> str:
+    """Return the SHA-256 of some files and of what else their meaning depends on."""
+    sha = hashlib.sha256(more.encode())
+    for path in paths:
+        with path.open("rb") as file:
+            sha.update(hashlib.file_digest(file, "sha256").digest())
+    return sha.hexdigest()
+
+
+# How a model is fed: decided here and nowhere else
+
+
+def preprocess_of(config: InputsConfig, otherwise: Preprocess | None = None) -> Preprocess | None:
+    """Return the preprocessing that a configuration asks for, on top of what files say; ``None`` if neither does."""
+    if config.tokenizer is not None:
+        return Tokens(config.tokenizer, config.max_tokens)
+    asked = config.model_fields_set & {"size", "channels", "mean", "std", "order"}
+    if not asked or isinstance(otherwise, Tokens | Features):
+        return otherwise
+    channels = config.channels or (otherwise.shape[0] if otherwise else 3)
+    height, width = (config.size, config.size) if config.size else (otherwise.shape[1:] if otherwise else (0, 0))
+    if not height or not width:
+        raise ConfigError("the side of the images is not known; say it with size = 32 for instance")
+    known = otherwise if otherwise is not None and otherwise.shape[0] == channels else None
+    mean = config.mean or (known.mean if known else (0.5,) * channels)
+    std = config.std or (known.std if known else (0.5,) * channels)
+    try:
+        return Images((channels, height, width), mean, std, config.order)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def student_preprocess(config: StudentConfig, teachers: Sequence[Preprocess | None]) -> Preprocess:
+    """Return how a student is fed: as the first teacher that says how, where its own section says no more."""
+    found = preprocess_of(config, next((one for one in teachers if one is not None), None))
+    if found is None:
+        raise ConfigError.at("student.size", None, "no model says how large images are; set it, or a student.tokenizer")
+    return found
+
+
+def teacher_preprocess(own: Preprocess | None, takes: Sizes, student: Preprocess | None) -> Preprocess | None:
+    """Return how a teacher is fed: its own way, or the student's at the sizes that the teacher's file takes."""
+    if own is None and isinstance(student, Images) and len(takes) == 3:
+        channels, height, width = (size or given for size, given in zip(takes, student.shape, strict=True))
+        if channels == student.shape[0]:
+            return replace(student, shape=(channels, height, width))
+    return own or student
+
+
+def check_sizes(teacher: str, takes: Sizes, preprocess: Preprocess | None) -> None:
+    """Raise :class:`TeacherError` where a preprocessing does not fit the sizes that a teacher's file takes."""
+    if preprocess is None or not takes:
+        return
+    shape = preprocess.shape
+    if len(takes) != len(shape) or any(size not in (None, given) for size, given in zip(takes, shape, strict=True)):
+        wanted, given = ("×".join(str(size or "any") for size in sizes) for sizes in (takes, shape))
+        key = "max_tokens" if isinstance(preprocess, Tokens) else "size and channels"
+        raise TeacherError(
+            f"teacher {teacher}: its file takes inputs of {wanted}, and it would be fed {given}; say how it is fed "
+            f"with {key}"
+        )

@@ -1,1 +1,0 @@
-"""One-shot fusion: FedDF with one round and no clients, for models that people already have."""
