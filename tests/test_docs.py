@@ -14,7 +14,7 @@ from feddf.config import Experiment, load
 from feddf.config.fuse_config import FuseConfig, all_fuse_keys, fuse_markdown
 from feddf.config.keys import all_keys, flat, markdown, resolve
 from feddf.config.presets import presets
-from feddf.experiments.variants import variant
+from feddf.runs.many import variant
 
 ROOT = Path(__file__).parents[1]
 MAP = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8")

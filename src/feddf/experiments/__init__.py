@@ -1,1 +1,1 @@
-"""The paper's tables and figures, one file each, and comparisons made of several runs."""
+"""What is found out about a machine."""
