@@ -18,7 +18,8 @@ from feddf.runtime.atomic import write_atomically
 from reproduction import NAMES, find
 
 if TYPE_CHECKING:
-    from reproduction.artifact import Artifact, Scale
+    from reproduction.artifact import Artifact
+    from reproduction.cells import Asked
     from reproduction.theorem import Bound
 
 ATTACKED = Path(__file__).with_name("attacked-digits.toml")
@@ -75,15 +76,17 @@ def reproduce(
 ) -> None:
     """Run a table or figure and check its claim (the word 'run' may be left out)."""
     from reproduction.artifact import SCALES
+    from reproduction.cells import Asked
 
     if scale not in SCALES:
         raise ConfigError.at("--scale", scale, f"must be one of {', '.join(SCALES)}")
     chosen = [find(name) for name in (NAMES if artifact == "all" else artifact.split(","))]
-    wanted, failed = numbers("--seeds", seeds), []
+    workers, failed = 0 if scale == "smoke" else parallel, []
+    asked = Asked(scale, numbers("--seeds", seeds), runs, out / "cells", workers, only_finished)
     for one in chosen:
         try:
-            if _prepare(one, scale, wanted, parallel, out, only_finished) and not estimate_only:
-                _reproduce(one, scale, wanted, parallel, runs, out, only_finished)
+            if _estimate(one, asked) and not estimate_only:
+                _reproduce(one, asked, out)
         except FeddfError as error:
             if len(chosen) == 1:
                 raise
@@ -93,42 +96,34 @@ def reproduce(
         raise FeddfError(f"not reproduced, for the reasons above: {', '.join(failed)}")
 
 
-def _prepare(artifact: Artifact, scale: Scale, seeds: list[int], parallel: int, out: Path, only_finished: bool) -> bool:
+def _estimate(artifact: Artifact, asked: Asked) -> bool:
     """Say how long an artifact takes; return whether there is anything to do for it."""
     from reproduction.cells import experiments_of, to_do
     from reproduction.estimate import seconds_of
 
-    experiments = experiments_of(artifact, scale, seeds)
+    experiments = experiments_of(artifact, asked.scale, asked.seeds)
     if not experiments:
-        _say(f"{artifact.name}: nothing to do at the scale '{scale}'")
-        return False
-    if only_finished and artifact.compute is not None:
+        _say(f"{artifact.name}: nothing to do at the scale '{asked.scale}'")
+    elif asked.only_finished and artifact.compute is not None:
         _say(f"{artifact.name}: is computed, not run; leave out --finished")
         return False
-    if scale != "smoke" and artifact.compute is None and not only_finished:
-        left = to_do(experiments, out / "cells")
-        hours = seconds_of(left.values(), parallel) / 3600
+    elif asked.parallel and artifact.compute is None and not asked.only_finished:
+        left = to_do(experiments, asked.kept)
+        hours = seconds_of(left.values(), asked.parallel) / 3600
         less = ", or less where students stop early" if any(one.distils for one in left.values()) else ""
-        _say(
-            f"{artifact.name}: {len(left)} run{'' if len(left) == 1 else 's'} to do, about {hours:.1f} hours here{less}"
-        )
-    return True
+        runs = f"{len(left)} run{'' if len(left) == 1 else 's'}"
+        _say(f"{artifact.name}: {runs} to do, about {hours:.1f} hours here{less}")
+    return bool(experiments)
 
 
-def _reproduce(
-    artifact: Artifact, scale: Scale, seeds: list[int], parallel: int, runs: Path, out: Path, only_finished: bool
-) -> None:
+def _reproduce(artifact: Artifact, asked: Asked, out: Path) -> None:
     from reproduction.results import reproduce, write
 
-    def say(text: str) -> None:
-        _say(f"{artifact.name}: {text}")
-
-    workers = 0 if scale == "smoke" else parallel
-    found = reproduce(artifact, scale, seeds, runs, out / "cells", workers, say, only_finished)
-    if only_finished and not found["findings"]:
-        say("nothing that could be compared is finished")
-        return
-    say(f"{found['verdict']} ({write(found, out)})")
+    found = reproduce(artifact, asked, lambda text: _say(f"{artifact.name}: {text}"))
+    if asked.only_finished and not found["findings"]:
+        _say(f"{artifact.name}: nothing that could be compared is finished")
+    else:
+        _say(f"{artifact.name}: {found['verdict']} ({write(found, out)})")
 
 
 @app.command()

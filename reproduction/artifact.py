@@ -94,6 +94,12 @@ class Finding:
         return not isnan(self.left) and not isnan(self.right)
 
 
+def final_accuracy(run: Run) -> float:
+    """Return the fused models' test accuracy in %, the mean over prototypes and over the last quarter of the rounds."""
+    curve = run.curve()
+    return 100 * fmean(curve[-max(1, len(curve) // 4) :])
+
+
 @dataclass(frozen=True)
 class Artifact:
     """A table or figure. ``cells`` are those at the paper's scale; ``reduced`` are changes for the other scales.
@@ -106,7 +112,7 @@ class Artifact:
     claim: str
     cells: Sequence[Cell]
     check: Callable[[Measured], list[Finding]]
-    measure: Callable[[Run], float]
+    measure: Callable[[Run], float] = final_accuracy
     unit: str = "test accuracy in %, mean over the last quarter of the rounds"
     reduction: str = ""
     """What is reduced at the scale ``cpu`` beyond what the scale says of itself."""
@@ -173,12 +179,6 @@ def verdict(findings: Sequence[Finding]) -> str:
     if not findings:
         return UNTESTED
     return HOLDS if true == len(findings) else FAILS if true == 0 else IN_PART
-
-
-def final_accuracy(run: Run) -> float:
-    """Return the fused models' test accuracy in %, the mean over prototypes and over the last quarter of the rounds."""
-    curve = run.curve()
-    return 100 * fmean(curve[-max(1, len(curve) // 4) :])
 
 
 def mean_accuracy(run: Run) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import isnan, nan
@@ -37,21 +37,30 @@ def kind_of(attack: str) -> str:
     return attack
 
 
+Column = tuple[float, float, str]
+"""Share of hostile clients, α, method."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One run of the matrix."""
 
     attack: str
-    method: str
-    share: float
-    alpha: float
+    column: Column
     seed: int
 
     @property
     def name(self) -> str:
         """The name of its run folder; without an attack the share does not matter."""
-        share = "" if self.attack == NONE else f"-share{self.share:g}"
-        return f"{self.attack}-{self.method}{share}-alpha{self.alpha:g}-seed{self.seed}".replace(":", ".")
+        share, alpha, method = self.column
+        hostile = "" if self.attack == NONE else f"-share{share:g}"
+        return f"{self.attack}-{method}{hostile}-alpha{alpha:g}-seed{self.seed}".replace(":", ".")
+
+    def experiment(self, base: Experiment, methods: Sequence[str]) -> Experiment:
+        """Return what is run."""
+        share, alpha, method = self.column
+        attack = {"attack.kind": kind_of(self.attack), "attack.share": share if self.attack != NONE else 0.2}
+        return variant(with_values(base, {"seed": self.seed, "partition.alpha": alpha, **attack}), method, methods)
 
 
 def cells(
@@ -64,127 +73,82 @@ def cells(
     """Return all cells, one seed after the other, so that an unfinished matrix is a whole one with fewer seeds."""
     every = [NONE, *(attack for attack in attacks if attack != NONE)]
     return [
-        Cell(attack, method, share, alpha, seed)
+        Cell(attack, (share, alpha, method), seed)
         for seed, alpha, attack, method, share in product(seeds, alphas, every, methods, shares)
     ]
-
-
-def experiments(base: Experiment, wanted: Sequence[Cell]) -> dict[str, Experiment]:
-    """Return the experiment of each cell by the name of its folder."""
-    methods = list(dict.fromkeys(cell.method for cell in wanted))
-    found: dict[str, Experiment] = {}
-    for cell in wanted:
-        changes = {
-            "seed": cell.seed,
-            "partition.alpha": cell.alpha,
-            "attack.kind": kind_of(cell.attack),
-            "attack.share": cell.share if cell.attack != NONE else 0.2,
-        }
-        found[cell.name] = variant(with_values(base, changes), cell.method, methods)
-    return found
 
 
 def run_matrix(
     base: Experiment, wanted: Sequence[Cell], out: Path, parallel: int, say: Callable[[str], None], trust: bool = False
 ) -> Matrix:
     """Run the cells that have not ended, and write the table and the heat map after each of them."""
-    folders = {out / name: one for name, one in experiments(base, wanted).items()}
+    methods = list(dict.fromkeys(cell.column[2] for cell in wanted))
+    folders = {out / cell.name: cell.experiment(base, methods) for cell in wanted}
     say(f"{len(folders)} runs, {len(folders) - len(unfinished(folders))} of them done")
     for path, failure in run_many(folders, 0 if parallel == 1 else parallel, trust=trust, complain=say):
         say(f"{path.name}: {failure or 'done'}")
-        Matrix.read(wanted, out).write(out)
-    found = Matrix.read(wanted, out)
-    found.write(out)
+        Matrix(wanted, out).write()
+    found = Matrix(wanted, out)
+    found.write()
     return found
 
 
-@dataclass(frozen=True)
 class Matrix:
-    """The accuracies (0 to 1) at the last round, by cell; a run that failed has what it had reached."""
+    """The accuracies (0 to 1) at the last round; a run that failed has what it had reached."""
 
-    cells: Sequence[Cell]
-    accuracies: Mapping[str, float]
-    failed: Collection[str] = ()
+    def __init__(self, wanted: Sequence[Cell], out: Path) -> None:
+        self.out, self.seeds = out, sorted({cell.seed for cell in wanted})
+        self.attacks = list(dict.fromkeys(cell.attack for cell in wanted))  # 'none' comes first
+        self.columns = list(dict.fromkeys(cell.column for cell in wanted))
+        self.failed = {(cell.attack, cell.column) for cell in wanted if failure_of(out / cell.name)}
+        reached = [(cell, _accuracy(out / cell.name)) for cell in wanted]
 
-    @classmethod
-    def read(cls, wanted: Sequence[Cell], out: Path) -> Matrix:
-        """Return what the run folders hold; a cell without a round is not a number."""
-        found: dict[str, float] = {}
-        for cell in wanted:
-            path = out / cell.name
-            run = read_run(path) if (path / "config.toml").is_file() else None
-            done = run is not None and (max(run.rounds, default=0) >= run.value("rounds") or failure_of(path))
-            found[cell.name] = (run.curve()[-1] if run.records else 0.0) if run is not None and done else nan
-        return cls(wanted, found, [cell.name for cell in wanted if failure_of(out / cell.name)])
+        def mean(attack: str, column: Column) -> float:
+            mine = [value for cell, value in reached if (cell.attack, cell.column) == (attack, column)]
+            known = [value for value in mine if not isnan(value)]
+            return fmean(known) if known else nan
 
-    def mean(self, attack: str, method: str, share: float, alpha: float) -> float:
-        """Return the mean over the seeds that are done."""
-        mine = [self.accuracies[name] for name in self._names(attack, method, share, alpha)]
-        known = [value for value in mine if not isnan(value)]
-        return fmean(known) if known else nan
-
-    def _names(self, attack: str, method: str, share: float, alpha: float) -> list[str]:
-        wanted = (attack, method, share, alpha)
-        return [cell.name for cell in self.cells if (cell.attack, cell.method, cell.share, cell.alpha) == wanted]
-
-    @property
-    def columns(self) -> list[tuple[float, float, str]]:
-        """Share, α and method of each column."""
-        return list(dict.fromkeys((cell.share, cell.alpha, cell.method) for cell in self.cells))
-
-    @property
-    def attacks(self) -> list[str]:
-        """The attacks, in order, with 'none' first."""
-        return list(dict.fromkeys(cell.attack for cell in self.cells))
-
-    def values(self) -> list[list[float]]:
-        """Return one row an attack, one column a share, α and method."""
-        return [
-            [self.mean(attack, method, share, alpha) for share, alpha, method in self.columns]
-            for attack in self.attacks
-        ]
+        self.values = [[mean(attack, column) for column in self.columns] for attack in self.attacks]
 
     def worst(self) -> list[float]:
         """Return for each column the largest loss against the same method without an attack."""
-        rows = self.values()
-        columns = list(zip(*rows, strict=True))
+        columns = list(zip(*self.values, strict=True))
         return [max([column[0] - value for value in column[1:] if not isnan(value)], default=nan) for column in columns]
 
     def comparison(self) -> Comparison:
         """Return the table."""
-        seeds = sorted({cell.seed for cell in self.cells})
-        names = [f"{method}, α = {alpha:g}, {100 * share:g} %" for share, alpha, method in self.columns]
-        rows = [[attack, *map(percent, row)] for attack, row in zip(self.attacks, self.values(), strict=True)]
-        for row in rows:
-            for number, (share, alpha, method) in enumerate(self.columns, 1):
-                if not set(self.failed).isdisjoint(self._names(row[0], method, share, alpha)):
-                    row[number] += " †"
-        worst = ["largest loss, in points", *(f"{100 * loss:.1f}" for loss in self.worst())]
-        title = f"Test accuracy at the last round under attack, in % (mean over seeds {', '.join(map(str, seeds))})"
+        title = (
+            f"Test accuracy at the last round under attack, in % (mean over seeds {', '.join(map(str, self.seeds))})"
+        )
         title += "; †: a run ended early, when too few clients had sent a usable update" if self.failed else ""
-        numbers: list[dict[str, object]] = [
-            {"attack": attack, "method": method, "share": share, "alpha": alpha, "accuracy in %": round(100 * value, 2)}
-            for attack, row in zip(self.attacks, self.values(), strict=True)
-            for (share, alpha, method), value in zip(self.columns, row, strict=True)
-            if not isnan(value)
-        ]
-        return Comparison(title, ["attack", *names], [*rows, worst], numbers)
+        names = [f"{method}, α = {alpha:g}, {100 * share:g} %" for share, alpha, method in self.columns]
+        rows, numbers = [], []
+        for attack, values in zip(self.attacks, self.values, strict=True):
+            row = list(zip(self.columns, values, strict=True))
+            rows.append([attack, *(percent(one) + " †" * ((attack, column) in self.failed) for column, one in row)])
+            numbers += [
+                {"attack": attack, "method": method, "share": share, "alpha": alpha, "accuracy in %": 100 * one}
+                for (share, alpha, method), one in row
+                if not isnan(one)
+            ]
+        rows.append(["largest loss, in points", *(f"{100 * loss:.1f}" for loss in self.worst())])
+        return Comparison(title, ["attack", *names], rows, numbers)
 
-    def write(self, out: Path) -> None:
+    def write(self) -> None:
         """Write matrix.md, matrix.csv and matrix.png."""
         from feddf.report.plots import save_figure, styled
 
         table = self.comparison()
-        write_atomically(out / "matrix.md", table.markdown().encode())
-        write_atomically(out / "matrix.csv", table.csv().encode())
-        styled(lambda: save_figure(self._heat_map(table.title), out / "matrix.png"))()
+        write_atomically(self.out / "matrix.md", table.markdown().encode())
+        write_atomically(self.out / "matrix.csv", table.csv().encode())
+        styled(lambda: save_figure(self._heat_map(table.title), self.out / "matrix.png"))()
 
     def _heat_map(self, title: str) -> Figure:
         """Return the accuracies as a table of colors with the numbers in it."""
         import numpy as np
         from matplotlib.figure import Figure
 
-        numbers = 100 * np.array(self.values(), dtype=float)
+        numbers = 100 * np.array(self.values, dtype=float)
         columns = [f"{method}\nα = {alpha:g}" for _, alpha, method in self.columns]
         figure = Figure(figsize=(2 + 1.2 * len(columns), 1.6 + 0.35 * len(numbers)), layout="constrained")
         axes = figure.subplots()
@@ -196,3 +160,11 @@ class Matrix:
                 axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize="small")
         axes.set_title(title, fontsize="small")
         return figure
+
+
+def _accuracy(path: Path) -> float:
+    """Return the last accuracy of a run that has ended; else not a number."""
+    run = read_run(path) if (path / "config.toml").is_file() else None
+    if run is None or not (max(run.rounds, default=0) >= run.value("rounds") or failure_of(path)):
+        return nan
+    return run.curve()[-1] if run.records else 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -97,28 +98,34 @@ def is_kept(path: Path, experiment: Experiment) -> bool:
     return True
 
 
-def run_cells(
-    experiments: Mapping[str, Sequence[Experiment]],
-    folder: Path,
-    kept: Path,
-    parallel: int,
-    say: Say,
-    only_finished: bool = False,
-) -> dict[str, list[Run]]:
-    """Run what is not finished yet, and return the runs of each cell. With ``parallel = 0`` all run in this process.
+@dataclass(frozen=True)
+class Asked:
+    """How cells are run. Runs go on in ``runs``; what is small of those that have ended is kept in ``kept``.
 
-    Runs go on in ``folder``; once one has ended, its small files are copied to ``kept``, where later calls find them.
-    With ``only_finished`` nothing is run, and cells may lack runs.
+    ``parallel`` run at a time, in processes of their own, with 0 one after the other in this process. With
+    ``only_finished`` nothing is run, and cells may lack runs.
     """
+
+    scale: Scale
+    seeds: Sequence[int]
+    runs: Path
+    kept: Path
+    parallel: int
+    only_finished: bool = False
+
+
+def run_cells(experiments: Mapping[str, Sequence[Experiment]], asked: Asked, say: Say) -> dict[str, list[Run]]:
+    """Run what is not finished yet, and return the runs of each cell."""
+    folder, kept = asked.runs, asked.kept
     missing = to_do(experiments, kept)
     count = len({hash_of(one) for mine in experiments.values() for one in mine})
     if len(missing) < count:
         say(f"{count - len(missing)} of {count} runs are finished already")
-    wanted = {} if only_finished else {folder / name: _as_begun(folder / name, one) for name, one in missing.items()}
+    wanted = {folder / name: _as_begun(folder / name, one) for name, one in missing.items() if not asked.only_finished}
     left = unfinished(wanted)
     for path in wanted.keys() - set(left):
         keep(path, kept)
-    for done, (path, failure) in enumerate(run_many(wanted, parallel, complain=say), 1):
+    for done, (path, failure) in enumerate(run_many(wanted, asked.parallel, complain=say), 1):
         keep(path, kept)
         say(f"{path.name}: {failure or 'done'} ({done} of {len(left)})")
     return {

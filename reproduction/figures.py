@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from operator import gt, le, lt
+from operator import gt, le, lt, sub
 from statistics import fmean
 
-from feddf.report.read import Run
 from reproduction.artifact import (
     BOTH,
     FEDAVG,
@@ -21,7 +20,6 @@ from reproduction.artifact import (
     Scale,
     all_better,
     crossed,
-    final_accuracy,
     grid,
     mean_accuracy,
     skews,
@@ -34,23 +32,13 @@ CIFAR10 = "cifar10-resnet8"
 # Figures 1 and 8: the toy
 
 
-def gain_at_the_end(run: Run) -> float:
-    """Return what distillation adds to the average, in points."""
-    return 100 * (run.curve(which="fused")[-1] - run.curve(which="averaged")[-1])
-
-
-def gap_to_the_ensemble(run: Run) -> float:
-    """Return how far the fused model stays behind the ensemble, in points."""
-    return 100 * (run.ensemble()[-1] - run.curve()[-1])
-
-
 FIG1 = Artifact(
     "fig1",
     "Figure 1: the limitation of FedAvg on a toy example",
     "Averaging blurs the decision boundaries, and FedDF comes close to the ensemble.",
     [Cell("toy", "gain", "toy", {})],
     lambda measured: [measured.against(gt, "toy, gain", 0.0, "the fused model is above the averaged one")],
-    gain_at_the_end,
+    lambda run: 100 * (run.curve()[-1] - run.curve(which="averaged")[-1]),
     unit="fused minus averaged accuracy in points",
     reducible=False,
     reduced={
@@ -74,7 +62,7 @@ FIG8 = replace(
     check=lambda measured: [
         measured.against(lt, "toy, gain", 10.0, "the fused model is within ten points of the ensemble")
     ],
-    measure=gap_to_the_ensemble,
+    measure=lambda run: 100 * (run.ensemble()[-1] - run.curve()[-1]),
     unit="ensemble minus fused accuracy in points",
     higher_is_better=False,
 )
@@ -113,7 +101,6 @@ FIG2 = Artifact(
         crossed(skews(100.0, 1.0, 0.01), fractions(1.0, 0.5)),
     ),
     check_epochs,
-    final_accuracy,
     reduction="α = 1 and 0.01 with all the data",
     subset={"cpu": lambda cell: "100 %" in cell.column and "α = 100" not in cell.column},
 )
@@ -127,7 +114,6 @@ FIG14 = Artifact(
         crossed(skews(100.0, 1.0, 0.01), fractions(1.0, 0.75, 0.5, 0.25)),
     ),
     all_better((f"FedDF, E = 40, {skew}, {HALF}", f"FedAvg, E = 40, {skew}, {HALF}") for skew in skews(1.0, 0.01)),
-    final_accuracy,
     reduction="half of the data, E = 40, α = 1 and 0.01",
     subset={"cpu": lambda cell: HALF in cell.column and "E = 40" in cell.row and "α = 100" not in cell.column},
 )
@@ -141,7 +127,6 @@ FIG3 = Artifact(
     "FedDF converges faster than FedAvg and stays above it.",
     [cell for data, preset in TEXTS.items() for cell in grid(preset, {data: {}}, BOTH)],
     all_better((f"{data}, FedDF", f"{data}, FedAvg") for data in TEXTS),
-    final_accuracy,
     small_task="texts",
     reduction="the model in the folder FEDDF_TEXT_MODEL (here MiniLM-L6)",
 )
@@ -166,7 +151,6 @@ FIG4 = Artifact(
     "FedDF is above FedAvg, which can average models of one architecture only.",
     [cell for data, name in PHOTOGRAPHS.items() for cell in grid(f"{name}-heterogeneous", {data: {}}, BOTH)],
     check_architectures,
-    final_accuracy,
     small_task="photographs",
     reduction="CIFAR-10 only, with ResNet-8, a narrower ResNet-14 and a small CNN, 9 clients",
     reduced={
@@ -214,7 +198,6 @@ FIG5 = Artifact(
     "FedDF is consistent over natural sources (within three points of CIFAR-100), and noise is worse by more.",
     grid(CIFAR10, SOURCES, {"FedDF": {"partition.alpha": 1.0}}),
     check_sources,
-    final_accuracy,
     small_task="photographs",
     reduction="CIFAR-100, Tiny-ImageNet, the validation images and noise; no generator",
     subset=dict.fromkeys(("cpu", "smoke"), lambda cell: cell.row in (*NATURAL, "noise")),
@@ -317,7 +300,6 @@ PARTITIONS = Artifact(
     "α = 100 mimics identical local data, and the smaller α is, the more clients hold examples of one class only.",
     PARTITION_CELLS,
     check_partitions,
-    final_accuracy,
     unit="mean share of a client's largest class, in %",
     compute=top_class_shares,
 )
@@ -327,7 +309,6 @@ BOUND = Artifact(
     "The ensemble's risk is bounded by terms that grow with the discrepancy, which grows as α falls.",
     BOUND_CELLS,
     lambda measured: growing(BOUND_CELLS, measured),
-    final_accuracy,
     unit="half the proxy A-distance, averaged over the clients",
     reduction="three local epochs; the complexity term is vacuous and not looked at",
     reduced={"cpu": {"local.epochs": 3}},
@@ -356,7 +337,6 @@ FIG12 = Artifact(
     "Decaying the rate during local training has no benefit.",
     grid(CIFAR10, DECAYS, skews(100.0, 1.0, 0.01)),
     check_decay,
-    final_accuracy,
     reduction="α = 1 and 0.01",
     subset={"cpu": lambda cell: cell.column != "α = 100"},
 )
@@ -369,17 +349,10 @@ FIG13 = Artifact(
     "FedDF with BatchNorm is above FedAvg with either normalization.",
     [cell for cell in TABLE2.cells if cell.row == "cifar10, α = 1"],
     all_better(("cifar10, α = 1, FedDF, BN", f"cifar10, α = 1, FedAvg, {norm}") for norm in ("BN", "GN")),
-    final_accuracy,
     reduction="as Table 2",
 )
 
 # Figures 15 to 17: learning curves before and after fusion
-
-
-def mean_gain(run: Run) -> float:
-    """Return what distillation adds to the average: fused minus averaged, the mean over all rounds, in points."""
-    pairs = zip(run.curve(which="fused"), run.curve(which="averaged"), strict=True)
-    return 100 * fmean(after - before for after, before in pairs)
 
 
 FIG15 = Artifact(
@@ -390,7 +363,7 @@ FIG15 = Artifact(
     lambda measured: [
         measured.against(gt, cell, 0.0, f"distillation adds accuracy, {cell}") for cell in measured.values
     ],
-    mean_gain,
+    lambda run: 100 * fmean(map(sub, run.curve(), run.curve(which="averaged"))),
     unit="fused minus averaged test accuracy in points, mean over all rounds",
     reduction="α = 1 and 0.1",
     subset={"cpu": lambda cell: cell.column in ("α = 1", "α = 0.1")},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import date
 from importlib.metadata import version
@@ -15,33 +15,39 @@ from typing import Any
 from feddf.config import Experiment
 from feddf.report.read import Run
 from feddf.runtime.atomic import write_atomically
-from reproduction.artifact import Artifact, Measured, Scale, cells_at, verdict
-from reproduction.cells import experiments_of, hash_of, run_cells
+from reproduction.artifact import Artifact, Cell, Measured, cells_at, verdict
+from reproduction.cells import Asked, Say, experiments_of, hash_of, run_cells
 from reproduction.scales import experiment_of, reduction_of
 
 
-def reproduce(
-    artifact: Artifact,
-    scale: Scale,
-    seeds: Sequence[int],
-    folder: Path,
-    kept: Path,
-    parallel: int,
-    say: Callable[[str], None],
-    only_finished: bool = False,
-) -> dict[str, Any]:
+def reproduce(artifact: Artifact, asked: Asked, say: Say) -> dict[str, Any]:
     """Run the cells that are not finished, and return what was measured and the verdict on the claim.
 
-    With ``only_finished`` nothing is run: the verdict is on the comparisons whose cells are there.
+    It is on the comparisons whose cells are there.
     """
+    scale, seeds = asked.scale, asked.seeds
     runs: dict[str, list[Run]] = {}
     experiments: dict[str, list[Experiment]] = {}
     if artifact.compute is not None:
         values = artifact.compute(scale, seeds)
     else:
         experiments = experiments_of(artifact, scale, seeds)
-        runs = run_cells(experiments, folder, kept, parallel, say, only_finished)
+        runs = run_cells(experiments, asked, say)
         values = {cell: [artifact.measure(run) for run in mine] for cell, mine in runs.items() if mine}
+
+    def entry(cell: Cell) -> dict[str, Any]:
+        configuration = experiment_of(artifact, cell, scale, 0)
+        return {
+            "row": cell.row,
+            "column": cell.column,
+            "paper": cell.paper,
+            "values": [round(value, 4) for value in values.get(cell.name, [])],
+            "preset": cell.preset,
+            "configuration": configuration.model_dump(mode="json", exclude_defaults=True, exclude_none=True),
+            "hashes": [hash_of(one) for one in experiments.get(cell.name, [])],
+            "curves": [_curve(run) for run in runs.get(cell.name, [])],
+        }
+
     findings = [one for one in artifact.check(Measured(values, artifact.higher_is_better)) if one.measured]
     return {
         "artifact": artifact.name,
@@ -54,32 +60,11 @@ def reproduce(
         "seeds": list(seeds),
         "command": f"python -m reproduction {artifact.name} --scale {scale} --seeds {','.join(map(str, seeds))}",
         "findings": [{**asdict(finding), "clear": finding.clear} for finding in findings],
-        "cells": [_cell(artifact, scale, one, values, runs, experiments) for one in cells_at(artifact, scale)],
+        "cells": [entry(cell) for cell in cells_at(artifact, scale)],
         "hours": round(sum(sum(run.seconds().values()) for mine in runs.values() for run in mine) / 3600, 2),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, no GPU used",
         "versions": {name: version(name) for name in ("feddf", "torch", "numpy")},
         "date": date.today().isoformat(),
-    }
-
-
-def _cell(
-    artifact: Artifact,
-    scale: Scale,
-    cell: Any,
-    values: Mapping[str, Sequence[float]],
-    runs: Mapping[str, Sequence[Run]],
-    experiments: Mapping[str, Sequence[Experiment]],
-) -> dict[str, Any]:
-    first = experiment_of(artifact, cell, scale, 0)
-    return {
-        "row": cell.row,
-        "column": cell.column,
-        "paper": cell.paper,
-        "values": [round(value, 4) for value in values.get(cell.name, [])],
-        "preset": cell.preset,
-        "configuration": first.model_dump(mode="json", exclude_defaults=True, exclude_none=True),
-        "hashes": [hash_of(one) for one in experiments.get(cell.name, [])],
-        "curves": [_curve(run) for run in runs.get(cell.name, [])],
     }
 
 

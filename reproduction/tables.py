@@ -18,7 +18,6 @@ from reproduction.artifact import (
     Measured,
     all_better,
     crossed,
-    final_accuracy,
     grid,
     rounds_to,
     skews,
@@ -167,7 +166,6 @@ TABLE2 = Artifact(
     all_better(
         (f"{row}, FedDF, BN", f"{row}, {other}") for row in NORM_ROWS for other in NORM_COLUMNS if "FedDF" not in other
     ),
-    final_accuracy,
     reduction="the rows of CIFAR-10 only; two groups in GroupNorm",
     subset={"cpu": lambda cell: cell.row.startswith("cifar10,")},
 )
@@ -198,7 +196,6 @@ TABLE3 = Artifact(
             ("FedAvg, accuracy", "FedAvg without drop-worst, accuracy"),
         ]
     ),
-    final_accuracy,
     reduction="a quarter of VGG-9's width; without FedMA, which stays at chance (five epochs of 100 images for each "
     "layer teach it nothing), so that a comparison would say nothing",
     reduced={"cpu": {"prototypes": ({"model": "vgg9", "scale": 0.25},), "local.rate": 0.05}},
@@ -228,7 +225,6 @@ TABLE4 = Artifact(
     all_better(
         (f"{row}, FedDF, BN", f"{row}, FedAvg, {norm}") for row in ("E = 20", "E = 40") for norm in ("BN", "GN")
     ),
-    final_accuracy,
     reduction="E = 20 and 40 only",
     subset={"cpu": lambda cell: cell.row != "E = 80"},
 )
@@ -251,7 +247,6 @@ TABLE5 = Artifact(
         ],
     ),
     all_better((f"E = 40, {skew}, from average", f"E = 40, {skew}, from previous") for skew in TWO_SKEWS),
-    final_accuracy,
     reduction="E = 40 only",
     subset={"cpu": lambda cell: "E = 40" in cell.row},
 )
@@ -277,7 +272,6 @@ TABLE6 = Artifact(
     all_better(
         [*((f"{row}, FedDF", f"{row}, FedAvg") for row in LOCAL_ROWS), ("Adam, α = 1, FedAvg", "SGD, α = 1, FedAvg")]
     ),
-    final_accuracy,
 )
 TABLE8 = Artifact(
     "table8",
@@ -290,7 +284,6 @@ TABLE8 = Artifact(
         [("80.27", "72.73"), ("71.52", "62.44"), ("80.56", "76.11"), ("71.64", "62.53")],
     ),
     all_better((f"{row}, FedDF", f"{row}, FedAvg") for row in PROXIMAL_ROWS),
-    final_accuracy,
 )
 
 # Table 7: the server's optimizer
@@ -319,7 +312,6 @@ TABLE7 = Artifact(
         [("76.68", "57.33"), ("80.27", "71.52"), ("80.84", "72.40")],
     ),
     check_optimizers,
-    final_accuracy,
 )
 
 ARTIFACTS = (TABLE1, TABLE1_START, TABLE2, TABLE3, TABLE4, TABLE5, TABLE6, TABLE7, TABLE8)

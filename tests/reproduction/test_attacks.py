@@ -180,15 +180,15 @@ def test_the_matrix_is_run_written_and_gone_on_with(tmp_path: Path) -> None:
     assert said == ["8 runs, 4 of them done", *(f"{cell.name}: done" for cell in some[4:])]  # the other half
     assert (tmp_path / "matrix.png").read_bytes().startswith(b"\x89PNG")
     assert len((tmp_path / "matrix.csv").read_text().splitlines()) == 1 + 4
-    found = Matrix.read(wanted, tmp_path)
+    found = Matrix(wanted, tmp_path)
     table = found.comparison()
     assert [row[0] for row in table.rows] == ["none", "sign-flip", "backdoor", "largest loss, in points"]
     assert table.rows[2][1:] == ["–", "–"]
-    none, flipped = (found.mean(attack, "fedavg", 0.4, 1.0) for attack in ("none", "sign-flip"))
-    assert found.worst()[0] == pytest.approx(none - flipped)
+    assert found.columns[0] == (0.4, 1.0, "fedavg")
+    assert found.worst()[0] == pytest.approx(found.values[0][0] - found.values[1][0])
     assert "†" not in table.title
     (tmp_path / wanted[0].name / "failed.txt").write_text("too few clients")
-    marked = Matrix.read(wanted, tmp_path).comparison()
+    marked = Matrix(wanted, tmp_path).comparison()
     assert marked.rows[0][1:] == [f"{table.rows[0][1]} †", table.rows[0][2]]
     assert "ended early" in marked.title
 

@@ -1,4 +1,4 @@
-"""Many experiments: folders are checked before any is made, what has ended is left alone, what cannot succeed is kept."""
+"""Many experiments: folders are checked before any is made, what has ended is left alone, failures are noted."""
 
 from __future__ import annotations
 
