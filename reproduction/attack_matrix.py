@@ -8,17 +8,17 @@ from itertools import product
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
 
 from feddf.config import ConfigError, Experiment, with_values
 from feddf.config.errors import nearest
+from feddf.report.plots import save_figure, styled
 from feddf.report.read import read_run
 from feddf.report.tables import Comparison, percent
 from feddf.runs.many import failure_of, run_many, unfinished, variant
 from feddf.runtime.atomic import write_atomically
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 NONE = "none"
 NAMES = (
@@ -136,8 +136,6 @@ class Matrix:
 
     def write(self) -> None:
         """Write matrix.md, matrix.csv and matrix.png."""
-        from feddf.report.plots import save_figure, styled
-
         table = self.comparison()
         write_atomically(self.out / "matrix.md", table.markdown().encode())
         write_atomically(self.out / "matrix.csv", table.csv().encode())
@@ -145,9 +143,6 @@ class Matrix:
 
     def _heat_map(self, title: str) -> Figure:
         """Return the accuracies as a table of colors with the numbers in it."""
-        import numpy as np
-        from matplotlib.figure import Figure
-
         numbers = 100 * np.array(self.values, dtype=float)
         columns = [f"{method}\nα = {alpha:g}" for _, alpha, method in self.columns]
         figure = Figure(figsize=(2 + 1.2 * len(columns), 1.6 + 0.35 * len(numbers)), layout="constrained")

@@ -95,11 +95,7 @@ FIG2 = Artifact(
     "Figure 2: FedAvg and FedDF by skew, local epochs and data fraction (CIFAR-10, ResNet-8)",
     "FedDF is above FedAvg when local training is sufficient (40 epochs and more), and gains from more local epochs, "
     "where FedAvg saturates.",
-    grid(
-        CIFAR10,
-        crossed(BOTH, epochs(1, 20, 40, 80)),
-        crossed(skews(100.0, 1.0, 0.01), fractions(1.0, 0.5)),
-    ),
+    grid(CIFAR10, crossed(BOTH, epochs(1, 20, 40, 80)), crossed(skews(100.0, 1.0, 0.01), fractions(1.0, 0.5))),
     check_epochs,
     reduction="α = 1 and 0.01 with all the data",
     subset={"cpu": lambda cell: "100 %" in cell.column and "α = 100" not in cell.column},

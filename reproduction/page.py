@@ -10,13 +10,13 @@ from math import ceil
 from pathlib import Path
 from statistics import fmean, stdev
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from matplotlib.figure import Figure
+
+from feddf.report.plots import COLOURS, styled
 from feddf.report.read import ReportError
 from reproduction.artifact import FAILS, HOLDS, IN_PART, SCALES, UNTESTED
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Result = Mapping[str, Any]
 
@@ -176,8 +176,6 @@ def _entry(cell: Mapping[str, Any] | None, seeds: int) -> str:
 
 def _picture(draw: Callable[[], Figure]) -> str:
     """Return a figure in the one style as SVG."""
-    from feddf.report.plots import styled
-
     text = StringIO()
     styled(lambda: draw().savefig(text, format="svg", metadata={"Date": None}))()
     return text.getvalue()[text.getvalue().index("<svg") :]
@@ -203,10 +201,6 @@ def bars(rows: Mapping[str, Mapping[str, Sequence[float]]], label: str) -> Figur
 
     So the paper compares sources of unlabeled data (Figure 5).
     """
-    from matplotlib.figure import Figure
-
-    from feddf.report.plots import COLOURS
-
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     figure = Figure(figsize=(max(5.5, 0.9 + 0.35 * len(rows) * (len(columns) + 1)), 3.8), layout="constrained")
     axes = figure.subplots()
@@ -228,16 +222,10 @@ def bars(rows: Mapping[str, Mapping[str, Sequence[float]]], label: str) -> Figur
 def _curves(cells: Sequence[Mapping[str, Any]]) -> str:
     """Return the learning curves of all cells as an SVG picture: the mean over seeds, and their range as a band."""
     drawn = [cell for cell in cells if cell["curves"] and len(cell["curves"][0]["fused"]) > 1]
-    if not drawn:
-        return ""
-    return _picture(lambda: _draw_curves(drawn))
+    return _picture(lambda: _draw_curves(drawn)) if drawn else ""
 
 
 def _draw_curves(drawn: Sequence[Mapping[str, Any]]) -> Figure:
-    from matplotlib.figure import Figure
-
-    from feddf.report.plots import COLOURS
-
     figure = Figure(figsize=(8, 4 + 0.2 * ceil(len(drawn) / 2)), layout="constrained")
     axes = figure.subplots()
     for number, cell in enumerate(drawn):
@@ -245,12 +233,9 @@ def _draw_curves(drawn: Sequence[Mapping[str, Any]]) -> Figure:
         by_round = [[100 * (curve["fused"][i] or 0.0) for curve in cell["curves"]] for i in range(length)]
         rounds, color = range(1, length + 1), COLOURS[number % len(COLOURS)]
         style = ["-", "--", ":", "-."][number // len(COLOURS) % 4]
-        axes.plot(
-            rounds, [fmean(one) for one in by_round], style, color=color, label=f"{cell['row']}, {cell['column']}"
-        )
-        axes.fill_between(
-            rounds, [min(one) for one in by_round], [max(one) for one in by_round], color=color, alpha=0.15
-        )
+        label = f"{cell['row']}, {cell['column']}"
+        axes.plot(rounds, list(map(fmean, by_round)), style, color=color, label=label)
+        axes.fill_between(rounds, list(map(min, by_round)), list(map(max, by_round)), color=color, alpha=0.15)
     axes.set(xlabel="communication round", ylabel="test accuracy in %")
     axes.legend(fontsize="x-small", ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.15))
     return figure
