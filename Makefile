@@ -2,12 +2,14 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 SEEDS ?= 0
+SCALE ?= cpu
 
-.PHONY: help demo test lint docs bench soak long-test deploy-test clean
+.PHONY: help demo reproduce test lint docs bench soak long-test deploy-test clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo           FedAvg and FedDF on embedded digits, side by side (about a minute; SEEDS=0,1,2 for three)"
+	@echo "make reproduce      a table or figure of the paper: ARTIFACT=table1 SCALE=smoke SEEDS=0,1,2; without ARTIFACT it lists them"
 	@echo "make test           ruff, mypy, import-linter, the documentation site and pytest"
 	@echo "make docs           the documentation site, in site/"
 	@echo "make soak           200 kills, 100,000 mutated files, 50 rounds with failures; writes docs/reliability.md (meant for 30 minutes)"
@@ -29,6 +31,9 @@ help:
 
 demo: .venv/demo
 	$(BIN)/feddf compare demo seeds=$(SEEDS)
+
+reproduce: .venv/demo
+	$(BIN)/python -m reproduction $(if $(ARTIFACT),$(ARTIFACT) --scale $(SCALE) --seeds $(SEEDS),--list)
 
 .venv/docs: .venv/demo
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

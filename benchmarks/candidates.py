@@ -1,7 +1,7 @@
 """What else could make FedDF need fewer rounds: the candidates of docs/feddf-plus.md, on its two tasks.
 
-    python benchmarks/candidates.py                                            # lists them
-    FEDDF_DATA=... python benchmarks/candidates.py running-mean --task CIFAR-10 --seeds 0,1,2 --base feddf-plus
+    python -m benchmarks.candidates                                            # lists them
+    FEDDF_DATA=... python -m benchmarks.candidates running-mean --task CIFAR-10 --seeds 0,1,2 --base feddf-plus
 
 Each changes one part of a method: its start, its clients' loss, its teachers' weights or its fusion. Rows are added to
 benchmarks/results/candidates.jsonl: the rounds to the target, the accuracy after each round, and the seconds.
@@ -33,7 +33,6 @@ from feddf.fusion.ensemble import AskEnsemble, Memory, Taught, avg_logits
 from feddf.fusion.feddf import feddf
 from feddf.fusion.weights import by_class_counts
 from feddf.outputs import Outputs, classes
-from feddf.reproduce.artefacts.plus import FEDERATION, TARGETS, TASKS
 from feddf.rounds import run_rounds
 from feddf.runs import methods
 from feddf.runs.build import Parts, build
@@ -57,6 +56,7 @@ from feddf.types import (
     Vote,
     Weight,
 )
+from reproduction.beyond import FEDERATION, TARGETS, TASKS
 
 RESULTS = Path(__file__).parent / "results" / "candidates.jsonl"
 

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -20,6 +20,7 @@ import typer
 from feddf import cli
 from feddf.config import load
 from feddf.runs.run import run_experiment
+from reproduction.__main__ import app as reproduction_app
 
 CONFIG = """
 name = "small"
@@ -54,13 +55,13 @@ class Done:
     stderr: str
 
 
-def feddf(*words: str, cwd: Path) -> Done:
+def feddf(*words: str, cwd: Path, app: Callable[..., Any] = cli.app) -> Done:
     """Run the command line in this process, in another folder: two seconds less than a process of its own."""
     out, err = StringIO(), StringIO()
     with chdir(cwd), redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
         patch.delenv("FEDDF_DATA", raising=False)
         patch.syspath_prepend(cwd)
-        code = cli.guarded(lambda: cli.app(list(words), standalone_mode=False))
+        code = cli.guarded(lambda: app(list(words), standalone_mode=False))
     return Done(code, out.getvalue(), err.getvalue())
 
 
@@ -359,9 +360,9 @@ def test_partition_draws_and_measures_several_alphas(tmp_path: Path) -> None:
     assert "cifar11" in feddf("partition", "cifar11", cwd=tmp_path).stderr
 
 
-@pytest.mark.parametrize("words", [("resume",), ("bound",)])
+@pytest.mark.parametrize(("app", "command"), [(cli.app, "resume"), (reproduction_app, "bound")])
 def test_code_that_somebody_elses_run_names_is_not_run_unasked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, app: Callable[..., Any], command: str
 ) -> None:
     (tmp_path / "small.toml").write_text(CONFIG)
     assert feddf("run", "small.toml", "--out", "run", "rounds=1", cwd=tmp_path).returncode == 0
@@ -370,11 +371,11 @@ def test_code_that_somebody_elses_run_names_is_not_run_unasked(
     (tmp_path / "run" / "config.sha256").unlink(missing_ok=True)
     monkeypatch.delitem(sys.modules, "their-own", raising=False)
     (tmp_path / "their-own.py").write_text("open('canary', 'w').close()\n")
-    done = feddf(*words, "run", cwd=tmp_path)
+    done = feddf(command, "run", cwd=tmp_path, app=app)
     assert not (tmp_path / "canary").exists()
     assert (done.returncode, done.stdout) == (1, "")
     assert "their-own:Net; look at that code, then say --trust" in done.stderr.replace("\n", " ")
-    feddf(*words, "run", "--trust", cwd=tmp_path)
+    feddf(command, "run", "--trust", cwd=tmp_path, app=app)
     assert (tmp_path / "canary").exists()
 
 

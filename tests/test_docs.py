@@ -15,12 +15,13 @@ from feddf.config import Experiment, load
 from feddf.config.fuse_config import FuseConfig
 from feddf.config.keys import all_keys, flat, markdown, resolve
 from feddf.config.presets import presets
-from feddf.experiments.variants import variant
+from feddf.runs.many import variant
+from reproduction import NAMES
 
 ROOT = Path(__file__).parents[1]
 MAP = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
-WORDS = {"attacks", "shares", "alphas", "methods", "seeds", "seed", "target", "parallel", "extensions"}
+WORDS = {"methods", "seeds", "seed", "target", "parallel", "extensions"}
 """What a command takes besides the keys of a configuration (and the seed)."""
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -49,13 +50,13 @@ def test_every_function_in_the_paper_map_exists(name: str) -> None:
     parts = name.split(".")
     for split in range(len(parts), 0, -1):
         try:
-            found = import_module(".".join(["feddf", *parts[:split]]))
+            found = import_module(".".join(([] if parts[0] == "reproduction" else ["feddf"]) + parts[:split]))
         except ImportError:
             continue
         for attribute in parts[split:]:
             found = getattr(found, attribute)
         return
-    pytest.fail(f"feddf.{name} cannot be imported")
+    pytest.fail(f"{name} cannot be imported")
 
 
 def test_deviations_are_numbered_without_gaps_and_all_are_used() -> None:
@@ -109,6 +110,16 @@ def test_commands_are_valid(page: Path) -> None:
             variant(load(name, overrides), method)
         for key in given.keys() - WORDS:
             resolve(key, Experiment)
+
+
+@every_page
+def test_what_is_reproduced_has_a_name(page: Path) -> None:
+    if page.name == "CHANGELOG.md":  # which also names what is gone
+        return
+    known = {*NAMES, "all", "NAME", "ARTIFACT", "report", "bound", "attacks"}
+    for names in re.findall(r"python -m reproduction ([\w,-]+)", page.read_text(encoding="utf-8")):
+        assert names.startswith("--") or set(names.split(",")) <= known, names
+    assert not re.search(r"feddf (reproduce|bound|attack-matrix)\b", page.read_text(encoding="utf-8"))
 
 
 def _placeholder(value: str) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from feddf import cli
+from reproduction.__main__ import app as reproduction_app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "concepts.md"]
@@ -38,13 +39,17 @@ def commands(block: str) -> list[list[str]]:
 
 
 def call(words: list[str]) -> None:
-    assert words[0] == "feddf", f"only feddf is run: {words}"
+    app = cli.app
+    if words[:3] == ["python", "-m", "reproduction"]:
+        app, words = reproduction_app, words[2:]
+    else:
+        assert words[0] == "feddf", f"only feddf and the reproduction are run: {words}"
     given = {word.partition("=")[0] for word in words}
     own = ["engine=in-process"] if words[1] in RUNS else []
     own += ["distill.steps=5"] if words[1] in ("run", "compare") and not given & {"distill.steps", "steps"} else []
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = cli.guarded(lambda: cli.app([*words[1:], *own], standalone_mode=False))
+        code = cli.guarded(lambda: app([*words[1:], *own], standalone_mode=False))
     assert code == 0, f"{shlex.join(words)}: {err.getvalue()}"
 
 

@@ -175,7 +175,7 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
     assert "feddf/py.typed" in names
     assert "feddf/config/presets/demo.toml" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert not [name for name in names if name.startswith(("tests", "examples"))]
+    assert not [name for name in names if name.startswith(("tests", "examples", "reproduction"))]
     subprocess.run(
         [*pip, "install", "--no-deps", "--target", str(tmp_path / "site"), str(wheel)], check=True, timeout=120
     )

@@ -179,11 +179,12 @@ def test_a_knob_is_two_edits(tmp_path: Path) -> None:
     explained = python("from feddf.cli import main; main()", "config", "distill.weight_decay", path=tmp_path)
     assert "of Adam's steps" in explained
     found = python(
-        "import sys; from pathlib import Path; from feddf import load; from feddf.reproduce.cells import hash_of\n"
+        "import sys; from pathlib import Path; from feddf import load; from reproduction.cells import hash_of\n"
         "runs = sorted(Path(sys.argv[1]).iterdir())[::20]\n"
         "print(all(hash_of(load(str(run / 'config.toml'))) == run.name for run in runs), len(runs))",
         str(CELLS),
         path=tmp_path,
+        cwd=CELLS.parents[1],  # where reproduction/ is
     )
     assert found == "True 15"
     command = (

@@ -1,6 +1,6 @@
-"""Print the table of defaults that names of kept runs leave out (src/feddf/reproduce/defaults.json), as of today.
+"""Print the table of defaults that names of kept runs leave out (reproduction/defaults.json), as of today.
 
-    python tools/freeze_defaults.py > src/feddf/reproduce/defaults.json
+    python tools/freeze_defaults.py > reproduction/defaults.json
 
 Made anew only together with tools/rename_cells.py, since all kept runs get other names by it.
 """

@@ -1,6 +1,6 @@
 """Give every kept run the name that its configuration has now, and prove that nothing else changed.
 
-    python tools/rename_cells.py [results]
+    python -m tools.rename_cells [results]
 
 For a change of the names' rule, or of keys: a key that was renamed must still be understood in the kept config.toml.
 Results that name runs are rewritten. Run it on a clean checkout and commit what it does by itself.
@@ -12,8 +12,8 @@ import hashlib
 import sys
 from pathlib import Path
 
-from feddf.reproduce.cells import hash_of
 from feddf.runs.store import RunFolder
+from reproduction.cells import hash_of
 
 
 def contents(cells: Path) -> dict[str, list[str]]:

@@ -17,8 +17,6 @@ from feddf.data import cifar
 from feddf.data.datasets import cifar10
 from feddf.data.unlabeled import of_classes
 from feddf.engines import in_process
-from feddf.experiments import theorem
-from feddf.experiments.variants import variant
 from feddf.fusion.distill import distill
 from feddf.fusion.early_stopping import Snapshots
 from feddf.fusion.ensemble import Remembered
@@ -29,12 +27,13 @@ from feddf.models.vgg import VGG, vgg9_released
 from feddf.outputs import classes
 from feddf.report.read import Run
 from feddf.report.tables import compared
-from feddf.reproduce.artefacts import table1
 from feddf.runs.build import build, build_task
+from feddf.runs.many import variant
 from feddf.runs.methods import fedma
 from feddf.runtime.execution import Execution
 from feddf.states import initial
 from feddf.types import Client, Fused, Job, Method, Prototype, Resources, ServerState, Training, Update
+from reproduction import tables, theorem
 
 
 def test_the_released_rule_leaves_the_best_out_of_mean_and_deviation() -> None:
@@ -75,8 +74,8 @@ def test_classes_without_names_are_chosen_and_avoided_by_number() -> None:
 
 
 def test_table_1_has_the_papers_targets_and_enough_rounds() -> None:
-    assert table1.TARGETS["cifar10"] == {1.0: 0.80, 0.1: 0.75}
-    longest = {cell.row.partition(",")[0]: cell.changes["rounds"] for cell in table1.ARTEFACT.cells}
+    assert tables.TARGETS["cifar10"] == {1.0: 0.80, 0.1: 0.75}
+    longest = {cell.row.partition(",")[0]: cell.changes["rounds"] for cell in tables.TABLE1.cells}
     assert longest["FedAvg"] > 546
     assert longest["FedDF"] > 102
 

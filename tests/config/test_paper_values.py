@@ -44,4 +44,4 @@ def test_every_preset_for_a_table_or_figure_deals_as_the_authors_do() -> None:
 
 
 def test_every_other_preset_is_no_table_or_figure() -> None:
-    assert set(presets()) - set(STATED) == {"attacked-digits", "demo", "toy", "cifar10-small", "cifar10-released"}
+    assert set(presets()) - set(STATED) == {"demo", "toy", "cifar10-small", "cifar10-released"}

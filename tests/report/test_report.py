@@ -293,11 +293,3 @@ def test_a_value_that_a_run_does_not_say_is_the_default(tmp_path: Path) -> None:
     assert (run.value("clients.number"), run.value("local.epochs"), run.value("pool.size")) == (4, 40, None)
     assert not run.over_flower
     assert write_with(tmp_path / "flower", "flower.evaluate_fraction = 0.5\n").over_flower
-
-
-def test_no_two_bars_of_a_group_look_alike() -> None:
-    from feddf.report.plots import bars
-
-    figure = bars({"digits": {f"method {number}": [1.0, 2.0] for number in range(11)}}, "rounds")
-    looks = [(bar.get_facecolor(), bar.get_hatch()) for bar in figure.axes[0].patches]
-    assert len(looks) == len(set(looks)) == 11

@@ -10,14 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from feddf.cli.arguments import App, complain, out_console
-from feddf.cli.attacking import attack_matrix
 from feddf.cli.data_sets import data_app
 from feddf.cli.doctor import doctor
 from feddf.cli.fusing import fuse, predict
 from feddf.cli.reporting import config, list_presets, report
-from feddf.cli.reproducing import reproduce
 from feddf.cli.running import compare, resume, run
-from feddf.cli.studies import bound, partition, tune
+from feddf.cli.studies import partition, tune
 from feddf.cli.watching import watch
 from feddf.config.errors import FeddfError
 from feddf.runtime.packages import keep_freed_memory
@@ -31,12 +29,9 @@ app = App(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for command in (
-    run, resume, compare, watch, report, config, reproduce, tune, bound, partition, doctor, fuse, predict,
-):  # fmt: skip
+for command in (run, resume, compare, watch, report, config, tune, partition, doctor, fuse, predict):
     app.command()(command)
 app.command("presets")(list_presets)
-app.command("attack-matrix")(attack_matrix)
 app.add_typer(data_app, name="data")
 
 
@@ -59,11 +54,11 @@ def common(
     out_console.quiet = quiet
 
 
-def main() -> None:
+def main(commands: App = app) -> None:
     """Run the command line; a user's mistake is one line, never a traceback."""
     signal.signal(signal.SIGTERM, _terminated)
     keep_freed_memory()
-    sys.exit(guarded(lambda: app(standalone_mode=False)))
+    sys.exit(guarded(lambda: commands(standalone_mode=False)))
 
 
 def _terminated(number: int, frame: object) -> None:

@@ -11,7 +11,6 @@ from rich.table import Table
 from feddf.cli.arguments import AsJson, err_console, out_console, print_json
 from feddf.config.errors import ConfigError, nearest
 from feddf.config.presets import presets, read
-from feddf.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
     from feddf.config.keys import Key
@@ -28,10 +27,7 @@ def report(
     html: Annotated[Path | None, typer.Option(help="Write one page with everything, to be opened or mailed.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the results of runs, or of feddf reproduce; draw curves or write a page where --out or --html says."""
-    if len(runs) == 1 and not (runs[0] / "config.toml").is_file() and _holds_results(runs[0]):
-        claims_page(runs[0], html or out)
-        return
+    """Show the results of runs; draw curves or write a page where --out or --html says."""
     if out and out.suffix[1:].lower() not in FORMATS:
         raise ConfigError.at("--out", str(out), f"a picture's name must end in .{', .'.join(FORMATS)}")
     if html:
@@ -41,26 +37,6 @@ def report(
         if not as_json:
             out_console.print(f"page: {html}", soft_wrap=True)
     summary(runs, out, as_json)
-
-
-def _holds_results(folder: Path) -> bool:
-    return any(folder.glob("*.json")) or (not any(folder.glob("*/config.toml")) and any(folder.glob("*/*.json")))
-
-
-def claims_page(folder: Path, out: Path | None) -> None:
-    """Show the verdicts on the results in a folder, and write a self-contained page about them if asked to."""
-    from feddf.report.claims import page, read_results, verdicts
-    from feddf.reproduce.artefacts import NAMES, find
-
-    titles = {name: (find(name).title, f"not run yet: feddf reproduce {name}") for name in NAMES}
-    results = read_results(folder)
-    table = Table("claim", "scale", "verdict", "comparisons", "clear", "seeds", box=None, padding=(0, 3, 0, 0))
-    for row in verdicts(results, titles):
-        table.add_row(*row)
-    out_console.print(table)
-    if out is not None:
-        write_atomically(out, page(results, titles).encode())
-        out_console.print(f"page: {out}", soft_wrap=True)
 
 
 def summary(paths: list[Path], picture: Path | None = None, as_json: bool = False) -> None:

@@ -118,30 +118,31 @@ def compare(
     goal = share("target", own["target"], "an accuracy from 0 to 1, for instance 0.8") if own["target"] else None
     swept = dict(found for word in rest for found in _several(word))
     experiment = load(name_or_file, [word for word in rest if not _several(word)])
-    from feddf.experiments import variants
+    from feddf.runs import many
     from feddf.runs.build import build
+    from feddf.runs.store import RunFolder
 
     target = out or unused(Path("runs") / f"{experiment.name}-compare")
-    variations = variants.grid(experiment, methods, seeds, swept)
-    build(variations[0].experiment, trust=trust)  # before any folder is made: a mistake leaves nothing behind
+    variations = {target / one.folder: one for one in many.grid(experiment, methods, seeds, swept)}
+    build(next(iter(variations.values())).experiment, trust=trust)  # before any folder is made
     again = shlex.join(
         ["feddf", "compare", name_or_file, *(overrides or []), "--out", str(target), *(["--trust"] if trust else [])]
     )
-    for number, (one, folder, warnings) in enumerate(variants.folders(variations, target), 1):
-        _warn(warnings)
+
+    def show(path: Path, experiment: Experiment) -> None:
+        one, folder = variations[path], RunFolder.open(path)
         if folder.records():
-            _check_versions(folder, one.experiment, strict=False)
-            _say_progress(folder, one.experiment, as_json)
-        _run_to_the_end(
-            build(one.experiment, trust=trust),
-            folder,
-            title=f"run {number} of {len(variations)}: {', '.join(filter(None, [one.method, one.setting]))}",
-            again=again,
-            quiet=as_json,
-        )
+            _check_versions(folder, experiment, strict=False)
+            _say_progress(folder, experiment, as_json)
+        place = f"run {list(variations).index(path) + 1} of {len(variations)}"
+        title = f"{place}: {', '.join(filter(None, [one.method, one.setting]))}"
+        _run_to_the_end(build(experiment, trust=trust), folder, title=title, again=again, quiet=as_json)
+
+    for _ in many.run_many({path: one.experiment for path, one in variations.items()}, run=show, complain=complain):
+        pass
     paths: dict[str, dict[str, list[Path]]] = {}
-    for one in variations:
-        paths.setdefault(one.setting, {}).setdefault(one.method, []).append(target / one.folder)
+    for path, one in variations.items():
+        paths.setdefault(one.setting, {}).setdefault(one.method, []).append(path)
     _compared(paths, target, goal, list(swept), as_json)
 
 
@@ -242,8 +243,8 @@ def _run_to_the_end(
 
 
 def _draw_toy(parts: Parts, path: Path) -> None:
-    from feddf.experiments import toy
     from feddf.report.tables import percent
+    from feddf.runs import toy
 
     table = Table(title="Accuracy on the global distribution, in %")
     table.add_column("model")

@@ -1,8 +1,7 @@
-"""``feddf tune``, ``bound`` and ``partition``: what is found out about an experiment."""
+"""``feddf tune`` and ``partition``: what is found out about an experiment."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,6 @@ from feddf.cli.arguments import (
     numbers,
     out_console,
     print_json,
-    share,
     split_words,
     unused,
 )
@@ -31,7 +29,7 @@ from feddf.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
     from feddf.config import Experiment
-    from feddf.experiments.tuning import Trial
+    from feddf.runs.tune import Trial
 
 
 def tune(
@@ -51,7 +49,7 @@ def tune(
     """Try a grid of values, extend it while the best lies on its edge, and keep the best configuration."""
     from feddf.config import load, with_values
     from feddf.config.keys import short
-    from feddf.experiments import tuning
+    from feddf.runs import tune as tuning
     from feddf.runs.build import build
 
     own, rest = split_words(words, {"seeds": "0", "parallel": "1", "extensions": "4"})
@@ -102,7 +100,7 @@ def _grid(word: str, paper: dict[str, tuple[float, ...]]) -> list[tuple[str, Seq
 
 def _keep(experiment: Experiment, trials: Sequence[Trial], best: Trial, target: Path) -> None:
     from feddf.config import with_values
-    from feddf.experiments import tuning
+    from feddf.runs import tune as tuning
 
     result = tuning.table(trials, best)
     write_atomically(target / "tune.md", result.markdown().encode())
@@ -112,55 +110,6 @@ def _keep(experiment: Experiment, trials: Sequence[Trial], best: Trial, target: 
     out_console.print(result.table())
     setting = ", ".join(f"{name} = {value:g}" for name, value in best.values.items())
     out_console.print(f"best by validation: {setting}; its configuration: {target / 'best.toml'}", soft_wrap=True)
-
-
-def bound(
-    run: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[epochs=E] [most=2000] [delta=0.05] [KEY=VALUE]...",
-            help="Epochs for every model trained here (default: the run's local ones), the most examples of a client "
-            "that are looked at, and the bound's probability.",
-            show_default=False,
-        ),
-    ] = None,
-    trust: Trust = False,
-) -> None:
-    """Estimate the terms of the paper's Theorem 5.1 for a run, from all its data."""
-    from feddf.config import parse, with_values
-    from feddf.experiments.theorem import CAVEATS, MEANING, estimate
-    from feddf.report.read import ensemble_of, read_run
-    from feddf.runs.build import build
-    from feddf.runs.store import RunFolder
-
-    own, rest = split_words(words, {"epochs": "", "most": "2000", "delta": "0.05"})
-    folder = RunFolder.open(run)
-    folder.check_trust(trust)
-    experiment = parse(folder.experiment().model_dump(), overrides=rest)
-    if own["epochs"]:
-        experiment = with_values(experiment, {"local.epochs": number("epochs", own["epochs"])})
-    records = read_run(run).records
-    found = estimate(
-        build(experiment, trust=trust),
-        most=number("most", own["most"], least=4),
-        delta=share("delta", own["delta"], "a probability, for instance 0.05"),
-        ensemble=ensemble_of(records[-1]) if records else None,
-    )
-    label = experiment.prototypes[0].label
-    table = Table(title=f"Terms of Theorem 5.1, {len(found.lambdas)} clients, prototype {label}")
-    table.add_column("term")
-    table.add_column("estimate", justify="right")
-    table.add_column("what it is")
-    for term, value in found.terms().items():
-        table.add_row(term, f"{value:.3f}", MEANING[term])
-    if found.ensemble_risk is not None:
-        table.add_row("measured", f"{found.ensemble_risk:.3f}", "the ensemble's error on the test data, last round")
-    out_console.print(table)
-    for caveat in CAVEATS:
-        out_console.print(f"- {caveat}")
-    write_atomically(run / "bound.json", json.dumps(asdict(found), indent=2).encode())
-    out_console.print(f"each client's terms: {run / 'bound.json'}", soft_wrap=True)
 
 
 def partition(

@@ -55,7 +55,7 @@ class Names(Mapping[str, Any]):
         if not (module and attribute) and not any(name in names for names in (self, *others)):
             known = [f"{known}PATH" if known[-1] == ":" else known for names in (self, *others) for known in names]
             allowed = f"{nearest(name, known)} (your own is written as module:attribute)"
-            raise ConfigError.at(key or self.key, name, allowed)
+            raise ConfigError.at(key or self.key, name, allowed if known else "must be none or module:attribute")
 
     def _imported(self, name: str, place: str) -> Any:
         module, _, attribute = place.partition(":")
@@ -153,27 +153,8 @@ TRUSTS = Names(
 )
 """(resources, engine, execution) -> (updates, trust before) -> trust now, by client."""
 
-ATTACKS = Names(
-    "attack.kind",
-    {
-        "label-flip": "feddf.attacks.on_weights:label_flip",
-        "sign-flip": "feddf.attacks.on_weights:sign_flip",
-        "noise": "feddf.attacks.on_weights:noise",
-        "scaled-layer": "feddf.attacks.on_weights:scaled_layer",
-        "constant-class": "feddf.attacks.on_weights:constant_class",
-        "alie": "feddf.attacks.on_weights:alie",
-        "ipm": "feddf.attacks.on_weights:ipm",
-        "min-max": "feddf.attacks.on_weights:min_max",
-        "mimic": "feddf.attacks.on_weights:mimic",
-        "backdoor": "feddf.attacks.on_weights:backdoor",
-        "lma": "feddf.attacks.on_answers:lma",
-        "cpa": "feddf.attacks.on_answers:cpa",
-        "hips": "feddf.attacks.on_answers:hips",
-        "shuffle": "feddf.attacks.on_weights:shuffled_logits",
-        "adaptive": "feddf.attacks.on_answers:adaptive",
-    },
-)
-"""(the section [attack], the scene) -> an attack."""
+ATTACKS = Names("attack.kind", {})
+"""(the parts of an experiment) -> its hostile clients; none come with feddf."""
 
 BINARISATIONS = Names(
     "local.binary",

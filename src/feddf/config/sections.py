@@ -409,14 +409,20 @@ class FedMAConfig(Section):
 
 
 class AttackConfig(Section):
-    """``[attack]``: hostile clients, to measure defences with."""
+    """``[attack]``: hostile clients, to measure defenses with."""
 
-    kind: str = key("none", "what hostile clients do", names=ATTACKS, also="none", synonyms="attack byzantine")
+    kind: str = key(
+        "none",
+        "what hostile clients do: a function of the experiment's parts",
+        names=ATTACKS,
+        also="none",
+        synonyms="attack byzantine",
+    )
     share: float = key(0.2, "the share of the clients that are hostile", gt=0, le=1, synonyms="attackers")
     since: int = key(1, "the first round that is attacked", ge=1)
     until: int | None = key(None, "the last round that is attacked (default: the run's)", ge=1)
     scale: float | None = key(None, "the strength of an attack (default: its own)", gt=0)
-    target: int = key(0, "the class that 'constant-class' and 'backdoor' want", ge=0)
+    target: int = key(0, "the class that an attack wants", ge=0)
 
 
 class RunConfig(Section):

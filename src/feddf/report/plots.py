@@ -5,7 +5,7 @@ axis, the number of seeds in the title, and a band that says what it is. The suf
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from math import ceil, isnan
 from pathlib import Path
@@ -28,9 +28,6 @@ from feddf.runtime.atomic import write_atomically
 
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F"]
 """Okabe and Ito's palette, in an order that keeps neighbours apart."""
-
-HATCHES = ["", "//", ".."]
-"""What tells bars apart once all colours are taken."""
 
 FORMATS = ("png", "svg", "pdf")
 STYLE = {
@@ -72,7 +69,8 @@ def check_format(path: Path) -> None:
         raise ConfigError.at("--out", str(path), f"a picture's name must end in .{', .'.join(FORMATS)}")
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format that the file's name says; equal figures are equal bytes."""
     check_format(path)
     dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:].lower())
     content = io.BytesIO()
@@ -106,7 +104,7 @@ def learning_curves(runs: Sequence[Run], path: Path) -> None:
         axes.axis("off")
     _legend(figure, grid[0])
     figure.suptitle(fill(_title(runs), int(13 * figure.get_figwidth())), fontsize=9)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
@@ -209,34 +207,11 @@ def sweep(runs: Sequence[Run], name: str, path: Path) -> None:
     _fit([axes], f"test accuracy in % after round {last}")
     _legend(figure, axes)
     axes.set_title(fill(_title(runs), 70))
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _method_besides(run: Run, name: str) -> str:
     return Run(run.path, {key: value for key, value in run.config.items() if key != name}, run.records).method
-
-
-def bars(rows: Mapping[str, Mapping[str, Sequence[float]]], label: str) -> Figure:
-    """Return a group of bars for each row, a colour for each column, with ± one sample standard deviation over seeds.
-
-    So the paper compares sources of unlabeled data (Figure 5).
-    """
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    figure = Figure(figsize=(max(5.5, 0.9 + 0.35 * len(rows) * (len(columns) + 1)), 3.8), layout="constrained")
-    axes = figure.subplots()
-    width = 0.8 / len(columns)
-    for number, column in enumerate(columns):
-        found = [row.get(column, ()) for row in rows.values()]
-        places = [index + (number - (len(columns) - 1) / 2) * width for index, one in enumerate(found) if one]
-        means = [fmean(one) for one in found if one]
-        spreads = [stdev(one) if len(one) > 1 else 0.0 for one in found if one]
-        colour, hatch = COLOURS[number % len(COLOURS)], HATCHES[number // len(COLOURS) % len(HATCHES)]
-        axes.bar(places, means, width, yerr=spreads, color=colour, hatch=hatch, label=column, capsize=2)
-    axes.set_xticks(range(len(rows)), list(rows), rotation=30 if max(map(len, rows)) > 8 else 0, ha="right")
-    axes.set_ylabel(fill(label, 40))
-    axes.grid(axis="x", visible=False)
-    _legend(figure, axes)
-    return figure
 
 
 @styled
@@ -271,7 +246,7 @@ def decision_regions(
         mixed = np.clip(image @ palette, 0, 1)  # a class is its colour, a doubt the mixture
         axes.imshow(mixed, origin="lower", extent=(-extent, extent, -extent, extent), interpolation="bilinear")
         axes.set_title(f"{title}\n{percent(accuracy)} % on all data")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 @styled
@@ -309,28 +284,10 @@ def partition_dots(panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path, 
         _whole_ticks(axes.yaxis, names if number == 0 else [""] * n_classes)
         axes.set_axisbelow(True)
     figure.text(0.5, 0.1 / total[1], f"area of a dot: number of examples; the largest is {most}", ha="center", size=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _whole_ticks(axis: Any, names: Sequence[str], most: int = 25) -> None:
     """Name every place, or as many as can be read."""
     step = ceil(len(names) / most)
     axis.set_ticks(range(0, len(names), step), names[::step])
-
-
-@styled
-def heat_map(
-    values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], title: str, path: Path
-) -> None:
-    """Draw accuracies (0 to 1) as a table of colours with the numbers in it."""
-    numbers = 100 * np.array(values, dtype=float)
-    figure = Figure(figsize=(2 + 1.2 * len(columns), 1.6 + 0.35 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    axes.imshow(numbers, vmin=0, vmax=100, cmap="RdYlGn", aspect="auto")
-    axes.set_xticks(range(len(columns)), columns, fontsize="small")
-    axes.set_yticks(range(len(rows)), rows, fontsize="small")
-    for (row, column), value in np.ndenumerate(numbers):
-        if not isnan(value):
-            axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize="small")
-    axes.set_title(title, fontsize="small")
-    _save(figure, path)

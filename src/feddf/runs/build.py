@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from feddf.attacks.hostile import Attack, Forge, PoisonedTraining, Scene, attackers, forging
 from feddf.client import local_update, together
-from feddf.config import ConfigError, DataConfig, Experiment, PrototypeConfig
+from feddf.config import ConfigError, DataConfig, Experiment, PrototypeConfig, Record
 from feddf.config.errors import first_line
 from feddf.config.names import ATTACKS, MODELS, PARTITIONS
-from feddf.config.sections import AttackConfig
 from feddf.data.augment import flip_crop
 from feddf.data.datasets import Dataset
 from feddf.data.partition import split
@@ -56,15 +55,16 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Hostile:
-    """The clients of an experiment that attack it, and how they forge what they send."""
+class Attack:
+    """Hostile clients, to measure defenses with: what the function that ``attack.kind`` names makes of the parts.
 
-    members: frozenset[str]
-    forge: Forge | None
+    ``train`` is local training in which they may use other examples, ``engine`` wraps the clients' engine and may
+    replace what they send, and ``note`` is kept in each round's record.
+    """
 
-    def engine(self, engine: Engine, config: AttackConfig) -> Engine:
-        """Return the clients' engine, with what the attackers send forged."""
-        return forging(engine, self.forge, self.members, config) if self.forge else engine
+    train: LocalTrain
+    engine: Callable[[Engine], Engine]
+    note: Callable[[Record, ServerState], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Parts:
     train: LocalTrain
     method: Method
     engine: LaterEngine
-    hostile: Hostile | None = None
     warnings: tuple[str, ...] = ()
+    attack: Attack | None = None
 
 
 def build(experiment: Experiment, *, trust: bool = False) -> Parts:
@@ -106,19 +106,16 @@ def build(experiment: Experiment, *, trust: bool = False) -> Parts:
     half = together([part.half for part in method.parts])
     try_half(experiment, method.parts, prototypes, models)
     federation = _federation(experiment, task.shards, method.rounds_per_cohort)
-    train, hostile = _attacked(experiment, task, prototypes, half, federation)
-    return Parts(
-        experiment,
-        task,
-        prototypes,
-        federation,
-        ServerState(0, models),
-        train,
-        method,
-        engine,
-        hostile,
-        _warnings(task),
-    )
+    train = _train(experiment, task, prototypes, half)
+    server = ServerState(0, models)
+    parts = Parts(experiment, task, prototypes, federation, server, train, method, engine, _warnings(task))
+    return _attacked(parts) if experiment.attack.kind != "none" else parts
+
+
+def _attacked(parts: Parts) -> Parts:
+    """Return the parts with hostile clients among the others."""
+    attack: Attack = ATTACKS[parts.experiment.attack.kind](parts)
+    return replace(parts, train=attack.train, attack=attack)
 
 
 def _warnings(task: Task) -> tuple[str, ...]:
@@ -275,28 +272,6 @@ def augments(experiment: Experiment, data: Dataset) -> bool:
         allowed = f"the inputs of '{experiment.data.name}' are not images"
         raise ConfigError.at("local.augment", experiment.local.augment, allowed)
     return wanted
-
-
-def _attacked(
-    experiment: Experiment,
-    task: Task,
-    prototypes: Mapping[str, Prototype],
-    half: ClientHalf,
-    federation: Federation,
-) -> tuple[LocalTrain, Hostile | None]:
-    """Return the clients' training, and the attackers among them if the experiment has any."""
-    config, honestly = experiment.attack, _train(experiment, task, prototypes, half)
-    if config.kind == "none":
-        return honestly, None
-    if config.target >= task.train.n_classes:
-        raise ConfigError.at("attack.target", config.target, f"there are {task.train.n_classes} classes")
-    attack: Attack = ATTACKS[config.kind](config, Scene(prototypes, task.train, task.pool))
-    members = attackers(federation.clients, config, experiment.seed)
-    hostile = Hostile(members, attack.forge)
-    if attack.poison is None:
-        return honestly, hostile
-    hostilely = _train(experiment, replace(task, train=attack.poison(task.train)), prototypes, half)
-    return PoisonedTraining(honestly, hostilely, members, config), hostile
 
 
 def _train(experiment: Experiment, task: Task, prototypes: Mapping[str, Prototype], half: ClientHalf) -> LocalTrain:

@@ -6,17 +6,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any
 
-import torch
-
-from feddf.attacks.on_weights import with_trigger
 from feddf.config import Record
 from feddf.config.keys import flat
 from feddf.data.partition import class_counts
 from feddf.engines.open import open_engines
 from feddf.engines.wrappers import Profile, Watch, unwatched, watched
-from feddf.evaluate import accuracy
 from feddf.rounds import run_rounds
 from feddf.runs.build import Parts
 from feddf.runs.describe import describe
@@ -25,8 +20,7 @@ from feddf.runs.record import Recorder
 from feddf.runs.spool import DiskSpool
 from feddf.runs.store import RunFolder
 from feddf.runs.trackers import tracking
-from feddf.runtime.device import threads
-from feddf.types import Engine, Examples, Round, ServerState
+from feddf.types import Engine, Round, ServerState
 
 
 def run_experiment(
@@ -59,7 +53,9 @@ def run_experiment(
         kept = KeptStates(folder.path / "clients", experiment.clients.lost_state)
         keeps = any(part.keeps for part in parts.method.parts)
         kept.forget_others([client.id for client in parts.federation.clients] if keeps else [])
-        clients = _clients(staged(engines.clients, "train"), parts)
+        clients = staged(engines.clients, "train")
+        if parts.attack:
+            clients = parts.attack.engine(clients)
         rounds = run_rounds(
             server,
             parts.federation,
@@ -68,7 +64,7 @@ def run_experiment(
             fuse=parts.method.fuse,
             parts=parts.method.parts,
             # attackers look at all updates of a round: one that was interrupted begins anew
-            spool=None if parts.hostile else DiskSpool(folder.spool),
+            spool=None if parts.attack else DiskSpool(folder.spool),
         )
         planned = islice(rounds, experiment.rounds - server.round)
         config = flat(experiment.model_dump(mode="json", exclude_none=True))
@@ -87,36 +83,11 @@ def run_experiment(
         describe(parts, folder.path, folder.records())
 
 
-def _clients(engine: Engine, parts: Parts) -> Engine:
-    return parts.hostile.engine(engine, parts.experiment.attack) if parts.hostile else engine
-
-
 def _extended(parts: Parts, kept: KeptStates | None, record: Record, server: ServerState) -> Record:
     """Return the record with what clients keep, and with who attacked."""
     if kept is not None:
         record = {**record, "kept_by_clients": kept.size()}
-    return _attacked(parts, record, server) if parts.hostile else record
-
-
-def _attacked(parts: Parts, record: Record, server: ServerState) -> Record:
-    """Return the record with who attacked, and for a backdoor how often its trigger works on the test images."""
-    assert parts.hostile is not None
-    note: dict[str, Any] = {"hostile": [name for name in record["clients"] if name in parts.hostile.members]}
-    if parts.experiment.attack.kind == "backdoor":
-        note["success"] = trigger_success(parts, server)
-    return {**record, "attack": note}
-
-
-def trigger_success(parts: Parts, server: ServerState) -> dict[str, float]:
-    """Return the share of the other classes' test images that a trigger makes the target class, for each model."""
-    test, target = parts.task.data.test, parts.experiment.attack.target
-    others = test.take((test.labels != target).nonzero().flatten())
-    stamped = Examples(with_trigger(others.inputs), torch.full_like(others.labels, target), test.outputs)
-    with threads(1):
-        return {
-            name: round(accuracy(parts.prototypes[name].load(state), stamped), 4)
-            for name, state in server.models.items()
-        }
+    return {**record, "attack": dict(parts.attack.note(record, server))} if parts.attack else record
 
 
 def recorded(

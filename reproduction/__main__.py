@@ -1,0 +1,231 @@
+"""``python -m reproduction``: a table or figure by its name, the page of claims, the theorem's terms, the attacks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from typer.core import TyperGroup
+
+from feddf.cli import main
+from feddf.cli.arguments import App, NameOrFile, Overrides, Trust, numbers, out_console
+from feddf.config.errors import ConfigError, FeddfError
+from feddf.runtime.atomic import write_atomically
+from reproduction import NAMES, find
+
+if TYPE_CHECKING:
+    from reproduction.artifact import Artifact
+    from reproduction.cells import Asked
+    from reproduction.theorem import Bound
+
+ATTACKED = Path(__file__).with_name("attacked-digits.toml")
+Seeds = Annotated[str, typer.Option(help="Seeds with commas between them.")]
+Parallel = Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own.")]
+
+
+class Artifacts(TyperGroup):
+    """Commands among which the name of a table or figure, alone or with options, runs that."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command for the first word; ``bound`` with a run after it is a command, and else an artifact."""
+        alone = args[0] in NAMES and (len(args) == 1 or args[1].startswith("-"))
+        return super().resolve_command(ctx, ["run", *args] if alone or args[0] not in self.commands else args)
+
+
+app = App(
+    cls=Artifacts,
+    help="Reproduce the paper's tables and figures, for instance: python -m reproduction table1 --scale smoke",
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def list_artifacts(
+    context: typer.Context,
+    list_all: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
+) -> None:
+    """List the tables and figures."""
+    if context.invoked_subcommand is None or list_all:
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        for name in NAMES:
+            table.add_row(name, find(name).title)
+        out_console.print(table)
+        raise typer.Exit
+
+
+def _say(text: str) -> None:
+    out_console.print(text, soft_wrap=True, highlight=False)
+
+
+@app.command("run")
+def reproduce(
+    artifact: Annotated[
+        str, typer.Argument(help="A table or figure of the paper, several with commas between them, or 'all'.")
+    ],
+    scale: Annotated[str, typer.Option(help="paper, cpu (a stated reduction) or smoke (seconds).")] = "cpu",
+    seeds: Seeds = "0,1,2",
+    parallel: Parallel = 1,
+    runs: Annotated[Path, typer.Option(help="Where runs go on, to be resumed.")] = Path("runs/cells"),
+    out: Annotated[Path, typer.Option(help="Where results are written and finished runs are found.")] = Path("results"),
+    estimate_only: Annotated[bool, typer.Option("--estimate", help="Only say how long it would take.")] = False,
+    only_finished: Annotated[bool, typer.Option("--finished", help="Run nothing; judge by the finished runs.")] = False,
+) -> None:
+    """Run a table or figure and check its claim (the word 'run' may be left out)."""
+    from reproduction.artifact import SCALES
+    from reproduction.cells import Asked
+
+    if scale not in SCALES:
+        raise ConfigError.at("--scale", scale, f"must be one of {', '.join(SCALES)}")
+    chosen = [find(name) for name in (NAMES if artifact == "all" else artifact.split(","))]
+    workers, failed = 0 if scale == "smoke" else parallel, []
+    asked = Asked(scale, numbers("--seeds", seeds), runs, out / "cells", workers, only_finished)
+    for one in chosen:
+        try:
+            if _estimate(one, asked) and not estimate_only:
+                _reproduce(one, asked, out)
+        except FeddfError as error:
+            if len(chosen) == 1:
+                raise
+            failed.append(one.name)  # the others do not depend on it
+            _say(f"{one.name}: {error}")
+    if failed:
+        raise FeddfError(f"not reproduced, for the reasons above: {', '.join(failed)}")
+
+
+def _estimate(artifact: Artifact, asked: Asked) -> bool:
+    """Say how long an artifact takes; return whether there is anything to do for it."""
+    from reproduction.cells import experiments_of, to_do
+    from reproduction.estimate import seconds_of
+
+    experiments = experiments_of(artifact, asked.scale, asked.seeds)
+    if not experiments:
+        _say(f"{artifact.name}: nothing to do at the scale '{asked.scale}'")
+    elif asked.only_finished and artifact.compute is not None:
+        _say(f"{artifact.name}: is computed, not run; leave out --finished")
+        return False
+    elif asked.parallel and artifact.compute is None and not asked.only_finished:
+        left = to_do(experiments, asked.kept)
+        hours = seconds_of(left.values(), asked.parallel) / 3600
+        less = ", or less where students stop early" if any(one.distils for one in left.values()) else ""
+        runs = f"{len(left)} run{'' if len(left) == 1 else 's'}"
+        _say(f"{artifact.name}: {runs} to do, about {hours:.1f} hours here{less}")
+    return bool(experiments)
+
+
+def _reproduce(artifact: Artifact, asked: Asked, out: Path) -> None:
+    from reproduction.results import reproduce, write
+
+    found = reproduce(artifact, asked, lambda text: _say(f"{artifact.name}: {text}"))
+    if asked.only_finished and not found["findings"]:
+        _say(f"{artifact.name}: nothing that could be compared is finished")
+    else:
+        _say(f"{artifact.name}: {found['verdict']} ({write(found, out)})")
+
+
+@app.command()
+def report(
+    results: Annotated[Path, typer.Argument(help="The folder of the results.")] = Path("results"),
+    html: Annotated[Path | None, typer.Option(help="Write one page with everything.", show_default=False)] = None,
+) -> None:
+    """Show the verdict on every claim, and write a self-contained page about them if asked to."""
+    from reproduction.page import page, read_results, verdicts
+
+    titles = {name: (find(name).title, f"not run yet: python -m reproduction {name}") for name in NAMES}
+    found = read_results(results)
+    table = Table("claim", "scale", "verdict", "comparisons", "clear", "seeds", box=None, padding=(0, 3, 0, 0))
+    for row in verdicts(found, titles):
+        table.add_row(*row)
+    out_console.print(table)
+    if html is not None:
+        write_atomically(html, page(found, titles).encode())
+        _say(f"page: {html}")
+
+
+@app.command()
+def bound(
+    run: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
+    overrides: Overrides = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Of every model trained here (default: the run's local ones).")
+    ] = None,
+    most: Annotated[int, typer.Option(min=4, help="The most examples of a client that are looked at.")] = 2000,
+    delta: Annotated[float, typer.Option(min=0, max=1, help="The bound's probability.")] = 0.05,
+    trust: Trust = False,
+) -> None:
+    """Estimate the terms of the paper's Theorem 5.1 for a run, from all its data."""
+    from feddf.config import parse, with_values
+    from feddf.report.read import ensemble_of, read_run
+    from feddf.runs.build import build
+    from feddf.runs.store import RunFolder
+    from reproduction.theorem import estimate
+
+    folder = RunFolder.open(run)
+    folder.check_trust(trust)
+    experiment = parse(folder.experiment().model_dump(), overrides=overrides or [])
+    if epochs is not None:
+        experiment = with_values(experiment, {"local.epochs": epochs})
+    records = read_run(run).records
+    ensemble = ensemble_of(records[-1]) if records else None
+    found = estimate(build(experiment, trust=trust), most=most, delta=delta, ensemble=ensemble)
+    _show(found, experiment.prototypes[0].label)
+    write_atomically(run / "bound.json", json.dumps(asdict(found), indent=2).encode())
+    _say(f"each client's terms: {run / 'bound.json'}")
+
+
+def _show(found: Bound, label: str) -> None:
+    from reproduction.theorem import CAVEATS, MEANING
+
+    table = Table(title=f"Terms of Theorem 5.1, {len(found.lambdas)} clients, prototype {label}")
+    table.add_column("term")
+    table.add_column("estimate", justify="right")
+    table.add_column("what it is")
+    for term, value in found.terms().items():
+        table.add_row(term, f"{value:.3f}", MEANING[term])
+    if found.ensemble_risk is not None:
+        table.add_row("measured", f"{found.ensemble_risk:.3f}", "the ensemble's error on the test data, last round")
+    out_console.print(table)
+    for caveat in CAVEATS:
+        out_console.print(f"- {caveat}")
+
+
+@app.command()
+def attacks(
+    name_or_file: NameOrFile = str(ATTACKED),
+    overrides: Overrides = None,
+    attacks: Annotated[str, typer.Option(help="Names with commas between them, or 'all'.")] = "all",
+    methods: Annotated[str, typer.Option(help="What they are tried against.")] = "fedavg,feddf,feddf+robust",
+    shares: Annotated[str, typer.Option(help="Shares of the clients that are hostile.")] = "0.2",
+    alphas: Annotated[str, typer.Option(help="Degrees of label skew.")] = "1,0.1",
+    seeds: Seeds = "0",
+    parallel: Parallel = 1,
+    out: Annotated[Path | None, typer.Option(help="The folder to write to.", show_default=False)] = None,
+    trust: Trust = False,
+) -> None:
+    """Run every attack against every method; a matrix that was interrupted goes on where it stopped."""
+    from feddf.config import load
+    from reproduction import attack_matrix
+
+    base = load(name_or_file, overrides or [])
+    chosen = attack_matrix.NAMES if attacks == "all" else attacks.split(",")
+    wanted = attack_matrix.cells(
+        chosen, methods.split(","), _floats("--shares", shares), _floats("--alphas", alphas), numbers("--seeds", seeds)
+    )
+    target = out or Path("runs") / f"{base.name}-attacks"  # the same one every time: it goes on
+    found = attack_matrix.run_matrix(base, wanted, target, parallel, _say, trust)
+    out_console.print(found.comparison().table())
+    _say(f"table: {target / 'matrix.md'}, {target / 'matrix.csv'}; heat map: {target / 'matrix.png'}")
+
+
+def _floats(key: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError.at(key, text, "must be numbers with commas between them, for instance 1,0.1") from None
+
+
+if __name__ == "__main__":
+    main(app)

@@ -1,0 +1,188 @@
+"""The three scales at which an artifact can be run.
+
+``paper`` is the paper's exact setting. ``cpu`` keeps what an artifact is about (the skew, the methods, the share of
+clients) on a small task. Most artifacts have digits: they are learned from 20 to 90 % in twelve rounds with the paper's
+own local epochs, and in the first rounds the clients' ensemble is well above their average. Figures that need colors
+have photographs, of which little is learned in eight rounds, and Figure 3 has texts. ``smoke`` takes seconds, on data
+that come with packages, and only shows that everything runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from math import ceil
+from typing import Any
+
+from feddf.config import Experiment, load, with_values
+from reproduction.artifact import Artifact, Cell, Changes, Scale, SmallTask
+
+_BOTH: Changes = {
+    "data.test_size": 1_000,
+    "clients.number": 10,
+    "local.batch": 32,
+    "distill.steps": 150,
+    "distill.batch": 64,
+    "distill.check": 50,
+    "distill.patience": 150,
+    "run.threads": 1,  # several cells run at a time, and threads that wait for each other are slow on busy cores
+}
+CPU: Mapping[SmallTask, Changes] = {
+    "digits": {
+        **_BOTH,
+        "data.name": "mnist-5k",
+        "data.size": 1_250,
+        "data.validation": 0.2,
+        "data.image_size": 14,
+        "pool.sources": ("digits",),
+        "rounds": 12,
+    },
+    "photographs": {
+        **_BOTH,
+        "data.size": 4_000,
+        "data.image_size": 16,
+        "pool.size": 2_000,
+        "rounds": 8,
+    },
+    "texts": {
+        "data.size": 3_000,
+        "data.test_size": 500,
+        "data.validation": 0.05,
+        "data.max_tokens": 24,
+        "local.epochs": 1,
+        "local.batch": 8,
+        "local.rate": 1e-4,
+        "pool.size": 600,
+        "rounds": 4,
+        "distill.batch": 32,
+        "distill.rate": 1e-4,
+        "distill.steps": 75,
+        "distill.check": 25,
+        "distill.patience": 75,
+        "run.threads": 1,
+    },
+}
+NARROW = 8
+"""The width of a ResNet-8 that learns digits."""
+TUNED: Mapping[str, Mapping[float, float]] = {
+    "local.proximal": {1.0: 0.01, 0.1: 0.01},
+    "fusion.momentum": {1.0: 0.2, 0.1: 0.3},
+}
+"""FedProx's μ and FedAvgM's β by α, tuned on the validation digits of seed 0 (docs/results.md has the commands)."""
+RATES: Mapping[str, Mapping[float, float]] = {
+    "batch": {100.0: 0.5, 1.0: 0.5, 0.1: 0.1, 0.01: 0.1},
+    "group": {1.0: 0.1, 0.1: 0.5},
+}
+"""The local rate by normalization and α, tuned likewise for FedAvg at α = 1 and 0.1, and taken by all methods."""
+
+SMOKE: Changes = {
+    "data.name": "mnist-5k",
+    "data.size": 160,
+    "data.test_size": 30,
+    "data.image_size": 8,
+    "data.validation": 0.2,
+    "partition.min_size": 4,
+    "clients.number": 4,
+    "clients.fraction": 0.5,
+    "rounds": 2,
+    "local.epochs": 1,
+    "local.batch": 8,
+    "local.rate": 0.05,
+    "pool.sources": ("digits",),
+    "pool.size": 16,
+    "distill.steps": 2,
+    "distill.batch": 8,
+    "distill.check": 2,
+    "run.engine": "in-process",
+}
+
+IN_PLACE_OF_IMAGENET = ("imagenet32", "stl10")
+"""Pools that few machines have: at ``cpu`` scale Tiny-ImageNet stands in for them."""
+
+
+REDUCTIONS: Mapping[str, str] = {
+    "digits": "1,250 MNIST digits at 14×14 (250 of them for validation) in place of CIFAR-10, 8×8 digits of another "
+    "source as the pool, ten clients, 12 rounds, a ResNet-8 of half the width, 150 distillation steps",
+    "photographs": "4,000 images at 16×16, ten clients, 8 rounds, a quarter of the epochs, 150 distillation steps",
+    "texts": "3,000 texts of 24 tokens, four rounds of an epoch, 75 distillation steps of 32 at a rate of 1e-4",
+    "smoke": "so small that it only shows that everything runs",
+}
+
+
+def reduction_of(artifact: Artifact, scale: Scale) -> str:
+    """Return what a scale takes away from an artifact, in words."""
+    if scale == "paper" or (scale == "cpu" and not artifact.reducible):
+        return ""
+    if scale == "smoke":
+        return REDUCTIONS["smoke"]
+    return "; ".join(part for part in (REDUCTIONS[artifact.small_task], artifact.reduction) if part)
+
+
+def experiment_of(artifact: Artifact, cell: Cell, scale: Scale, seed: int) -> Experiment:
+    """Return the experiment behind a cell, at a scale, with a seed."""
+    experiment = load(cell.preset)
+    changes: dict[str, Any] = dict(cell.changes)
+    if scale == "cpu" and artifact.reducible:
+        changes = {**CPU[artifact.small_task], **changes, **_reduced(artifact.small_task, experiment, changes)}
+    elif scale == "smoke":
+        changes = {**changes, **SMOKE, **_small_models(experiment, changes)}
+    changes |= {**artifact.reduced.get(scale, {}), "seed": seed}
+    return with_values(experiment, {**changes, **_text_model(experiment, changes)})
+
+
+def _reduced(task: SmallTask, experiment: Experiment, changes: Changes) -> dict[str, Any]:
+    """Return what the small task has in place of a cell's own values."""
+    rounds = {"rounds": CPU[task]["rounds"]}
+    if task == "digits":
+        return {**rounds, **_narrow(experiment, changes), **_tuned(experiment, changes)}
+    if task == "texts":
+        return rounds
+    epochs = changes.get("local.epochs", experiment.local.epochs)
+    return {**rounds, "local.epochs": max(1, ceil(epochs / 4)), **_pool(experiment, changes)}
+
+
+def _tuned(experiment: Experiment, changes: Changes) -> dict[str, Any]:
+    """Return the rate for this skew, and FedProx's and FedAvgM's factors where a cell has them."""
+    alpha = changes.get("partition.alpha", experiment.partition.alpha)
+    factors = {key: by_alpha[alpha] for key, by_alpha in TUNED.items() if changes.get(key)}
+    if "local.rate" in changes:
+        return factors
+    (prototype,) = _prototypes(experiment, changes)
+    return {"local.rate": RATES[prototype.get("norm", "batch")][alpha], **factors}
+
+
+def _narrow(experiment: Experiment, changes: Changes) -> dict[str, Any]:
+    """Return the prototypes with narrower ResNets."""
+    given = _prototypes(experiment, changes)
+    return {"prototypes": tuple({**one, "width": NARROW} if one["model"] == "resnet8" else one for one in given)}
+
+
+def _prototypes(experiment: Experiment, changes: Changes) -> list[Any]:
+    """Return a cell's own prototypes, or the preset's."""
+    return list(changes.get("prototypes") or [one.model_dump() for one in experiment.prototypes])
+
+
+def _text_model(experiment: Experiment, changes: Changes) -> dict[str, Any]:
+    """Return the transformer in the folder that FEDDF_TEXT_MODEL names, where a transformer is asked for."""
+    folder = os.environ.get("FEDDF_TEXT_MODEL")
+    if not folder or "prototypes" in changes or experiment.prototypes[0].model != "transformer":
+        return {}
+    return {"prototypes": ({"model": "transformer", "name": "transformer", "path": folder},)}
+
+
+def _pool(experiment: Experiment, changes: Changes) -> dict[str, Any]:
+    names = [source.name for source in experiment.pool.sources]
+    if "pool.sources" in changes or not set(names) & set(IN_PLACE_OF_IMAGENET):
+        return {}
+    return {"pool.sources": tuple("tiny-imagenet" if name in IN_PLACE_OF_IMAGENET else name for name in names)}
+
+
+def _small_models(experiment: Experiment, changes: Changes) -> dict[str, Any]:
+    """Return one tiny network for each prototype, under its own name."""
+    given = _prototypes(experiment, changes)
+    names = [one if isinstance(one, str) else one.get("name") or one["model"] for one in given]
+    fedma = changes.get("fusion.method") == "fedma"
+    model = {"model": "mlp", "width": 6} if fedma else {"model": "cnn", "width": 2}
+    binary = {"model": "cnn", "width": 2, "depth": 3}
+    chosen = binary if changes.get("local.binary", experiment.local.binary) != "none" else model
+    return {"prototypes": tuple({**chosen, "name": name} for name in names)}

@@ -1,0 +1,314 @@
+"""The paper's tables and figures run at the smoke scale, and verdicts follow from numbers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from feddf.config import ConfigError, Experiment, load, with_values
+from feddf.config.keys import keys_of
+from feddf.runs.store import RunFolder
+from feddf.states import digest
+from reproduction import NAMES, cells, find
+from reproduction.__main__ import app
+from reproduction.artifact import (
+    FAILS,
+    HOLDS,
+    IN_PART,
+    SCALES,
+    UNTESTED,
+    Measured,
+    all_better,
+    cells_at,
+    final_accuracy,
+    verdict,
+)
+from reproduction.cells import decisive_values, experiments_of, frozen_defaults, hash_of, is_kept
+from reproduction.page import bars, page, read_results, verdicts
+from reproduction.scales import TUNED
+
+pytestmark = pytest.mark.xdist_group("reproduce")  # the smoke runs are made once
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_is_an_experiment_at_every_scale(name: str) -> None:
+    artifact = find(name)
+    for scale in SCALES:
+        experiments = experiments_of(artifact, scale, [0, 1])
+        assert set(experiments) == {cell.name for cell in cells_at(artifact, scale)}
+        assert all(isinstance(one, Experiment) for mine in experiments.values() for one in mine)
+        assert len({cell.name for cell in artifact.cells}) == len(artifact.cells), "two cells have one name"
+
+
+def test_the_cpu_scale_is_as_small_as_it_says() -> None:
+    for name in NAMES:
+        for cell, (experiment,) in experiments_of(find(name), "cpu", [0]).items():
+            assert experiment.rounds <= 12, cell
+            seen = experiment.local.epochs * (experiment.data.size or 0) / experiment.clients.number
+            assert seen <= 10_000 or name in ("fig1", "fig8"), cell  # examples that a client sees in a round
+
+
+def test_the_small_task_is_the_same_for_every_method_but_for_what_was_tuned() -> None:
+    mine = experiments_of(find("table1"), "cpu", [0])
+    assert {one.data.name for experiments in mine.values() for one in experiments} == {"mnist-5k"}
+    for alpha in (1.0, 0.1):
+        (prox,), (momentum,), (plain,) = (
+            mine[f"{method}, E = 20, C = 0.4, α = {alpha:g}"] for method in ("FedProx", "FedAvgM", "FedAvg")
+        )
+        assert prox.local.proximal == TUNED["local.proximal"][alpha]
+        assert momentum.fusion.momentum == TUNED["fusion.momentum"][alpha]
+        assert plain.local.proximal == plain.fusion.momentum == 0
+        assert with_values(prox, {"local.proximal": 0.0}) == with_values(momentum, {"fusion.momentum": 0.0}) == plain
+
+
+def test_group_norm_stays_group_norm_where_networks_are_narrow() -> None:
+    for cell, (experiment,) in experiments_of(find("table2"), "cpu", [0]).items():
+        (prototype,) = experiment.prototypes
+        assert prototype.options == {"width": 8, **({"norm": "group"} if "GN" in cell else {})}, cell
+
+
+def test_the_paper_scale_is_the_preset_but_for_what_the_cell_is_about() -> None:
+    experiments = experiments_of(find("table1"), "paper", [0])
+    for cell in find("table1").cells:
+        assert experiments[cell.name] == [with_values(load(cell.preset), cell.changes)]
+
+
+@pytest.fixture(scope="session")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reproduce")
+    arguments = ["all", "--scale", "smoke", "--seeds", "0"]
+    result = CliRunner().invoke(app, [*arguments, "--runs", str(folder / "cells"), "--out", str(folder / "results")])
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def test_all_of_them_run_and_have_a_verdict(smoke: Path) -> None:
+    results = {one["artifact"]: one for one in read_results(smoke / "results")}
+    assert set(results) == set(NAMES)
+    for one in results.values():
+        assert one["verdict"] in (HOLDS, IN_PART, FAILS)
+        assert one["findings"]
+        assert all(len(cell["values"]) == 1 for cell in one["cells"]), one["artifact"]
+    assert results["partitions"]["verdict"] in (HOLDS, IN_PART)
+
+
+def test_finished_cells_are_used_again_and_give_the_same_bytes_elsewhere(smoke: Path, tmp_path: Path) -> None:
+    arguments = ["table5", "--scale", "smoke", "--seeds", "0", "--out", str(tmp_path / "results")]
+    shutil.copytree(smoke / "results" / "cells", tmp_path / "results" / "cells")
+    again = CliRunner().invoke(app, [*arguments, "--runs", str(tmp_path / "none")])
+    assert not (tmp_path / "none").exists()
+    count = json.loads((tmp_path / "results" / "smoke" / "table5.json").read_text())
+    hashes = {name for cell in count["cells"] for name in cell["hashes"]}
+    assert f"{len(hashes)} of {len(hashes)} runs are finished already" in again.output
+    shutil.rmtree(tmp_path / "results")
+    CliRunner().invoke(app, [*arguments, "--runs", str(tmp_path / "cells")])
+    for name in hashes:
+        here, there = (RunFolder.open(root / name).latest()[0] for root in (smoke / "cells", tmp_path / "cells"))
+        assert here is not None
+        assert there is not None
+        assert digest(here.models) == digest(there.models)
+        for root in (smoke, tmp_path):
+            assert (root / "results" / "cells" / name / "models.sha256").read_text().strip() == digest(here.models)
+
+
+def test_what_is_finished_can_be_judged_before_all_is(smoke: Path, tmp_path: Path) -> None:
+    whole = json.loads((smoke / "results" / "smoke" / "table8.json").read_text())
+    kept = {cell["row"] + ", " + cell["column"]: cell["hashes"][0] for cell in whole["cells"]}
+    arguments = ["table8", "--scale", "smoke", "--seeds", "0", "--out", str(tmp_path), "--finished"]
+
+    written = tmp_path / "smoke" / "table8.json"
+
+    def judge() -> None:
+        assert CliRunner().invoke(app, [*arguments, "--runs", str(tmp_path / "none")]).exit_code == 0
+        assert not (tmp_path / "none").exists(), "nothing is run"
+
+    judge()
+    assert not written.exists(), "there is nothing to judge by"
+    for cell in ("SGD, α = 1, FedDF", "SGD, α = 1, FedAvg", "SGD, α = 0.1, FedDF"):
+        shutil.copytree(smoke / "results" / "cells" / kept[cell], tmp_path / "cells" / kept[cell], dirs_exist_ok=True)
+    judge()
+    found = json.loads(written.read_text())
+    assert [one["claim"] for one in found["findings"]] == ["SGD, α = 1, FedDF is above SGD, α = 1, FedAvg"]
+    computed = CliRunner().invoke(app, ["bound", *arguments[1:]])
+    assert "leave out --finished" in computed.output
+    assert not (tmp_path / "smoke" / "bound.json").exists()
+    shown = page([{**found, "seeds": [0, 1]}], {"table8": ("Table 8", "")})
+    holds = int(found["verdict"] == HOLDS)
+    clear = holds * found["findings"][0]["clear"]
+    assert f"{holds} of 1 comparisons, {clear} clear, 2 seeds" in shown
+    assert f"{holds} of 1 comparisons, 1 seed<" in page([found], {"table8": ("Table 8", "")})
+    assert shown.count("1 of 2 seeds") == 3
+    assert "(one seed)" not in shown
+    assert "(one seed)" in page([found], {"table8": ("Table 8", "")}), "one seed has no spread, and nothing is clear"
+
+
+def test_the_page_has_every_claim_and_needs_nothing_else(smoke: Path) -> None:
+    result = CliRunner().invoke(app, ["report", str(smoke / "results"), "--html", str(smoke / "index.html")])
+    text = (smoke / "index.html").read_text(encoding="utf-8")
+    assert "page:" in result.output
+    for name in NAMES:
+        assert f"id='{name}'" in text
+    assert "http" not in text.replace("http://www.w3.org", "").replace("http://creativecommons", "").replace(
+        "http://purl.org", ""
+    ).replace("https://matplotlib.org", "")
+
+
+def test_the_terminal_has_a_line_for_every_claim(smoke: Path) -> None:
+    result = CliRunner().invoke(app, ["report", str(smoke / "results")])
+    results = read_results(smoke / "results")
+    assert [line.split()[0] for line in result.output.splitlines()[1:]] == list(NAMES), "one line each, in order"
+    (row,) = verdicts(results, ["table5"])
+    (one,) = (one for one in results if one["artifact"] == "table5")
+    held = sum(each["holds"] for each in one["findings"])
+    assert row == ("table5", "smoke", one["verdict"], f"{held} of 2", "", "1")
+    assert verdicts([], ["fig6"]) == [("fig6", "", UNTESTED, "", "", "")]
+
+
+def test_the_page_shows_every_scale_that_was_run(smoke: Path) -> None:
+    (one,) = (one for one in read_results(smoke / "results") if one["artifact"] == "fig1")
+    text = page([{**one, "scale": "cpu", "verdict": FAILS}, one], {"fig1": (one["title"], "")})
+    assert text.index("<th>cpu</th>") < text.index("<th>smoke</th>")
+    assert text.count("<section") == 1
+    assert f"Scale cpu: <span class='verdict fails'>{FAILS}" in text
+
+
+def test_finished_runs_keep_small_files_only(smoke: Path) -> None:
+    kept = list((smoke / "results" / "cells").glob("*/*"))
+    assert {path.name for path in kept} == {"config.toml", "metrics.jsonl", "models.sha256"}
+    assert max(path.stat().st_size for path in kept) < 20_000
+
+
+def test_what_was_not_run_could_not_be_tested_and_text_is_no_markup() -> None:
+    text = page([], {"table9": ("Table <script>", "a GPU & a week")})
+    assert "could not be tested here" in text
+    assert "Table &lt;script&gt;" in text
+    assert "a GPU &amp; a week" in text
+
+
+def test_no_two_bars_of_a_group_look_alike() -> None:
+    figure = bars({"digits": {f"method {number}": [1.0, 2.0] for number in range(11)}}, "rounds")
+    looks = [(bar.get_facecolor(), bar.get_hatch()) for bar in figure.axes[0].patches]
+    assert len(looks) == len(set(looks)) == 11
+
+
+def test_a_verdict_follows_from_the_numbers() -> None:
+    check = all_better([("a", "b"), ("a", "c")])
+    for values, expected in (
+        ({"a": [3.0], "b": [1.0], "c": [2.0]}, HOLDS),
+        ({"a": [1.5], "b": [1.0], "c": [2.0]}, IN_PART),
+        ({"a": [0.5], "b": [1.0], "c": [2.0]}, FAILS),
+    ):
+        assert verdict(check(Measured(values))) == expected
+    unmeasured = check(Measured({"a": [1.0], "b": []}))
+    assert not any(finding.measured for finding in unmeasured)
+    assert verdict([]) == UNTESTED
+    fewer = Measured({"a": [10.0], "b": [20.0]}, higher_is_better=False).better("a", "b")
+    assert fewer.holds
+    assert "is below" in fewer.claim
+
+
+def test_a_difference_is_clear_when_it_is_larger_than_the_seeds_spread() -> None:
+    close = Measured({"a": [1.0, 3.0], "b": [1.5, 3.5]}).better("b", "a")
+    assert close.holds
+    assert not close.clear
+    assert close.spread == pytest.approx(2.0)  # √(2 + 2)
+    assert Measured({"a": [1.0, 1.1], "b": [3.0, 3.1]}).better("b", "a").clear
+
+
+@pytest.mark.parametrize(
+    ("feddf", "fedavg", "judged", "outcome"),
+    [
+        (15, 19, [True, True], HOLDS),  # 19 of 18 rounds: not reached, so that nobody knows whether it takes 68
+        (15, 18, [True, False, True], IN_PART),
+        (15, 12, [True, False, False], IN_PART),
+        (16, 19, [True], HOLDS),  # 16 of 15 rounds: not reached either
+        (16, 12, [False, False], FAILS),
+    ],
+)
+def test_a_target_that_too_few_rounds_did_not_reach_is_not_judged(
+    feddf: float, fedavg: float, judged: list[bool], outcome: str
+) -> None:
+    artifact = find("table1-start")
+    rounds = {"FedAvg": [fedavg], "FedDF": [feddf]}
+    found = artifact.check(Measured({cell.name: rounds[cell.row] for cell in artifact.cells}, higher_is_better=False))
+    measured = [one for one in found if one.measured]
+    assert [one.holds for one in measured] == judged
+    assert verdict(measured) == outcome
+
+
+@pytest.mark.parametrize(("noise", "outcome"), [(70.0, HOLDS), (78.0, IN_PART)])
+def test_noise_must_be_far_worse_than_photographs(noise: float, outcome: str) -> None:
+    artifact = find("fig5")
+    values = {cell.name: [noise if cell.row == "noise" else 80.0] for cell in artifact.cells}
+    assert verdict(artifact.check(Measured(values))) == outcome
+
+
+def test_cells_that_differ_only_in_where_they_run_are_one() -> None:
+    base = load("demo")
+    assert hash_of(base) == hash_of(with_values(base, {"run.workers": 1, "name": "other", "data.folder": "/x"}))
+    assert hash_of(base) != hash_of(with_values(base, {"local.epochs": 11}))
+    assert hash_of(base) != hash_of(with_values(base, {"pool.views": 2}))
+
+
+def test_a_key_that_came_later_changes_no_name_and_every_value_does() -> None:
+    """Whatever is not at its default on the frozen day is in the name, and nothing else is."""
+    base = load("cifar10-resnet8")
+    table, known = frozen_defaults(), keys_of(Experiment)
+    assert set(known) - set(json.loads(DEFAULTS.read_text())) >= {"fusion.parts", "clients.lost_state"}
+    for name, other in (("fusion.parts", ["scaffold"]), ("clients.lost_state", "anew"), ("distill.keep_start", False)):
+        assert table[name] == json.loads(json.dumps(known[name].default))
+        assert hash_of(with_values(base, {name: other})) != hash_of(base)
+    assert all(value != table.get(name) for name, value in decisive_values(base).items())
+
+
+def test_a_default_that_changed_finds_no_wrong_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = load("toy", ["rounds=1"])
+    kept = tmp_path / hash_of(base)
+    RunFolder.create(kept, base)
+    assert is_kept(kept, base)
+    frozen = {**frozen_defaults(), "clients.attempts": 7}  # in the table: what has the new default has another name
+    monkeypatch.setattr("reproduction.cells.frozen_defaults", lambda: frozen)
+    assert hash_of(base) != kept.name
+    flipped = with_values(base, {"clients.lost_state": "anew"})  # not in the table: a run of this name is refused
+    monkeypatch.setattr("reproduction.cells.frozen_defaults", lambda: {**frozen, "clients.lost_state": "anew"})
+    with pytest.raises(ConfigError, match=r"lost_state.*defaults\.json"):
+        is_kept(kept, flipped)
+
+
+DEFAULTS = Path(cells.__file__).with_name("defaults.json")
+KEPT = sorted((Path(__file__).parents[2] / "results" / "cells").iterdir())
+
+
+def test_every_kept_run_is_found_by_its_configuration() -> None:
+    assert len(KEPT) > 100
+    assert [run.name for run in KEPT if hash_of(load(str(run / "config.toml"))) != run.name] == []
+
+
+def test_the_last_quarter_of_the_rounds_counts() -> None:
+    class Eight:
+        def curve(self) -> list[float]:
+            return [0.1] * 6 + [0.5, 0.7]
+
+    assert final_accuracy(Eight()) == pytest.approx(60.0)  # type: ignore[arg-type]
+
+
+def test_one_that_cannot_be_run_does_not_keep_the_others_from_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDDF_DATA", str(tmp_path / "no data"))
+    arguments = ["fig4,fig1", "--scale", "paper", "--estimate", "--seeds", "0"]
+    result = CliRunner().invoke(app, [*arguments, "--runs", str(tmp_path), "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "fig4: data 'cifar10' is not complete" in result.output
+    assert "fig1: 1 run to do" in result.output
+    assert str(result.exception) == "not reproduced, for the reasons above: fig4"
+
+
+def test_unknown_names_are_one_line() -> None:
+    with pytest.raises(ConfigError, match="no table or figure is called 'table11'; did you mean 'table1'"):
+        find("table11")
+    assert CliRunner().invoke(app, ["--list"]).output.count("Table ") >= 8
