@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,7 +24,7 @@ from feddf.engines.wrappers import LaterEngine
 from feddf.evaluate import output_shape
 from feddf.rounds import Federation
 from feddf.runs.loading import check_vocabulary, load_dataset, with_tokenizer
-from feddf.runs.methods import fitted, method_of, try_half
+from feddf.runs.methods import build_method
 from feddf.runs.pool import PoolTask, pool_of
 from feddf.runtime.execution import of_answers, of_clients
 from feddf.seeds import derive
@@ -37,6 +37,7 @@ from feddf.types import (
     Inputs,
     LocalTrain,
     Method,
+    Part,
     Prototype,
     Resources,
     ServerState,
@@ -100,16 +101,13 @@ def build(experiment: Experiment, *, trust: bool = False) -> Parts:
         counts.__getitem__,
     )
     engine = LaterEngine()
-    method = _method(resources, experiment, engine)
-    prototypes = dict(fitted(resources, method).prototypes)
-    half = together([part.half for part in method.parts])
-    try_half(experiment, method.parts, prototypes, models)
+    method, fitted = build_method(resources, experiment, engine, models)
     federation = _federation(experiment, task.shards, method.rounds_per_cohort)
-    train, hostile = _attacked(experiment, task, prototypes, half, federation)
+    train, hostile = _attacked(experiment, task, fitted, method.parts, federation)
     return Parts(
         experiment,
         task,
-        prototypes,
+        fitted,
         federation,
         ServerState(0, models),
         train,
@@ -239,13 +237,6 @@ def _prototype(spec: PrototypeConfig, data: Dataset, experiment: Experiment) -> 
     return prototype
 
 
-def _method(resources: Resources, experiment: Experiment, engine: Engine) -> Method:
-    try:
-        return method_of(resources, experiment, engine)
-    except ValueError as error:
-        raise ConfigError.at("fusion.method", experiment.fusion.method, str(error)) from error
-
-
 def _federation(experiment: Experiment, shards: list[Tensor], rounds_per_cohort: int) -> Federation:
     return Federation(_clients(experiment, shards), experiment.clients, experiment.seed, rounds_per_cohort)
 
@@ -277,13 +268,16 @@ def _attacked(
     experiment: Experiment,
     task: Task,
     prototypes: Mapping[str, Prototype],
-    half: ClientHalf,
+    parts: Sequence[Part],
     federation: Federation,
 ) -> tuple[LocalTrain, Hostile | None]:
     """Return the clients' training, and the attackers among them if the experiment has any."""
-    config, honestly = experiment.attack, _train(experiment, task, prototypes, half)
+    config, half = experiment.attack, together([part.half for part in parts])
+    honestly = _train(experiment, task, prototypes, half)
     if config.kind == "none":
         return honestly, None
+    if not all(part.weights_down and part.weights_up for part in parts):
+        raise ConfigError.at("attack.kind", config.kind, "attackers forge weights, and this method's do not travel")
     if config.target >= task.train.n_classes:
         raise ConfigError.at("attack.target", config.target, f"there are {task.train.n_classes} classes")
     attack: Attack = ATTACKS[config.kind](config, Scene(prototypes, task.train, task.pool))

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 
+import torch
 from flwr.app import Context
 from flwr.clientapp import ClientApp
+from torch import Tensor, nn
 
 from feddf.config import Experiment, Settings, parse
 from feddf.data.augment import flip_crop
-from feddf.flower.client import Site, app_at
+from feddf.flower.client import client_app
 from feddf.flower.settings import FlowerSettings
 from feddf.flower.strategy import FedDF
 from feddf.runs.build import Parts, augments, build, client_name
 from feddf.runtime.execution import Execution
+from feddf.types import Examples
 
 
 def settings_of(experiment: Experiment) -> FlowerSettings:
-    """Return the settings of an experiment for a run over Flower; a deadline is always needed there."""
-    own = experiment.model_dump(include=set(Settings.model_fields))
-    if experiment.clients.deadline is None:
-        del own["clients"]["deadline"]
-    return parse(own, FlowerSettings)
+    """Return the settings of an experiment for a run over Flower."""
+    return parse(experiment.model_dump(include=set(Settings.model_fields)), FlowerSettings)
 
 
 def strategy_of(
@@ -52,42 +53,42 @@ def strategy_of(
 
 
 def client_app_of(experiment: Experiment, *, states: str | Path | None = None, trust: bool = False) -> ClientApp:
-    """Return the app of an experiment's clients: a node's ``partition-id`` says whose shard it has.
+    """Return the app of an experiment's clients: a node's ``partition-id`` says which of them it is.
 
     The data are loaded where the client is, when its first message comes; so the app itself is small and travels.
     ``states`` is a folder for what clients keep between rounds, where a method has them keep something.
     """
-    settings = settings_of(experiment)
-    settings.refuse(settings.mistakes(labelled=True, pooled=True))
-    labels = [spec.label for spec in experiment.prototypes]
-    return app_at(
-        partial(_site, experiment, trust),
-        lambda context: labels[_number(context) % len(labels)],
-        lambda context: client_name(_number(context), experiment.clients.number),
-        threads=1,
-        execution=Execution(
-            device=experiment.run.device,
-            precision=experiment.run.precision,
-            deterministic=experiment.run.deterministic,
-        ),
+    labels, run = [spec.label for spec in experiment.prototypes], experiment.run
+    parts = partial(_build_here, experiment.model_dump_json(), trust)
+    return client_app(
+        {label: partial(_module, parts, label) for label in labels},
+        partial(_examples, parts),
+        prototype=lambda context: labels[_number(context) % len(labels)],
+        name=lambda context: client_name(_number(context), experiment.clients.number),
+        augment=partial(_augment, parts),
+        device=Execution(device=run.device, precision=run.precision, deterministic=run.deterministic),
         states=None if states is None else lambda context: Path(states),
     )
 
 
-def _site(experiment: Experiment, trust: bool, context: Context) -> Site:
-    parts, number = _built(experiment.model_dump_json(), trust), _number(context)
-    client = parts.federation.clients[number]
-    assert client.indices is not None
-    return Site(
-        parts.prototypes[client.prototype],
-        partial(parts.task.train.take, client.indices),
-        augment=flip_crop if augments(experiment, parts.task.data) else None,
-    )
-
-
 @lru_cache(maxsize=2)
-def _built(experiment: str, trust: bool) -> Parts:
+def _build_here(experiment: str, trust: bool) -> Parts:
     return build(Experiment.model_validate_json(experiment), trust=trust)
+
+
+def _module(parts: Callable[[], Parts], label: str) -> nn.Module:
+    return parts().prototypes[label].build()
+
+
+def _examples(parts: Callable[[], Parts], context: Context) -> Examples:
+    indices = parts().federation.clients[_number(context)].indices
+    assert indices is not None, "the clients of an experiment have their examples here"
+    return parts().task.train.take(indices)
+
+
+def _augment(parts: Callable[[], Parts], images: Tensor, generator: torch.Generator) -> Tensor:
+    here = parts()
+    return flip_crop(images, generator) if augments(here.experiment, here.task.data) else images
 
 
 def _number(context: Context) -> int:
