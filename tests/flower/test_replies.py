@@ -27,6 +27,7 @@ from feddf.flower.registry import ClientRegistry
 from feddf.flower.transport import MessageQueue, exchange
 from feddf.flower.wire import from_arrays, from_payload, job_message, reply_from, to_arrays
 from feddf.fusion.class_counts import class_counts
+from feddf.models.binary import BinaryState
 from feddf.rounds import collect
 from feddf.types import Client, Failure, Job, Part, Reply, Resources, TensorForm, Update
 from flower.local_grid import LocalGrid, Node
@@ -94,6 +95,42 @@ def test_arrays_of_another_form_are_refused_before_they_are_read(record: dict[st
     assert outcome.client_id == "client"
     assert outcome.reason.startswith("its reply could not be read")
     assert re.search(said, outcome.reason), outcome.reason
+
+
+SIGNS, SCALES = np.array([0b10110000], np.uint8), np.array([0.5, 2.0], np.float32)
+
+
+def binarized(signs: Any = SIGNS, scales: Any = SCALES, **more: Any) -> Message:
+    record = {"w.signs": signs, "w.scales": scales, "n": np.array(4), **more}
+    return reply(ArrayRecord({key: Array(one) for key, one in record.items() if one is not None}))
+
+
+def test_binarized_weights_arrive_packed_and_are_read_as_they_were() -> None:
+    outcome = reply_from(binarized(), JOB)
+    assert isinstance(outcome, Reply)
+    assert isinstance(outcome.state, BinaryState)
+    assert list(outcome.state) == list(STATE)
+    assert outcome.state["w"].tolist() == [[0.5, -0.5, 0.5], [2.0, -2.0, -2.0]]
+    assert isinstance(at_the_gate(binarized(), parts=()), Update)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (lambda: binarized(signs=np.zeros(2, np.uint8)), r"w\.signs is uint8 \(2,\)"),
+        (lambda: binarized(signs=np.zeros(1, np.int8)), r"w\.signs is int8"),
+        (lambda: binarized(scales=np.ones(3, np.float32)), r"w\.scales is float32 \(3,\)"),
+        (lambda: binarized(scales=np.ones(2)), r"w\.scales is float64"),
+        (lambda: binarized(scales=None), r"missing \['w\.scales'\]"),
+        (lambda: binarized(w=W), r"unexpected \['w\.scales', 'w\.signs'\]"),
+        (lambda: binarized(scales=np.array([0.5, np.nan], np.float32)), "w has values that are not finite"),
+        (lambda: binarized(scales=np.array([0.5, 1e9], np.float32)), "w has a value of 1e"),
+    ],
+)
+def test_binarized_weights_of_another_form_are_refused(message: Callable[[], Message], said: str) -> None:
+    reason = at_the_gate(message(), parts=())
+    assert isinstance(reason, str)
+    assert re.search(said, reason), reason
 
 
 @given(

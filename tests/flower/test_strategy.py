@@ -104,7 +104,11 @@ def test_same_bytes_and_records_as_in_process(tmp_path: Path, changes: dict[str,
     )
 
 
-@pytest.mark.parametrize("changes", [{}, {"fusion.method": "fedavg+scaffold"}], ids=["plain", "with states"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"fusion.method": "fedavg+scaffold"}, {"fusion.method": "fedma"}, {"local.binary": "error-feedback"}],
+    ids=["plain", "with states", "with layers that grow", "binarized"],
+)
 def test_a_killed_server_goes_on_at_its_round_and_trains_nobody_twice(tmp_path: Path, changes: dict[str, Any]) -> None:
     planned = experiment({"rounds": 4, **changes})
     expected = in_process(planned, tmp_path / "here")
@@ -306,6 +310,22 @@ def test_clients_of_ones_own_and_of_feddf_with_different_architectures_learn_tog
     assert record["models"]["net"]["fused"] > 0.8
     assert record["models"]["big"]["fused"] > 0.8
     assert json.loads((tmp_path / "run" / "clients.json").read_text()) == {"client-1": "big", "hospital": "net"}
+
+
+def test_clients_try_models_whose_layers_have_grown(tmp_path: Path) -> None:
+    def data(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        return some(64, int(context.node_config["partition-id"]))
+
+    app = client_app({"net": line(6)}, data, test=data)
+    grid = LocalGrid({number: Node(app, {"partition-id": number}) for number in (1, 2)})
+    fusion = {"fusion.method": "fedma", "fusion.defence": "none", "fedma.growth": 2.0}
+    given = settings(2, {**fusion, "local.epochs": 1, "flower.evaluate_fraction": 1.0})
+    over = FedDF({"net": line(6)}, given, folder=tmp_path / "run", poll=0.0)
+    over.start(grid, num_rounds=2)
+    assert len(over.models["net"]["0.weight"]) > 6
+    for record in RunFolder.open(tmp_path / "run").records():
+        assert (record["dropped"], record["evaluated_by_clients"]["failures"]) == ([], {})
+        assert 0 <= record["evaluated_by_clients"]["means"]["accuracy"] <= 1
 
 
 def test_without_labels_on_the_server_accuracies_are_not_known(tmp_path: Path) -> None:

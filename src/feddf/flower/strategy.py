@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
@@ -20,9 +20,9 @@ from feddf.flower.inputs import Architectures, Labeled, check_weights, node_numb
 from feddf.flower.registry import ClientRegistry, most_clients
 from feddf.flower.settings import FlowerSettings, check_travel, parts_config, train_config
 from feddf.flower.transport import MessageQueue, exchange
-from feddf.flower.wire import Evaluated, evaluation_from, job_message, packed, reply_from, unpacked
+from feddf.flower.wire import job_message, packed, reply_from, unpacked
 from feddf.robust.guard import bounded_counts
-from feddf.rounds import Federation, run_round, sample
+from feddf.rounds import Federation, collect, run_round, sample
 from feddf.runs.methods import build_method
 from feddf.runs.record import Recorder, mean_metrics
 from feddf.runs.run import record_rounds
@@ -30,10 +30,13 @@ from feddf.runs.spool import DiskSpool
 from feddf.runs.store import RunFolder
 from feddf.seeds import derive
 from feddf.states import initial
-from feddf.types import Failure, Inputs, J, Job, Method, Prototype, R, Reply, Round, ServerState, State
+from feddf.types import Engine, Failure, Inputs, Job, Method, Part, Prototype, Reply, Round, ServerState, State
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 """A user's own evaluation of the fused weights after a round."""
+
+METRICS_ONLY = (Part(weights_up=False),)
+"""What is asked of clients that try a model."""
 
 _log = logging.getLogger("flwr")
 
@@ -175,7 +178,8 @@ class FedDF(Strategy):
             registry = ClientRegistry(MessageQueue(grid), path, known, self._names, most)
             registry.gather(clients, self.wait, self.poll)
             self._registry = registry
-        engine, fuse = partial(self._train, method), bounded_counts(method.fuse)
+        engine = self._engine(MessageType.TRAIN, train_config(self.settings, method.parts), method.parts)
+        fuse = bounded_counts(method.fuse)
         run = partial(run_round, engine=engine, train=_train_remotely, fuse=fuse, parts=method.parts, spool=spool)
         while True:
             self._registry.begin_round()
@@ -192,23 +196,19 @@ class FedDF(Strategy):
         assert self._registry is not None
         return Federation(list(self._registry.clients), self.settings.clients, self.settings.seed)
 
-    def _train(self, method: Method, function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
-        """Let clients train by their own code, not by ``function``: with its method given, this is an engine."""
+    def _engine(self, kind: str, told: Mapping[str, Any], parts: Sequence[Part]) -> Engine:
+        """Return the clients as an engine: they answer by their own code, and not by the function that it is given."""
 
         def read(message: Message, job: Job) -> Reply | Failure:
-            return reply_from(message, replace(job, state=self._state.sent_to(job.client)), method.parts)
+            return reply_from(message, replace(job, state=self._state.sent_to(job.client)), parts)
 
-        told = train_config(self.settings, method.parts)
-        outcomes = self._exchange(cast(Sequence[Job], jobs), MessageType.TRAIN, told, read)
-        return cast(Iterator[R | Failure], outcomes)
+        def run(function: Callable[[Any], Any], jobs: Sequence[Any], /) -> Iterator[Any]:
+            assert self._registry is not None
+            deadline, clients = self.settings.deadline, self._registry
+            send = partial(job_message, config=told, kind=kind, ttl=deadline)
+            return exchange(clients.queue, jobs, clients.connected, send, read, deadline, self.wait, self.poll)
 
-    def _exchange(
-        self, jobs: Sequence[Job], kind: str, told: Mapping[str, Any], read: Callable[[Message, Job], R]
-    ) -> Iterator[R | Failure]:
-        assert self._registry is not None
-        deadline, clients = self.settings.deadline, self._registry
-        send = partial(job_message, config=told, kind=kind, ttl=deadline)
-        return exchange(clients.queue, jobs, clients.connected, send, read, deadline, self.wait, self.poll)
+        return run
 
     # Evaluation
 
@@ -230,11 +230,11 @@ class FedDF(Strategy):
         jobs = self._evaluations(server)
         if not jobs:
             return record
-        config = {**told, **parts_config(method.parts)}
-        answers: list[Evaluated | Failure] = list(self._exchange(jobs, MessageType.EVALUATE, config, evaluation_from))
-        means = mean_metrics([answer for answer in answers if not isinstance(answer, Failure)])
+        engine = self._engine(MessageType.EVALUATE, {**told, **parts_config(method.parts)}, METRICS_ONLY)
+        found, failures = collect(engine, _train_remotely, jobs, parts=METRICS_ONLY)
+        means = mean_metrics([(update.n_examples, update.metrics) for update in found])
         result.evaluate_metrics_clientapp[number] = MetricRecord(dict(means))
-        silent = {answer.client_id: answer.reason for answer in answers if isinstance(answer, Failure)}
+        silent = {failure.client_id: failure.reason for failure in failures}
         return {**record, "evaluated_by_clients": {"means": means, "failures": silent}}
 
     def _evaluations(self, server: ServerState) -> list[Job]:

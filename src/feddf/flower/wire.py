@@ -20,7 +20,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.lib import format as npy
 
-from feddf.admit import METRIC_NAME, MOST_EXAMPLES, MOST_METRICS, different_keys, form_of, weights_due
+from feddf.admit import METRIC_NAME, MOST_METRICS, different_keys, form_of, weights_due
 from feddf.config.errors import reason
 from feddf.models.binary import BinaryState, Bits, wire
 from feddf.types import Client, Failure, Form, Job, Part, Payload, Reply, State, TensorForm
@@ -30,8 +30,6 @@ COUNT = "num-examples"
 MOST_TENSORS = 100_000
 
 Record = TypeVar("Record")
-Evaluated = tuple[int, Mapping[str, float]]
-"""(number of examples, metrics)."""
 
 
 # Tensors
@@ -182,19 +180,6 @@ def reply_from(message: Message, job: Job, parts: Sequence[Part] = ()) -> Reply 
     except Exception as error:  # whatever a hostile record does when it is looked at, the round goes on
         return unreadable(job, error)
     return Reply(job.id, job.client.prototype, job.round, state, count, metrics, payload)
-
-
-def evaluation_from(message: Message, job: Job) -> Evaluated | Failure:
-    """Return what a client found when it tried a model on its own data, or why that cannot be used."""
-    if message.has_error():
-        return Failure(job.id, complaint_of(message))
-    try:
-        count, metrics = _counted(next(iter(message.content.metric_records.values())))
-    except Exception as error:
-        return unreadable(job, error)
-    if not 0 < count <= MOST_EXAMPLES or not all(math.isfinite(value) for value in metrics.values()):
-        return Failure(job.id, "its metrics are not finite, or not of a number of examples")
-    return count, metrics
 
 
 def unreadable(job: Job, error: Exception) -> Failure:
