@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -21,7 +21,7 @@ from feddf.runs.kept import KeptStates
 from feddf.runs.methods import fitted
 from feddf.runtime.execution import Execution
 from feddf.runtime.threads import threads as on_threads
-from feddf.types import Augment, Examples, Failure, J, Job, LocalTrain, Part, Prototype, R, Reply, Resources
+from feddf.types import Augment, Engine, Examples, Failure, Job, LocalTrain, Part, Prototype, Reply, Resources
 
 Of = Callable[[Context], str]
 """Something that a node's context tells."""
@@ -126,15 +126,10 @@ def _update_with_state(update: LocalTrain, folder: Path | None, told: Mapping[st
         raise ValueError("the method keeps a state between rounds: give client_app a folder for it, as states")
     folder.mkdir(parents=True, exist_ok=True)
     kept = KeptStates(folder, "anew" if told.get("lost-state") == "anew" else "refuse")
-    (outcome,) = kept.engine(_run_here)(update, [job])
+    (outcome,) = kept.engine(cast(Engine, map))(update, [job])  # what the training raises is Flower's to tell
     if isinstance(outcome, Failure):
         raise ValueError(outcome.reason)
     return outcome
-
-
-def _run_here(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
-    """Run jobs as they are: what goes wrong is Flower's to tell."""
-    return map(function, jobs)
 
 
 def _labeled(given: Labeled, prototype: Prototype) -> Examples:

@@ -42,12 +42,6 @@ def as_examples(given: Labeled, n_classes: int | None = None) -> Examples:
     return Examples(as_inputs(inputs), labels, n_classes or highest + 1)
 
 
-def _check_labels(key: str, examples: Examples, n_classes: int) -> None:
-    """Raise where labels do not fit their inputs or the models' logits."""
-    if wrong := wrong_labels(replace(examples, n_classes=n_classes)):
-        raise ConfigError.at(key, f"{len(examples.labels)} labels", f"has {wrong}")
-
-
 def _check_finite(key: str, inputs: Inputs) -> None:
     """Raise where an input of the server's own is not finite: every honest client would be blamed for it."""
     for chunk in torch.arange(len(inputs)).split(256):
@@ -99,7 +93,8 @@ def server_data(
     """Return what the server fuses with, its validation and its test examples; raise where something does not fit."""
     known = as_prototypes(prototypes)
     unlabeled = as_inputs(pool) if pool is not None else None
-    labeled = as_examples(validation) if validation is not None else _no_examples()
+    nothing = Examples(as_inputs(torch.zeros(0, 1)), torch.zeros(0, dtype=torch.int64), 2)
+    labeled = as_examples(validation) if validation is not None else nothing
     tested = as_examples(test) if test is not None else labeled
     if settings.distils:
         _check_distillation(settings, unlabeled, labeled)
@@ -110,8 +105,8 @@ def server_data(
             n_classes = classes_of(known, inputs)
             labeled = replace(labeled, n_classes=n_classes)
     for key, examples in (("validation", labeled), ("test", tested)):
-        if len(examples):
-            _check_labels(key, examples, labeled.n_classes)
+        if len(examples) and (wrong := wrong_labels(replace(examples, n_classes=labeled.n_classes))):
+            raise ConfigError.at(key, f"{len(examples.labels)} labels", f"has {wrong}")
     for name, prototype in known.items():
         try:
             to_arrays(prototype.build().state_dict())
@@ -141,7 +136,3 @@ def node_numbers(names: Mapping[int, str] | None) -> dict[int, str] | None:
     except ValueError:
         allowed = "it gives names to Flower's node ids, which are numbers"
         raise ConfigError.at("client_names", names, allowed) from None
-
-
-def _no_examples() -> Examples:
-    return Examples(as_inputs(torch.zeros(0, 1)), torch.zeros(0, dtype=torch.int64), 2)

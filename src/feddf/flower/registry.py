@@ -101,10 +101,17 @@ class ClientRegistry:
 
         Those that have no name but their node's id, and are not connected, will not return under it.
         """
-        try:
-            self._wait(config, wait, poll)
-        finally:
-            self.clients[:] = [one for one in self.clients if one.id in self._nodes or not one.id.startswith(UNNAMED)]
+        began, expected = monotonic(), config.number
+        while (found := len(self.connected())) < expected and monotonic() - began < wait:
+            sleep(poll)
+        named = [one for one in self.clients if one.id in self._nodes or not one.id.startswith(UNNAMED)]
+        self.clients[:] = named
+        needed = max(1, ceil(config.quorum * expected))
+        if found < needed:
+            came = f"{found} of {expected} clients announced themselves within {wait:g} s"
+            raise QuorumError(f"{came}; at least {needed} are needed")
+        if found < expected:
+            _log.warning("feddf: beginning with %d of %d clients", found, expected)
 
     def begin_round(self) -> None:
         """Register new clients, and forget those long not connected: they would be sampled, and not answer."""
@@ -115,20 +122,6 @@ class ClientRegistry:
         if gone and self._names is None and len(gone) < len(self.clients):
             _log.warning("feddf: forgotten after %d rounds without them: %s", FORGET_AFTER, ", ".join(gone)[:300])
             self._keep([client for client in self.clients if client.id not in gone])
-
-    def _wait(self, config: ClientsConfig, wait: float, poll: float) -> None:
-        began, expected = monotonic(), config.number
-        while len(found := self.connected()) < expected:
-            if monotonic() - began >= wait:
-                needed = max(1, ceil(config.quorum * expected))
-                if len(found) < needed:
-                    raise QuorumError(
-                        f"{len(found)} of {expected} clients announced themselves within {wait:g} s; "
-                        f"at least {needed} are needed"
-                    )
-                _log.warning("feddf: beginning with %d of %d clients", len(found), expected)
-                return
-            sleep(poll)
 
     def _forget_offline(self, online: Collection[int]) -> None:
         """A node that reconnects may be another client, or have another architecture: it is asked anew."""
@@ -146,10 +139,13 @@ class ClientRegistry:
 
     def _client_in(self, node: int, reply: Message | Exception) -> Client:
         """Return the client that a node says it is; raise ``ValueError`` where it may not take part."""
+        if self._names is not None and node not in self._names:
+            raise ValueError("client_names does not list it")
+        listed = self._names[node] if self._names is not None else None
         if isinstance(reply, Exception):
             raise ValueError(printable(f"its answer could not be read: {reason(reply)}"))
         if has_no_such_function(reply) and len(self._prototypes) == 1:  # an app as it was before feddf
-            return Client(self._name_of(node, f"{UNNAMED}{node}"), next(iter(self._prototypes)))
+            return Client(listed or f"{UNNAMED}{node}", next(iter(self._prototypes)))
         if reply.has_error():
             raise ValueError(complaint_of(reply))
         config = reply.content.config_records.get(CONFIG, ConfigRecord())
@@ -158,15 +154,7 @@ class ClientRegistry:
             raise ValueError(f"its name {name!r:.80} is not made of up to 64 letters, digits, '_', '.' and '-'")
         if not isinstance(prototype, str) or prototype not in self._prototypes:
             raise ValueError(f"it has the architecture {prototype!r:.80}; known are {', '.join(self._prototypes)}")
-        return Client(self._name_of(node, name), prototype)
-
-    def _name_of(self, node: int, claimed: str) -> str:
-        """Return a node's name: what it says, unless the server has been told which nodes there are."""
-        if self._names is None:
-            return claimed
-        if node not in self._names:
-            raise ValueError("client_names does not list it")
-        return self._names[node]
+        return Client(listed or name, prototype)
 
     def _assign_names(self) -> None:
         """Give each name to one node: to the one that had it, or else to the first to claim it."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import model_validator
 
 from feddf.config import ConfigError, LocalConfig, Settings
-from feddf.config.experiment import Mistake
 from feddf.config.names import BINARISATIONS, METHOD_PARTS, PARTS
-from feddf.config.sections import Section, cohort_size, key
+from feddf.config.sections import Section, key
 from feddf.runs.methods import named_part
 from feddf.types import Part, Resources
 
@@ -20,7 +19,6 @@ PARTS_KEY = "parts"
 
 MakePart = Callable[..., Part]
 """What a part's name stands for: a function of the client's resources, and of what the half is told."""
-
 
 OVER_FLOWER: Mapping[str, Mapping[str, Any]] = {
     "clients": {"fraction": 1.0},  # all take part
@@ -33,7 +31,7 @@ OVER_FLOWER: Mapping[str, Mapping[str, Any]] = {
 class FlowerConfig(Section):
     """``[flower]``: what only a run over Flower has, and what its server was given."""
 
-    evaluate_fraction: float = key(0.0, "the share of the clients that try the fused model in a round", ge=0, le=1)
+    evaluate_fraction: float = key(0.0, "the share of clients (one at least) that try fused models", ge=0, le=1)
     train_config: dict[str, bool | int | float | str] = key({}, "further entries of the clients' train config")
     prototypes: tuple[str, ...] = key((), "the architectures that the server knows")
     pool_size: int = key(0, "the number of the server's unlabeled inputs")
@@ -57,11 +55,9 @@ class FlowerSettings(Settings):
         tables = dict(given)
         for name, usual in OVER_FLOWER.items():
             section = tables.get(name, {})
-            tables[name] = {
-                **usual,
-                **(section.model_dump(exclude_unset=True) if isinstance(section, Section) else section),
-            }
-        if "number" not in tables["clients"]:
+            section = section.model_dump(exclude_unset=True) if isinstance(section, Section) else section
+            tables[name] = {**usual, **section} if isinstance(section, Mapping) else section
+        if isinstance(tables["clients"], Mapping) and "number" not in tables["clients"]:
             raise ConfigError("the key 'clients.number' is missing: say how many are expected")
         return tables
 
@@ -69,19 +65,6 @@ class FlowerSettings(Settings):
     def deadline(self) -> float:
         """Seconds that a client has to answer."""
         return self.clients.deadline or 3600.0
-
-    def mistakes(self, *, labelled: bool, pooled: bool) -> Iterator[Mistake]:
-        """Yield what is right alone and wrong together."""
-        yield from super().mistakes(labelled=labelled, pooled=pooled)
-        fraction, number = self.flower.evaluate_fraction, self.clients.number
-        yield (
-            fraction > 0 and cohort_size(number, fraction) < 1,
-            "flower.evaluate_fraction",
-            f"no client would be asked of {number}; it must be 0, or above {0.5 / number:g}",
-        )
-
-
-# What clients are told
 
 
 def check_travel(settings: FlowerSettings, parts: Sequence[Part]) -> None:
@@ -118,10 +101,10 @@ def parts_in(told: Mapping[str, Any], resources: Resources, own: Mapping[str, Ma
     """Return the parts that a server names; a name that is neither feddf's nor the client's own is refused."""
     found: list[Part] = []
     for name, arguments in json.loads(told.get(PARTS_KEY, "{}")).items():
-        if own and name in own:
-            found.append(own[name](resources, **arguments))
-        elif any(name in names for names in (PARTS, METHOD_PARTS, BINARISATIONS)):  # no module:attribute is
-            found.append(named_part(name, resources, arguments))
-        else:
+        if not any(
+            name in names for names in (own or {}, PARTS, METHOD_PARTS, BINARISATIONS)
+        ):  # no module:attribute is
             raise ValueError(f"this client does not know the part '{name[:60]}'; give it to client_app as parts")
+        mine = own[name](resources, **arguments) if own and name in own else None
+        found.append(mine or named_part(name, resources, arguments))
     return found

@@ -111,11 +111,7 @@ class FedDF(Strategy):
         ``initial_arrays`` are weights to begin with (default: drawn by the seed); those of several prototypes are named
         ``prototype/key``. Of a run that was killed, the result has only the rounds run now; the folder has all.
         """
-        changes: dict[str, Any] = {
-            "rounds": num_rounds,
-            "clients.deadline": timeout,
-            "flower.train_config": train_config,
-        }
+        changes = {"rounds": num_rounds, "clients.deadline": timeout, "flower.train_config": train_config}
         given = {key: value for key, value in changes.items() if value is not None}
         self.settings = with_values(self.settings, given)
         if initial_arrays is not None:
@@ -138,14 +134,11 @@ class FedDF(Strategy):
 
     def summary(self) -> None:
         """Log what this strategy is about to do."""
-        settings, clients = self.settings, self.settings.clients
-        _log.info("feddf: %s over %s", settings.fusion.method, ", ".join(settings.flower.prototypes))
+        settings, clients, own = self.settings, self.settings.clients, self.settings.flower
+        _log.info("feddf: %s over %s; seed %d", settings.fusion.method, ", ".join(own.prototypes), settings.seed)
         expected = clients.number, clients.fraction, clients.quorum, settings.deadline
         _log.info("feddf: %d clients expected, C = %g, quorum %g, deadline %g s", *expected)
-        sizes = settings.seed, settings.flower.pool_size, settings.flower.validation_size
-        _log.info("feddf: seed %d; pool of %d, validation of %d", *sizes)
-
-    # The run's folder
+        _log.info("feddf: pool of %d, validation of %d", own.pool_size, own.validation_size)
 
     def _open_folder(self) -> RunFolder:
         """Return the run's folder: a new one, or one that holds this very run."""
@@ -154,9 +147,8 @@ class FedDF(Strategy):
         folder = RunFolder.open(self.folder)
         before = folder.settings(FlowerSettings)
         if changed := differences(before, self.settings, also_free=("rounds", "clients.deadline")):
-            raise ConfigError(
-                f"{self.folder} holds a run with other settings: {'; '.join(changed)}; use another folder"
-            )
+            found = "; ".join(changed)
+            raise ConfigError(f"{self.folder} holds a run with other settings: {found}; use another folder")
         return folder
 
     def _restore(self, folder: RunFolder, prototypes: Mapping[str, Prototype]) -> None:
@@ -167,8 +159,6 @@ class FedDF(Strategy):
             self._state = saved
         for complaint in [*complaints, *folder.forget_after(self._state.round)]:
             _log.warning("feddf: %s", complaint)
-
-    # Rounds
 
     def _rounds(self, grid: Grid, method: Method, spool: DiskSpool) -> Iterator[Round]:
         """Run rounds over the clients behind a grid; new ones join between them."""
@@ -210,8 +200,6 @@ class FedDF(Strategy):
 
         return run
 
-    # Evaluation
-
     def _evaluate(
         self,
         method: Method,
@@ -227,27 +215,18 @@ class FedDF(Strategy):
         _note(result, number, MetricRecord({"accuracy": score}) if score is not None else None)
         if evaluate_fn is not None:
             _note(result, number, evaluate_fn(number, packed(server.models)))
-        jobs = self._evaluations(server)
-        if not jobs:
+        fraction, seed = self.settings.flower.evaluate_fraction, self.settings.seed
+        if not fraction:
             return record
+        config = self.settings.clients.model_copy(update={"fraction": fraction})
+        asked = sample(replace(self._federation(), config=config, seed=derive(seed, "evaluate")), number)
+        jobs = [Job(one, number, server.sent_to(one), derive(seed, "evaluate", one.id)) for one in asked]
         engine = self._engine(MessageType.EVALUATE, {**told, **parts_config(method.parts)}, METRICS_ONLY)
         found, failures = collect(engine, _train_remotely, jobs, parts=METRICS_ONLY)
         means = mean_metrics([(update.n_examples, update.metrics) for update in found])
         result.evaluate_metrics_clientapp[number] = MetricRecord(dict(means))
         silent = {failure.client_id: failure.reason for failure in failures}
         return {**record, "evaluated_by_clients": {"means": means, "failures": silent}}
-
-    def _evaluations(self, server: ServerState) -> list[Job]:
-        """Return the jobs of the clients that try the fused models after a round."""
-        fraction, seed = self.settings.flower.evaluate_fraction, self.settings.seed
-        if not fraction:
-            return []
-        config = self.settings.clients.model_copy(update={"fraction": fraction})
-        asked = replace(self._federation(), config=config, seed=derive(seed, "evaluate"))
-        return [
-            Job(client, server.round, server.sent_to(client), derive(seed, "evaluate", client.id))
-            for client in sample(asked, server.round)
-        ]
 
     def _refuse(self, *given: Any, **named: Any) -> NoReturn:
         """Refuse Flower's own loop, which knows neither quorum nor resuming: :meth:`start` runs the rounds."""

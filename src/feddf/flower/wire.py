@@ -32,9 +32,6 @@ MOST_TENSORS = 100_000
 Record = TypeVar("Record")
 
 
-# Tensors
-
-
 def to_arrays(state: State) -> ArrayRecord:
     """Return the state as Flower sends it; binarized weights as signs and scales."""
     return ArrayRecord({key: Array(tensor.detach().contiguous().numpy()) for key, tensor in wire(state).items()})
@@ -133,9 +130,6 @@ def unpacked(arrays: ArrayRecord, manifest: Mapping[str, State]) -> dict[str, St
     return {name: {key: found[f"{name}/{key}"] for key in state} for name, state in manifest.items()}
 
 
-# Messages down
-
-
 def job_message(job: Job, node: int, config: Mapping[str, Any], *, kind: str, ttl: float) -> Message:
     """Return the message that asks a node to do a job."""
     about: dict[str, Any] = {"server-round": job.round, "client": job.id, "prototype": job.client.prototype}
@@ -152,9 +146,6 @@ def job_from(message: Message, prototype: str, n_examples: int) -> Job:
     state = {key: _read_tensor(key, array, None) for key, array in records.get(ARRAYS, ArrayRecord()).items()}
     known = client, int(config["server-round"]), state, int(config["seed"])
     return Job(*known, from_payload(records), int(config.get("counted", 0)))
-
-
-# Messages up
 
 
 def reply_content(reply: Reply) -> RecordDict:
