@@ -107,11 +107,11 @@ def flower_rounds(clients: int, parameters: int, repeats: int) -> list[float]:
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 
-    from feddf import RunFolder
-    from feddf.flower import FedDF, FlowerClientsConfig, FlowerSettings, introduce
+    from feddf import ClientsConfig, RunFolder
+    from feddf.flower import FedDF, FlowerSettings, announce
     from feddf.flower.wire import COUNT, METRICS
 
-    client = introduce(ClientApp(), "blank")
+    client = announce(ClientApp(), "blank")
 
     @client.train()
     def send_back(message: Message, context: Context) -> Message:
@@ -126,7 +126,7 @@ def flower_rounds(clients: int, parameters: int, repeats: int) -> list[float]:
             strategy = FedDF(
                 {"blank": partial(blank, parameters)},
                 FlowerSettings(
-                    clients=FlowerClientsConfig(number=clients),
+                    clients=ClientsConfig(number=clients),
                     fusion=FusionConfig(method="fedavg"),
                 ),
                 folder=f"{folder}/run",

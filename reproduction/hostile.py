@@ -53,6 +53,8 @@ def hostile(
     config, train = parts.experiment.attack, parts.task.train
     if config.target >= train.n_classes:
         raise ConfigError.at("attack.target", config.target, f"there are {train.n_classes} classes")
+    if not all(part.weights_down and part.weights_up for part in parts.method.parts):
+        raise ConfigError.at("attack.kind", config.kind, "attackers forge weights, and this method's do not travel")
     members = attackers(parts.federation.clients, config, parts.experiment.seed)
     local: Any = parts.train  # a partial of local_update
     if poison is not None:

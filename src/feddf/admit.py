@@ -27,7 +27,7 @@ def admit(reply: object, jobs: Mapping[str, Job], parts: Sequence[Part] = ()) ->
     """Return the update that a reply becomes, or why it may not be fused.
 
     ``jobs`` holds what each sampled client of this round was asked to do; it is also the manifest against
-    which keys, shapes and dtypes are checked. The payload must be what the method's ``parts`` ask for, and no more.
+    which keys, shapes and dtypes are checked. Weights and payload must be what the method's ``parts`` ask for, no more.
     The cheap checks come first, and nothing is computed with values before their form is known to be right.
     """
     if not isinstance(reply, Reply):
@@ -36,7 +36,7 @@ def admit(reply: object, jobs: Mapping[str, Job], parts: Sequence[Part] = ()) ->
         return Failure("unknown", f"client {_shown(reply.client_id)} was not sampled this round")
     job = jobs[reply.client_id]
     try:
-        reason = _sender(reply, job) or _form(reply.state, job.state) or _values(reply.state, job.state)
+        reason = _sender(reply, job) or _weights(reply.state, job.state, weights_due(parts))
         reason = reason or _count(reply, job) or _metrics(reply) or _payload(reply, job, parts)
     except Exception as error:  # whatever a hostile object does when it is looked at, the round goes on
         reason = f"it could not be checked: {type(error).__name__}"
@@ -62,6 +62,17 @@ def _shown(value: object) -> str:
         return f"a {type(value).__name__}"
 
 
+def weights_due(parts: Sequence[Part]) -> bool:
+    """Say whether clients send weights."""
+    return all(part.weights_up for part in parts)
+
+
+def _weights(state: State, manifest: State, due: bool) -> str | None:
+    if due:
+        return _form(state, manifest) or _values(state, manifest)
+    return None if isinstance(state, Mapping) and len(state) == 0 else "it sent weights, which nobody asked for"
+
+
 def _form(state: State, manifest: State) -> str | None:
     if not isinstance(state, Mapping):
         return f"its state is a {type(state).__name__}, not a mapping"
@@ -80,7 +91,7 @@ def _form(state: State, manifest: State) -> str | None:
     return None
 
 
-def different_keys(keys: Collection[str], manifest: State) -> str | None:
+def different_keys(keys: Collection[str], manifest: Mapping[str, object]) -> str | None:
     """Return how a state's keys differ from its prototype's, or ``None`` where they are the same."""
     if len(keys) > 2 * len(manifest) + 100:  # not worth looking through
         return f"keys differ from the prototype's: it has {len(manifest)}, and the update {len(keys)}"

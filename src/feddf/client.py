@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import ceil, cos, pi
 
@@ -17,7 +18,7 @@ from feddf.runtime.compile import forward_of
 from feddf.runtime.device import device_of
 from feddf.runtime.execution import Execution
 from feddf.seeds import derive, seeded, torch_generator
-from feddf.states import read_off
+from feddf.states import initial, read_off
 from feddf.types import Augment, ClientHalf, Examples, Job, Prototype, Reply, Sent, Steps, Training
 
 
@@ -35,7 +36,7 @@ def local_update(
 
     x ← x − η ∇ℓ(x; b) for every mini-batch b of P_k, for E epochs, or Adam's step. ``local.decay`` lets the rate fall
     to zero over the round's steps (the ablation of appendix C.3). The optimizer is new in every round. A client without
-    examples sends back what it received, with n_k = 0.
+    examples sends back what it received, with n_k = 0. One that is sent no weights begins from ones drawn by its seed.
 
     A ``half`` fills the open places: what happens to the model before it is trained, the loss, a correction of the
     gradient, and what is sent. Those of ``local.logit_adjustment`` and ``local.proximal`` (:func:`adjusted`,
@@ -47,6 +48,8 @@ def local_update(
     assert indices is not None, f"client {job.client.id} has no indices: its data are not here"
     with execution.begun() as device:
         prototype = prototypes[job.client.prototype]
+        if not job.state:
+            job = replace(job, state=initial(prototype, job.seed))
         model = prototype.load(job.state, device).train()  # line 2
         steps = local.epochs * n_batches(len(indices), local.batch)
         rates = [local.rate * share for share in map(_shape(local.decay, steps), range(steps))]

@@ -114,8 +114,9 @@ def run_round(
             if any(part.keeps for part in parts):
                 counted = {**server.counted, **{update.client_id: number for update in updates}}
                 fused = replace(fused, server=replace(fused.server, counted=counted))
-            sent = {job.id: n_bytes(job.state) + sum(map(n_bytes, job.payload.values())) for job in jobs}
-            return Round(fused, updates, failures, attempt + 1, seconds, sent)
+            sent = [sent_job(job, parts) for job in jobs]
+            down = {job.id: n_bytes(job.state) + sum(map(n_bytes, job.payload.values())) for job in sent}
+            return Round(fused, updates, failures, attempt + 1, seconds, down)
     reasons = "; ".join(sorted({f"{failure.client_id}: {failure.reason}" for failure in failures})[:5])
     raise QuorumError(f"round {number} had too few usable updates in each of {config.attempts} attempts ({reasons})")
 
@@ -150,7 +151,7 @@ def collect(
         recalled = {job.id: spool.recall(job) for job in jobs}
         checked = {name: admit(_as_reply(one), asked, parts) for name, one in recalled.items() if one is not None}
         admitted = {name: update for name, update in checked.items() if isinstance(update, Update)}
-    replies: Iterable[Reply | Failure] = engine(train, [job for job in jobs if job.id not in admitted])
+    replies: Iterable[Reply | Failure] = engine(train, [sent_job(job, parts) for job in jobs if job.id not in admitted])
     for reply in replies:
         outcome = _known(reply, asked) if isinstance(reply, Failure) else admit(reply, asked, parts)
         if isinstance(outcome, Update) and spool is not None and outcome.client_id not in admitted:
@@ -178,7 +179,7 @@ def _known(failure: Failure, asked: Mapping[str, Job]) -> Failure:
 def jobs_for(
     server: ServerState, federation: Federation, clients: Sequence[Client], parts: Sequence[Part] = ()
 ) -> list[Job]:
-    """Return what each client is asked to do in the round after ``server``."""
+    """Return what each client is asked to do in the round after ``server``, with the weights that the gate expects."""
     number = server.round + 1
     return [
         Job(
@@ -191,6 +192,11 @@ def jobs_for(
         )
         for client in clients
     ]
+
+
+def sent_job(job: Job, parts: Sequence[Part]) -> Job:
+    """Return a job as it is sent: without weights, where a part of the method says that they do not travel."""
+    return job if all(part.weights_down for part in parts) else replace(job, state={})
 
 
 def fuse_usable(

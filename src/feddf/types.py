@@ -132,7 +132,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Job:
-    """All that a client may know when it trains: the weights and the payload that it was sent, and its seed.
+    """All that a client may know when it trains: the weights (if any) and the payload it was sent, and its seed.
 
     ``counted`` is the last round in which an update of this client was fused, 0 before there is one: a client that
     keeps a state between rounds goes on from the version of that round. ``kept`` is that version, where the client is
@@ -382,7 +382,12 @@ class Part:
 
     ``half`` is the client's; ``fuse`` goes around the server's fusion. ``send`` gives the payload of a job; ``form``
     says what the reply to a job must hold beside the weights, and ``complaint`` what is wrong with its values, if
-    anything. With ``keeps``, the client has a state of its own between rounds.
+    anything. With ``keeps``, the client has a state of its own between rounds. ``fit`` gives modules the shapes of a
+    state, for all that is built after the method; a fusion that loads grown models itself fits its own prototypes.
+
+    Weights travel in both directions unless a part says that they do not (``weights_down``, ``weights_up``). A client
+    that is sent none begins from ones drawn by its seed, which its half may replace; one that sends none returns an
+    empty state. Clients that run elsewhere find their half by its ``name``, and make it of what they are ``told``.
     """
 
     half: ClientHalf = _plain_half
@@ -391,6 +396,11 @@ class Part:
     form: Callable[[Job], Form] = _no_form
     complaint: Callable[[Reply], str | None] = _no_complaint
     keeps: bool = False
+    fit: Callable[[nn.Module, State], None] | None = None
+    weights_down: bool = True
+    weights_up: bool = True
+    name: str = ""
+    told: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
 
 Rule = Callable[[State, Sequence[Update]], State]
@@ -446,11 +456,9 @@ class Resources:
 class Method:
     """A fusion, and what it asks of the clients beyond Algorithm 2: its ``parts``.
 
-    ``fit`` gives modules the shapes of a state, for all that is built after the method; a fusion that loads grown
-    models itself fits its own prototypes. The same clients are sampled for ``rounds_per_cohort`` rounds.
+    The same clients are sampled for ``rounds_per_cohort`` rounds.
     """
 
     fuse: Fusion
     parts: tuple[Part, ...] = ()
-    fit: Callable[[nn.Module, State], None] | None = None
     rounds_per_cohort: int = 1

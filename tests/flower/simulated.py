@@ -12,18 +12,17 @@ from simulate import simulate
 
 from feddf.config import parse
 from feddf.flower import FedDF
-from feddf.flower.inbox import Inbox
-from feddf.flower.private import has_no_such_function
+from feddf.flower.transport import MessageQueue, has_no_such_function
 
 
 def main(config: Path, folder: Path) -> None:
     found: dict[str, object] = {}
 
     def ask_for_nothing(grid: Grid, strategy: FedDF) -> None:
-        inbox = Inbox(grid)
-        sent = inbox.push(Message(RecordDict(), min(inbox.nodes()), "query.nothing"))
+        queue = MessageQueue(grid)
+        sent = queue.push(Message(RecordDict(), min(grid.get_node_ids()), "query.nothing"))
         assert sent is not None
-        while not (replies := list(inbox.pull([sent]))):
+        while not (replies := list(queue.pull([sent]))):
             pass
         reply = replies[0][1]
         found["no such function"] = isinstance(reply, Message) and has_no_such_function(reply)

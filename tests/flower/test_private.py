@@ -5,7 +5,7 @@ from __future__ import annotations
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from feddf.flower.private import has_no_such_function
+from feddf.flower.transport import has_no_such_function
 from flower.local_grid import LocalGrid, Node
 
 

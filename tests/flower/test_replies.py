@@ -9,6 +9,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from feddf.flower.inbox import Inbox
-from feddf.flower.roster import Roster
-from feddf.flower.sites import exchange
-from feddf.flower.wire import from_arrays, from_payload, job_message, to_arrays, update_from
+from feddf.config import ClientsConfig
+from feddf.flower.registry import ClientRegistry
+from feddf.flower.transport import MessageQueue, exchange
+from feddf.flower.wire import from_arrays, from_payload, job_message, reply_from, to_arrays
 from feddf.fusion.class_counts import class_counts
+from feddf.models.binary import BinaryState
 from feddf.outputs import classes
 from feddf.rounds import collect
 from feddf.types import Client, Failure, Job, Part, Reply, Resources, TensorForm, Update
 from flower.local_grid import LocalGrid, Node
 
 STATE = {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(4)}
-JOB = Job(Client("site", "net"), 3, STATE, 7)
+JOB = Job(Client("client", "net"), 3, STATE, 7)
 
 
 def reply(arrays: ArrayRecord | None = None, **metrics: Any) -> Message:
@@ -78,21 +80,58 @@ N = Array(np.array(4))
         ({"w": raw(lying_header()), "n": N}, "1099511627776"),
         ({"w": raw(saved(W)[:-4]), "n": N}, "buffer is smaller"),
         ({"w": raw(b""), "n": N}, "magic"),
-        ({"w": raw(saved(np.zeros(5000, np.float32))), "n": N}, "bytes, and its prototype's"),
+        ({"w": raw(saved(np.zeros(5000, np.float32))), "n": N}, r"\(5000,\)"),
+        ({"w": raw(saved(W) + bytes(5000)), "n": N}, "bytes, more than its header says"),
         ({"w": Array(W.astype(np.float64)), "n": N}, "float64"),
         ({"w": Array(W.astype(">f4")), "n": N}, ">f4"),
         ({"w": Array(W.T.copy()), "n": N}, r"\(3, 2\)"),
-        ({"w": raw(saved(W), "torch.pickle"), "n": N}, "serialised as"),
+        ({"w": raw(saved(W), "torch.pickle"), "n": N}, "serialized as"),
         ({"w": Array(W)}, "keys differ"),
         ({"w": Array(W), "n": N, "more": N}, "keys differ"),
     ],
 )
 def test_arrays_of_another_form_are_refused_before_they_are_read(record: dict[str, Array], said: str) -> None:
-    outcome = update_from(reply(ArrayRecord(record)), JOB)
+    outcome = reply_from(reply(ArrayRecord(record)), JOB)
     assert isinstance(outcome, Failure)
-    assert outcome.client_id == "site"
+    assert outcome.client_id == "client"
     assert outcome.reason.startswith("its reply could not be read")
     assert re.search(said, outcome.reason), outcome.reason
+
+
+SIGNS, SCALES = np.array([0b10110000], np.uint8), np.array([0.5, 2.0], np.float32)
+
+
+def binarized(signs: Any = SIGNS, scales: Any = SCALES, **more: Any) -> Message:
+    record = {"w.signs": signs, "w.scales": scales, "n": np.array(4), **more}
+    return reply(ArrayRecord({key: Array(one) for key, one in record.items() if one is not None}))
+
+
+def test_binarized_weights_arrive_packed_and_are_read_as_they_were() -> None:
+    outcome = reply_from(binarized(), JOB)
+    assert isinstance(outcome, Reply)
+    assert isinstance(outcome.state, BinaryState)
+    assert list(outcome.state) == list(STATE)
+    assert outcome.state["w"].tolist() == [[0.5, -0.5, 0.5], [2.0, -2.0, -2.0]]
+    assert isinstance(at_the_gate(binarized(), parts=()), Update)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (lambda: binarized(signs=np.zeros(2, np.uint8)), r"w\.signs is uint8 \(2,\)"),
+        (lambda: binarized(signs=np.zeros(1, np.int8)), r"w\.signs is int8"),
+        (lambda: binarized(scales=np.ones(3, np.float32)), r"w\.scales is float32 \(3,\)"),
+        (lambda: binarized(scales=np.ones(2)), r"w\.scales is float64"),
+        (lambda: binarized(scales=None), r"missing \['w\.scales'\]"),
+        (lambda: binarized(w=W), r"unexpected \['w\.scales', 'w\.signs'\]"),
+        (lambda: binarized(scales=np.array([0.5, np.nan], np.float32)), "w has values that are not finite"),
+        (lambda: binarized(scales=np.array([0.5, 1e9], np.float32)), "w has a value of 1e"),
+    ],
+)
+def test_binarized_weights_of_another_form_are_refused(message: Callable[[], Message], said: str) -> None:
+    reason = at_the_gate(message(), parts=())
+    assert isinstance(reason, str)
+    assert re.search(said, reason), reason
 
 
 @given(
@@ -129,13 +168,13 @@ def test_fortran_order_is_read_as_it_is_meant() -> None:
 def test_replies_without_their_parts_are_refused(change: Callable[[RecordDict], Any], said: str) -> None:
     message = reply()
     change(message.content)
-    outcome = update_from(message, JOB)
+    outcome = reply_from(message, JOB)
     assert isinstance(outcome, Failure)
     assert said in outcome.reason
 
 
 def test_metrics_are_numbers_and_class_counts_are_apart() -> None:
-    outcome = update_from(telling(loss=0.5, history=[0.1]), JOB, COUNTED)
+    outcome = reply_from(telling(loss=0.5, history=[0.1]), JOB, COUNTED)
     assert isinstance(outcome, Reply)
     assert (outcome.n_examples, dict(outcome.metrics)) == (5, {"loss": 0.5})
     assert counts_in(outcome) == [2, 3]
@@ -167,12 +206,12 @@ def counts_in(outcome: Reply | Update) -> list[int]:
 
 def at_the_gate(message: Message, parts: Sequence[Part] = COUNTED) -> Update | str:
     """What becomes of a reply on its whole way to a round: an update, or the reason why there is none."""
-    outcome = update_from(message, JOB, parts)
+    outcome = reply_from(message, JOB, parts)
     updates, failures = collect(lambda function, jobs: iter([outcome]), lambda job: None, [JOB], parts=parts)  # type: ignore[arg-type, return-value]
     if updates:
         return updates[0]
     (failure,) = failures
-    assert failure.client_id == "site"
+    assert failure.client_id == "client"
     return failure.reason
 
 
@@ -195,7 +234,7 @@ PAYLOADS: dict[str, tuple[Callable[[], Message], str]] = {
     "another width": (lambda: telling(Array(np.array([2, 3], np.int32))), "int32"),
     "other bytes": (lambda: telling(Array(np.array([2, 3], ">i8"))), ">i8"),
     "objects": (lambda: telling(raw(saved(np.array([{}, {}]), allow_pickle=True))), "object"),
-    "a pickle": (lambda: telling(raw(saved(np.array([2, 3])), "torch.pickle")), "serialised as"),
+    "a pickle": (lambda: telling(raw(saved(np.array([2, 3])), "torch.pickle")), "serialized as"),
     "an archive": (lambda: telling(raw(archive())), "magic"),
     "nothing": (lambda: telling(raw(b"")), "magic"),
     "a lie about its size": (lambda: telling(raw(lying_header())), "1099511627776"),
@@ -281,6 +320,10 @@ def saying(client: Any, prototype: Any) -> ClientApp:
     return app
 
 
+def registry_of(grid: LocalGrid, folder: Path, prototypes: list[str]) -> ClientRegistry:
+    return ClientRegistry(MessageQueue(grid), folder / "clients.json", prototypes)
+
+
 def test_who_may_take_part(tmp_path: Path) -> None:
     nodes = {
         1: Node(saying("a", "small"), {}),
@@ -291,23 +334,22 @@ def test_who_may_take_part(tmp_path: Path) -> None:
         6: Node(saying(7, "small"), {}),
         7: Node(ClientApp(), {}),  # says nothing, and there are two architectures
     }
-    inbox = Inbox(LocalGrid(nodes))
-    roster = Roster(tmp_path / "roster.json", ["small", "large"])
-    assert roster.connected(inbox) == {"a": 1, "b": 2}
-    assert [(client.id, client.prototype) for client in roster.clients] == [("a", "small"), ("b", "large")]
+    registry = registry_of(LocalGrid(nodes), tmp_path, ["small", "large"])
+    assert registry.connected() == {"a": 1, "b": 2}
+    assert [(client.id, client.prototype) for client in registry.clients] == [("a", "small"), ("b", "large")]
     nodes[2].online = False
-    assert roster.connected(inbox) == {"a": 1, "b": 3}  # the client has a new node, and another architecture
+    assert registry.connected() == {"a": 1, "b": 3}  # the client has a new node, and another architecture
     nodes[2].online = True
-    assert roster.connected(inbox) == {"a": 1, "b": 3}
-    again = Roster(tmp_path / "roster.json", ["small", "large"])
+    assert registry.connected() == {"a": 1, "b": 3}
+    again = registry_of(LocalGrid({}), tmp_path, ["small", "large"])
     assert [(client.id, client.prototype) for client in again.clients] == [("a", "small"), ("b", "small")]
     assert nodes[1].asked == ["query"]  # once, not in every round
 
 
-def test_only_members_take_part_under_the_names_that_the_server_gives(tmp_path: Path) -> None:
-    inbox = Inbox(LocalGrid({1: Node(saying("boss", "small"), {}), 2: Node(saying("b", "small"), {})}))
-    roster = Roster(tmp_path / "roster.json", ["small"], members={1: "clinic"})
-    assert roster.connected(inbox) == {"clinic": 1}
+def test_only_listed_nodes_take_part_under_the_names_that_the_server_gives(tmp_path: Path) -> None:
+    grid = LocalGrid({1: Node(saying("boss", "small"), {}), 2: Node(saying("b", "small"), {})})
+    registry = ClientRegistry(MessageQueue(grid), tmp_path / "clients.json", ["small"], names={1: "clinic"})
+    assert registry.connected() == {"clinic": 1}
 
 
 def test_a_reply_that_never_arrives_whole_holds_up_no_other_client() -> None:
@@ -341,14 +383,8 @@ def echo_app() -> ClientApp:
 def exchanged(grid: LocalGrid, deadline: float = 1.0, patience: float = 0.05) -> list[Any]:
     names = {f"c{number}": number for number in grid.nodes}
     jobs = [Job(Client(name, "net"), 1, STATE, number) for name, number in names.items()]
-    asking = {
-        "message": lambda job, node: job_message(job, node, {}, kind="train", ttl=60.0),
-        "read": update_from,
-        "deadline": deadline,
-        "wait": 0.0,
-        "poll": 0.01,
-    }
-    return list(exchange(Inbox(grid, patience), jobs, lambda: names, **asking))
+    send = partial(job_message, config={}, kind="train", ttl=60.0)
+    return list(exchange(MessageQueue(grid, patience), jobs, lambda: names, send, reply_from, deadline, 0.0, 0.01))
 
 
 def test_many_who_stall_cost_the_deadline_and_no_more() -> None:
@@ -417,70 +453,69 @@ def test_late_replies_do_not_pile_up() -> None:
         return honest(message_ids)
 
     grid.pull_messages = slow  # type: ignore[method-assign]
-    inbox = Inbox(grid, patience=0.01)
-    sent = [inbox.push(job_message(JOB, 1, {}, kind="train", ttl=60.0)) for _ in range(4)]
+    queue = MessageQueue(grid, patience=0.01)
+    sent = [queue.push(job_message(JOB, 1, {}, kind="train", ttl=60.0)) for _ in range(4)]
     asked = [number for number in sent if number is not None]
-    assert list(inbox.pull(asked)) == []
-    inbox.forget(asked)
+    assert list(queue.pull(asked)) == []
+    queue.forget(asked)
     late.set()
     deadline = time.monotonic() + 10
-    while inbox._pulling and time.monotonic() < deadline:
-        assert list(inbox.pull([])) == []
-    assert not inbox._kept
+    while queue._pulling and time.monotonic() < deadline:
+        assert list(queue.pull([])) == []
+    assert not queue._kept
 
 
 def test_what_a_client_says_harms_no_terminal() -> None:
     LocalGrid({})
     message = Message(Error(2, "\x1b[2J\x1b]0;owned\x07ok"), reply_to=Message(RecordDict(), 1, "train"))
-    outcome = update_from(message, JOB)
+    outcome = reply_from(message, JOB)
     assert isinstance(outcome, Failure)
     assert outcome.reason == "Flower's error 2: ?[2J?]0;owned?ok"
 
 
 def test_metrics_that_cannot_be_logged_are_left_out_and_the_weights_are_not() -> None:
-    outcome = update_from(reply(**{"train/loss": 0.5, "loss": 0.25}), JOB)
+    outcome = reply_from(reply(**{"train/loss": 0.5, "loss": 0.25}), JOB)
     assert isinstance(outcome, Reply)
     assert dict(outcome.metrics) == {"loss": 0.25}
 
 
 def test_a_client_that_restarts_under_a_new_id_gets_its_name_once_the_old_one_is_gone(tmp_path: Path) -> None:
     nodes = {1: Node(saying("a", "small"), {}), 2: Node(saying("a", "small"), {})}
-    inbox, roster = Inbox(LocalGrid(nodes)), Roster(tmp_path / "roster.json", ["small"])
-    assert roster.connected(inbox) == {"a": 1}
+    registry = registry_of(LocalGrid(nodes), tmp_path, ["small"])
+    assert registry.connected() == {"a": 1}
     nodes[1].online = False
-    assert roster.connected(inbox) == {"a": 2}
+    assert registry.connected() == {"a": 2}
     nodes[1].online = True
-    assert roster.connected(inbox) == {"a": 2}
+    assert registry.connected() == {"a": 2}
 
 
-def test_an_introduction_that_was_lost_is_asked_for_again(tmp_path: Path) -> None:
+def test_an_announcement_that_was_lost_is_asked_for_again(tmp_path: Path) -> None:
     class Loses(LocalGrid):
         def _pull(self, number: str) -> Message | None:
             return None
 
     nodes = {1: Node(saying("a", "small"), {})}
-    grid = Loses(nodes)
-    inbox, roster = Inbox(grid), Roster(tmp_path / "roster.json", ["small"])
-    assert roster.connected(inbox) == roster.connected(inbox) == {}
+    registry = registry_of(Loses(nodes), tmp_path, ["small"])
+    assert registry.connected() == registry.connected() == {}
     assert nodes[1].asked == ["query"]
     nodes[1].online = False
-    roster.connected(inbox)
+    registry.connected()
     nodes[1].online = True
-    roster.connected(inbox)
+    registry.connected()
     assert nodes[1].asked == ["query", "query"]
 
 
 def test_a_client_whose_app_does_not_load_is_not_asked_all_the_time(tmp_path: Path) -> None:
     nodes = {1: Node(ClientApp(), {})}
-    inbox, roster = Inbox(LocalGrid(nodes)), Roster(tmp_path / "roster.json", ["small", "large"])
+    registry = registry_of(LocalGrid(nodes), tmp_path, ["small", "large"])
     for _ in range(20):
-        assert roster.connected(inbox) == {}
+        assert registry.connected() == {}
     assert nodes[1].asked == ["query"]
 
 
 def test_clients_without_names_are_not_waited_for_when_their_ids_have_changed(tmp_path: Path) -> None:
     for base in (10, 20, 30):
-        inbox = Inbox(LocalGrid({base + number: Node(ClientApp(), {}) for number in range(3)}))
-        roster = Roster(tmp_path / "roster.json", ["small"])
-        roster.gather(inbox, expected=3, quorum=1.0, wait=5.0, poll=0.01)
-        assert [client.id for client in roster.clients] == [f"node-{base + number}" for number in range(3)]
+        nodes = {base + number: Node(ClientApp(), {}) for number in range(3)}
+        registry = registry_of(LocalGrid(nodes), tmp_path, ["small"])
+        registry.gather(ClientsConfig(number=3, quorum=1.0), wait=5.0, poll=0.01)
+        assert [client.id for client in registry.clients] == [f"node-{base + number}" for number in range(3)]

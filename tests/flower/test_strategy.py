@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from feddf.cli import app as command
 from feddf.config import ConfigError, Experiment, parse, with_values
 from feddf.config.keys import nested
-from feddf.flower import FedDF, FlowerSettings, client_app, client_app_of, introduce, settings_of, strategy_of
+from feddf.flower import FedDF, FlowerSettings, announce, client_app, client_app_of, settings_of, strategy_of
 from feddf.flower.wire import packed
 from feddf.report.read import read_run
 from feddf.rounds import QuorumError, sample
@@ -32,6 +32,7 @@ from feddf.types import Part, Resources, Sent, Steps, TensorForm, Training
 from flower.local_grid import LocalGrid, Node, died
 
 TWO = [{"model": "mlp", "name": "narrow", "width": 8}, {"model": "mlp", "name": "wide", "width": 12}]
+ODD = [{"model": "mlp", "name": "odd", "width": 7}, TWO[1]]  # 49 bits of an inner layer are no whole bytes
 BASE: dict[str, Any] = {
     "rounds": 3,
     "prototypes": TWO,
@@ -84,6 +85,10 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
         {"fusion.method": "fedavg", "local.proximal": 0.1, "prototypes": ["mlp"], "local.optimizer": "adam"},
         {"distill.stop": "held-out-loss", "data.validation": 0.0, "clients.fraction": 1.0},
         {"run.log_ensemble": False},
+        {"fusion.method": "fedma", "rounds": 5},
+        {"fusion.method": "fedma", "fedma.own_start": False, "prototypes": ["mlp"]},
+        {"local.binary": "error-feedback", "prototypes": ODD},
+        {"local.binary": "straight-through", "fusion.method": "fedavg+class-rows", "prototypes": ODD[:1]},
     ],
     ids=lambda changes: "-".join([*changes, changes.get("fusion.method", "plain")]),
 )
@@ -99,7 +104,11 @@ def test_same_bytes_and_records_as_in_process(tmp_path: Path, changes: dict[str,
     )
 
 
-@pytest.mark.parametrize("changes", [{}, {"fusion.method": "fedavg+scaffold"}], ids=["plain", "with states"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"fusion.method": "fedavg+scaffold"}, {"fusion.method": "fedma"}, {"local.binary": "error-feedback"}],
+    ids=["plain", "with states", "with layers that grow", "binarized"],
+)
 def test_a_killed_server_goes_on_at_its_round_and_trains_nobody_twice(tmp_path: Path, changes: dict[str, Any]) -> None:
     planned = experiment({"rounds": 4, **changes})
     expected = in_process(planned, tmp_path / "here")
@@ -193,7 +202,7 @@ def test_too_few_to_begin_with_is_said(tmp_path: Path) -> None:
     grid = grid_of(planned)
     for number in (1000, 1007, 1014):
         grid.nodes[number].online = False
-    with pytest.raises(QuorumError, match="2 of 5 clients introduced themselves within 0 s; at least 3 are needed"):
+    with pytest.raises(QuorumError, match="2 of 5 clients announced themselves within 0 s; at least 3 are needed"):
         strategy(planned, tmp_path / "run").start(grid)
 
 
@@ -285,7 +294,7 @@ def test_clients_of_ones_own_and_of_feddf_with_different_architectures_learn_tog
         return some(64, int(context.node_config["partition-id"]))
 
     ours = client_app({"net": line(6), "big": line(20)}, data, prototype="big", test=data)
-    theirs = introduce(own_app(), "net", name=lambda context: "hospital")
+    theirs = announce(own_app(), "net", name=lambda context: "hospital")
     grid = LocalGrid({5: Node(ours, {"partition-id": 1}), 6: Node(theirs, {"partition-id": 2})})
     over = FedDF(
         {"net": line(6), "big": line(20)},
@@ -300,7 +309,23 @@ def test_clients_of_ones_own_and_of_feddf_with_different_architectures_learn_tog
     assert record["clients"] == ["client-1", "hospital"]
     assert record["models"]["net"]["fused"] > 0.8
     assert record["models"]["big"]["fused"] > 0.8
-    assert json.loads((tmp_path / "run" / "roster.json").read_text()) == {"client-1": "big", "hospital": "net"}
+    assert json.loads((tmp_path / "run" / "clients.json").read_text()) == {"client-1": "big", "hospital": "net"}
+
+
+def test_clients_try_models_whose_layers_have_grown(tmp_path: Path) -> None:
+    def data(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        return some(64, int(context.node_config["partition-id"]))
+
+    app = client_app({"net": line(6)}, data, test=data)
+    grid = LocalGrid({number: Node(app, {"partition-id": number}) for number in (1, 2)})
+    fusion = {"fusion.method": "fedma", "fusion.defence": "none", "fedma.growth": 2.0}
+    given = settings(2, {**fusion, "local.epochs": 1, "flower.evaluate_fraction": 1.0})
+    over = FedDF({"net": line(6)}, given, folder=tmp_path / "run", poll=0.0)
+    over.start(grid, num_rounds=2)
+    assert len(over.models["net"]["0.weight"]) > 6
+    for record in RunFolder.open(tmp_path / "run").records():
+        assert (record["dropped"], record["evaluated_by_clients"]["failures"]) == ([], {})
+        assert 0 <= record["evaluated_by_clients"]["means"]["accuracy"] <= 1
 
 
 def test_without_labels_on_the_server_accuracies_are_not_known(tmp_path: Path) -> None:
@@ -323,16 +348,16 @@ def test_its_folder_can_be_reported_on_but_not_resumed_by_the_command(tmp_path: 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"fusion.method": "fedma"}, "fusion.method = 'fedma': through Flower there are 'feddf' and 'fedavg'"),
-        ({"local.binary": "error-feedback"}, "local.binary = 'error-feedback': Flower's arrays carry full precision"),
+        ({"fusion.method": "fedma"}, "fusion.method = 'fedma': its layers grow .*, so fusion.defence"),
         ({"pool": None}, "pool = nothing: method 'feddf' needs unlabeled inputs"),
         ({"validation": None}, "validation = nothing: early stopping needs validation data"),
         ({"clients": {}}, "the key 'clients.number' is missing: say how many are expected"),
-        ({"flower.evaluate_fraction": 0.1}, "flower.evaluate_fraction = 0.1: no client would be asked of 3"),
+        ({"flower.evaluate_fraction": 1.1}, "flower.evaluate_fraction = 1.1: "),
+        ({"clients": 3}, "clients = 3: it is a section"),
         ({"validation": (some(9, 2)[0], some(8, 2)[1])}, "9 inputs and 8 labels of torch.int64"),
         ({"validation": (some(9, 2)[0], some(9, 2)[1] + 2)}, "labels from 2 to 2, and must have 0 to 1"),
         ({"test": (some(9, 2)[0], some(9, 2)[1].float())}, "as many int64 labels as inputs are needed"),
-        ({"members": {"seven": "a"}}, "it gives names to Flower's node ids, which are numbers"),
+        ({"client_names": {"seven": "a"}}, "it gives names to Flower's node ids, which are numbers"),
         ({"clients.fractoin": 0.5}, "unknown key 'clients.fractoin'; did you mean 'clients.fraction'?"),
         ({"clients.quorum": 2.0}, "clients.quorum = 2.0: "),
         ({"prototypes": {}}, "prototypes = \\[\\]: name at least one architecture"),
@@ -369,7 +394,7 @@ def test_a_folder_with_another_architecture_of_that_name_is_refused(tmp_path: Pa
         FedDF({"net": line(7)}, **given).start(grid, num_rounds=2)
 
 
-def test_orders_of_ones_own_belong_to_the_run(tmp_path: Path) -> None:
+def test_a_train_config_of_ones_own_belongs_to_the_run(tmp_path: Path) -> None:
     grid = LocalGrid({number: Node(own_app(), {"partition-id": number}) for number in range(2)})
     given: dict[str, Any] = {
         "settings": settings(2, {"fusion.method": "fedavg"}),
@@ -406,7 +431,7 @@ def test_a_shard_without_the_last_class_discloses_all_the_classes(tmp_path: Path
     (record,) = RunFolder.open(tmp_path / "run").records()
     assert (record["clients"], record["dropped"]) == (["client-1"], [])
     ((named, counts),) = sent
-    assert (named, counts.tolist()) == ("class-counts", [20, 0])
+    assert (json.loads(named), counts.tolist()) == ({"class-counts": {}}, [20, 0])
 
 
 # Parts of a method, at the client

@@ -19,7 +19,7 @@ from feddf.evaluate import accuracy
 from feddf.fusion import matching
 from feddf.fusion.fedma import (
     Layers,
-    keep_matched,
+    freeze_matched,
     layers_of,
     match_and_average,
     matched_average,
@@ -161,7 +161,7 @@ def test_matched_layers_stay_as_they_are_while_the_clients_train_the_rest() -> N
         prototypes={"mlp": mlp},
         train=tiny.train,
         local=LocalConfig(epochs=3, batch=8, rate=0.05),
-        half=partial(keep_matched, layers=layers, own_start=False),
+        half=freeze_matched(Resources({"mlp": mlp}), rounds=3, own_start=False).half,
     )
     clients = [Client(f"c{k}", "mlp", torch.arange(k, 120, 4)) for k in range(4)]
     federation = Federation(clients, ClientsConfig(number=4, fraction=0.75), 0, rounds_per_cohort=3)
@@ -281,9 +281,9 @@ def test_the_method_asks_its_clients_for_what_it_needs() -> None:
     settings = with_values(tiny.settings, {"fusion.method": "fedma", "fedma.growth": 1.5})
     method = fedma(Resources({"mlp": tiny.prototypes["mlp"]}), settings, in_process)
     assert isinstance(method, Method)
-    assert method.fit is fit_widths
     assert method.rounds_per_cohort == 3
     (part,) = method.parts
+    assert part.fit is fit_widths
     model, state = tiny.prototypes["mlp"].build(), tiny.server.models["mlp"]
     job = Job(Client("a", "mlp", torch.arange(20)), 2, state, 0)  # the second round: one layer is matched
     assert part.half(model, training(job, tiny.prototypes["mlp"])) == Steps()
@@ -354,7 +354,7 @@ def test_every_client_begins_from_weights_of_its_own_by_its_seed() -> None:
     for seed in (1, 1, 2):
         model = one.load(initial(one, 0))
         job = Job(Client("c", "mlp"), 1, initial(one, 0), seed)
-        keep_matched(model, training(job, one), layers={"mlp": layers_of(one)}, own_start=True)
+        freeze_matched(Resources({"mlp": one}), rounds=3, own_start=True).half(model, training(job, one))
         began.append(digest({"m": model.state_dict()}))
     assert began[0] == began[1] != began[2]
 

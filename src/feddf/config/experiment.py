@@ -341,7 +341,6 @@ _SAID = {
 
 
 _NEEDED = {
-    "clients.number": "say how many are expected",
     "data": "name a data set, for instance data.name = 'cifar10'",
     "data.name": "name a data set, for instance 'cifar10'",
     "prototypes": "name at least one architecture, for instance prototypes = ['resnet8']",

@@ -99,6 +99,9 @@ PARTS = Names(
 )
 """(resources) -> a part: both halves of what is added to a method, and what travels between them."""
 
+METHOD_PARTS = Names("fusion.method", {"fedma": "feddf.fusion.fedma:freeze_matched"})
+"""(resources, what a client is told) -> a part that a method asks of its clients, by the name that they are sent."""
+
 AVERAGES = Names(
     "fusion.average",
     {

@@ -2,93 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from pydantic import field_validator
+from pydantic import model_validator
 
-from feddf.config import ClientsConfig, FusionConfig, LocalConfig, RunConfig, Settings
-from feddf.config.experiment import Mistake
-from feddf.config.sections import Section, cohort_size, key
-from feddf.runs.methods import part_names
+from feddf.config import ConfigError, LocalConfig, Settings
+from feddf.config.names import BINARISATIONS, METHOD_PARTS, PARTS
+from feddf.config.sections import Section, key
+from feddf.runs.methods import named_part
+from feddf.types import Part, Resources
 
-PARTS_ORDER = "parts"
-"""The order that names the parts of the method, with commas between them."""
+PARTS_KEY = "parts"
+"""The entry of the train config that names the parts of the method, as JSON, each with what its half is told."""
 
+MakePart = Callable[..., Part]
+"""What a part's name stands for: a function of the client's resources, and of what the half is told."""
 
-class FlowerClientsConfig(ClientsConfig):
-    """``[clients]`` over Flower: all take part unless told otherwise, and each has an hour to answer."""
-
-    number: int = key(..., "how many clients are expected", ge=1)
-    fraction: float = key(1.0, "C, the share of the clients that take part in a round", gt=0, le=1)
-    deadline: float = key(3600.0, "seconds that a client has to answer", gt=0)
-
-
-class FlowerRunConfig(RunConfig):
-    """``[run]`` over Flower: the server's own work is done in its own process unless told otherwise."""
-
-    engine: Literal["processes", "in-process", "ray"] = key(
-        "in-process", "where the server's jobs run", kind="execution"
-    )
-
-
-class FlowerFusionConfig(FusionConfig):
-    """``[fusion]`` over Flower: clients are strangers unless told otherwise."""
-
-    defence: Literal["none", "robust"] = key(
-        "robust", "'robust': start, ensemble and trust that stand hostile clients, and a guard", kind="method"
-    )
+OVER_FLOWER: Mapping[str, Mapping[str, Any]] = {
+    "clients": {"fraction": 1.0},  # all take part
+    "fusion": {"defence": "robust"},  # clients are not trusted
+    "run": {"engine": "in-process"},  # the server's own work
+}
+"""The keys whose defaults are others over Flower."""
 
 
 class FlowerConfig(Section):
     """``[flower]``: what only a run over Flower has, and what its server was given."""
 
-    evaluate_fraction: float = key(0.0, "the share of the clients that try the fused model in a round", ge=0, le=1)
-    train_config: dict[str, bool | int | float | str] = key({}, "further orders to clients that train")
+    evaluate_fraction: float = key(0.0, "the share of clients (one at least) that try fused models", ge=0, le=1)
+    train_config: dict[str, bool | int | float | str] = key({}, "further entries of the clients' train config")
     prototypes: tuple[str, ...] = key((), "the architectures that the server knows")
     pool_size: int = key(0, "the number of the server's unlabeled inputs")
     validation_size: int = key(0, "the number of the server's validation examples")
 
 
 class FlowerSettings(Settings):
-    """The settings of a run over Flower, as its folder keeps them.
+    """The settings of a run over Flower, as its folder keeps them. Clients have an hour to answer, by default.
 
-    >>> FlowerSettings(clients=FlowerClientsConfig(number=3)).clients.fraction
+    >>> from feddf.config import ClientsConfig
+    >>> FlowerSettings(clients=ClientsConfig(number=3)).clients.fraction
     1.0
     """
 
-    clients: FlowerClientsConfig
-    fusion: FlowerFusionConfig = FlowerFusionConfig()
-    run: FlowerRunConfig = FlowerRunConfig()
     flower: FlowerConfig = FlowerConfig()
 
-    @field_validator("fusion", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _strangers(cls, given: Any) -> Any:
-        """Take a plain section too: what it leaves open is as it is over Flower."""
-        return given.model_dump(exclude_unset=True) if type(given) is FusionConfig else given
+    def _as_over_flower(cls, given: Any) -> Any:
+        """Fill in what is usual over Flower, wherever nothing else is given."""
+        tables = dict(given)
+        for name, usual in OVER_FLOWER.items():
+            section = tables.get(name, {})
+            section = section.model_dump(exclude_unset=True) if isinstance(section, Section) else section
+            tables[name] = {**usual, **section} if isinstance(section, Mapping) else section
+        if isinstance(tables["clients"], Mapping) and "number" not in tables["clients"]:
+            raise ConfigError("the key 'clients.number' is missing: say how many are expected")
+        return tables
 
-    def mistakes(self, *, labelled: bool, pooled: bool) -> Iterator[Mistake]:
-        """Yield what is right alone and wrong together."""
-        yield self.fusion.method == "fedma", "fusion.method", "through Flower there are 'feddf' and 'fedavg'"
-        yield self.local.binary != "none", "local.binary", "Flower's arrays carry full precision only"
-        yield from super().mistakes(labelled=labelled, pooled=pooled)
-        fraction, number = self.flower.evaluate_fraction, self.clients.number
-        yield (
-            fraction > 0 and cohort_size(number, fraction) < 1,
-            "flower.evaluate_fraction",
-            f"no client would be asked of {number}; it must be 0, or above {0.5 / number:g}",
-        )
+    @property
+    def deadline(self) -> float:
+        """Seconds that a client has to answer."""
+        return self.clients.deadline or 3600.0
 
 
-def orders(settings: FlowerSettings) -> dict[str, Any]:
-    """Return what clients are told: the section ``[local]``, and FedProx's μ under the name that Flower gives it."""
+def check_travel(settings: FlowerSettings, parts: Sequence[Part]) -> None:
+    """Raise for what a method asks of clients that cannot be asked over Flower."""
+    for part in parts:
+        if not part.name and (part.half is not Part.half or part.fit):
+            allowed = "its clients' half does not travel by itself: give its Part the name by which clients find it"
+            raise ConfigError.at("fusion.method", settings.fusion.method, allowed)
+    fraction = settings.flower.evaluate_fraction
+    if fraction and not all(part.weights_down for part in parts):
+        raise ConfigError.at("flower.evaluate_fraction", fraction, "this method sends clients no weights; set it to 0")
+
+
+def parts_config(parts: Sequence[Part]) -> dict[str, str]:
+    """Return the entry that names the parts of a method, if it has any that clients have to know."""
+    named = {part.name: dict(part.told) for part in parts if part.name}
+    return {PARTS_KEY: json.dumps(named)} if named else {}
+
+
+def train_config(settings: FlowerSettings, parts: Sequence[Part]) -> dict[str, Any]:
+    """Return what clients that train are told: ``[local]``, FedProx's μ under Flower's name for it, and the parts."""
     local = {f"local-{name}": value for name, value in settings.local.model_dump().items()}
-    named = ",".join(part_names(settings))
-    parts = {PARTS_ORDER: named, "lost-state": settings.clients.lost_state} if named else {}
-    return {**local, "proximal-mu": settings.local.proximal, **parts, **settings.flower.train_config}
+    named = parts_config(parts)
+    lost = {"lost-state": settings.clients.lost_state} if named else {}
+    return {**local, "proximal-mu": settings.local.proximal, **named, **lost, **settings.flower.train_config}
 
 
-def local_from(told: Mapping[str, Any]) -> LocalConfig:
+def local_config(told: Mapping[str, Any]) -> LocalConfig:
     """Return the section ``[local]`` from what a client was told."""
     return LocalConfig(**{name: told[f"local-{name}"] for name in LocalConfig.model_fields if f"local-{name}" in told})
+
+
+def parts_in(told: Mapping[str, Any], resources: Resources, own: Mapping[str, MakePart] | None = None) -> list[Part]:
+    """Return the parts that a server names; a name that is neither feddf's nor the client's own is refused."""
+    found: list[Part] = []
+    for name, arguments in json.loads(told.get(PARTS_KEY, "{}")).items():
+        if not any(
+            name in names for names in (own or {}, PARTS, METHOD_PARTS, BINARISATIONS)
+        ):  # no module:attribute is
+            raise ValueError(f"this client does not know the part '{name[:60]}'; give it to client_app as parts")
+        mine = own[name](resources, **arguments) if own and name in own else None
+        found.append(mine or named_part(name, resources, arguments))
+    return found

@@ -1,14 +1,16 @@
 """What travels, in Flower's own records, under the names that Flower's own strategies use.
 
-Down: the weights as ``arrays``, and orders as ``config``. Up: one array record, and one metric record that holds
-``num-examples``. Either way a second array record, ``payload``, has what a method sends beside the weights. Nothing
-that a client sends is believed: an array is read only after its header has been compared with what is expected.
+Down: the weights as ``arrays``, and what a client is told as ``config``. Up: one array record, and one metric record
+that holds ``num-examples``. Either way a second array record, ``payload``, has what a method sends beside the weights;
+where weights do not travel there is no first one. A client's record is not trusted: an array is read only after its
+header has been compared with what is expected.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from io import BytesIO
 from itertools import islice
 from typing import Any, TypeVar
@@ -18,38 +20,59 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.lib import format as npy
 
-from feddf.admit import METRIC_NAME, MOST_METRICS, different_keys, form_of
+from feddf.admit import METRIC_NAME, MOST_METRICS, different_keys, form_of, weights_due
 from feddf.config.errors import reason
-from feddf.types import Failure, Form, Job, Part, Payload, Reply, State, TensorForm
+from feddf.models.binary import BinaryState, Bits, wire
+from feddf.types import Client, Failure, Form, Job, Part, Payload, Reply, State, TensorForm
 
 ARRAYS, PAYLOAD, CONFIG, METRICS = "arrays", "payload", "config", "metrics"
 COUNT = "num-examples"
-LARGEST_HEADER = 4096
 MOST_TENSORS = 100_000
-
-Orders = Mapping[str, Any]
-"""What a client is told besides the weights: the entries of a Flower ConfigRecord."""
 
 Record = TypeVar("Record")
 
 
 def to_arrays(state: State) -> ArrayRecord:
-    """Return the state as Flower sends it."""
-    return ArrayRecord({key: Array(tensor.detach().contiguous().numpy()) for key, tensor in state.items()})
+    """Return the state as Flower sends it; binarized weights as signs and scales."""
+    return ArrayRecord({key: Array(tensor.detach().contiguous().numpy()) for key, tensor in wire(state).items()})
 
 
 def from_arrays(arrays: ArrayRecord, manifest: State) -> State:
-    """Return the state in a record, in the manifest's order; raise ``ValueError`` where it is not of that form."""
-    complaint = different_keys(arrays.keys(), manifest)
-    if complaint:
+    """Return the state in a record, in the manifest's order; raise ``ValueError`` where it is not of that form.
+
+    A weight may also come binarized: a bit for each value, and a scale for each filter.
+    """
+    packed = [key for key in manifest if key not in arrays and f"{key}.signs" in arrays]
+    forms = {key: _form(tensor) for key, tensor in manifest.items() if key not in packed}
+    for key in packed:
+        tensor = manifest[key]
+        forms[f"{key}.signs"] = TensorForm((-(-tensor.numel() // 8),), torch.uint8, 0, 255)
+        forms[f"{key}.scales"] = replace(_form(tensor), shape=tuple(tensor.shape[:1]))
+    if complaint := different_keys(arrays.keys(), forms):
         raise ValueError(complaint)
-    return {key: _tensor(key, arrays[key], expected) for key, expected in manifest.items()}
+    found = {key: _read_tensor(key, arrays[key], form) for key, form in forms.items()}
+    if not packed:
+        return found
+    bits = {key: Bits(found.pop(f"{key}.signs"), found.pop(f"{key}.scales"), manifest[key].shape) for key in packed}
+    return BinaryState(found, bits, list(manifest))
+
+
+def _form(tensor: torch.Tensor) -> TensorForm:
+    return TensorForm(tuple(tensor.shape), tensor.dtype, -math.inf, math.inf)
+
+
+def _weights(state: State) -> dict[str, ArrayRecord]:
+    return {ARRAYS: to_arrays(state)} if state else {}
 
 
 def to_payload(payload: Payload) -> dict[str, ArrayRecord]:
     """Return a payload as a record of its own; none for an empty one."""
-    named = {f"{name}/{key}": tensor for name, state in payload.items() for key, tensor in state.items()}
-    return {PAYLOAD: to_arrays(named)} if named else {}
+    return {PAYLOAD: to_arrays(flat(payload))} if flat(payload) else {}
+
+
+def flat(states: Mapping[str, State]) -> State:
+    """Return several states as one, whose tensors are called ``name/key``."""
+    return {f"{name}/{key}": tensor for name, state in states.items() for key, tensor in state.items()}
 
 
 def from_payload(records: Mapping[str, ArrayRecord], form: Form | None = None) -> Payload:
@@ -64,22 +87,14 @@ def from_payload(records: Mapping[str, ArrayRecord], form: Form | None = None) -
         expected = form.get(name, {}).get(key) if form is not None else None
         if form is not None and expected is None:
             raise ValueError(f"its payload has '{printable(place)[:60]}', which nobody asked for")
-        found.setdefault(name, {})[key] = _any_tensor(place, array, expected)
+        found.setdefault(name, {})[key] = _read_tensor(place, array, expected)
     return found
 
 
-def _tensor(key: str, array: Array, expected: torch.Tensor) -> torch.Tensor:
-    room = expected.numel() * expected.element_size() + LARGEST_HEADER
-    if len(array.data) > room:
-        raise ValueError(f"{key} has {len(array.data)} bytes, and its prototype's {room} at the most")
-    wanted = TensorForm(tuple(expected.shape), expected.dtype, -math.inf, math.inf)
-    return _any_tensor(key, array, wanted)
-
-
-def _any_tensor(key: str, array: Array, expected: TensorForm | None) -> torch.Tensor:
+def _read_tensor(key: str, array: Array, expected: TensorForm | None) -> torch.Tensor:
     """Return the tensor in an array, whose header is compared with what is expected before anything is made of it."""
     if array.stype != "numpy.ndarray":
-        raise ValueError(f"{key} is serialised as {array.stype!r:.60}, not as 'numpy.ndarray'")
+        raise ValueError(f"{key} is serialized as {array.stype!r:.60}, not as 'numpy.ndarray'")
     stream = BytesIO(array.data)
     version = npy.read_magic(stream)
     if version not in ((1, 0), (2, 0)):
@@ -95,56 +110,64 @@ def _any_tensor(key: str, array: Array, expected: TensorForm | None) -> torch.Te
             raise ValueError(f"{key} is {dtype} {shape}, and its prototype's {wanted} {expected.shape}")
     if dtype.hasobject:
         raise ValueError(f"{key} holds objects")
-    flat = np.frombuffer(array.data, dtype, count=math.prod(shape), offset=stream.tell())
+    count = math.prod(shape)
+    if len(array.data) > stream.tell() + count * dtype.itemsize:
+        raise ValueError(f"{key} has {len(array.data)} bytes, more than its header says")
+    flat = np.frombuffer(array.data, dtype, count=count, offset=stream.tell())
     return torch.from_numpy(flat.reshape(shape, order="F" if fortran else "C").copy(order="C"))
 
 
 def packed(models: Mapping[str, State]) -> ArrayRecord:
     """Return the weights of one prototype under their own names, or of several as ``prototype/name``."""
-    if len(models) == 1:
-        return to_arrays(next(iter(models.values())))
-    return to_arrays({f"{name}/{key}": tensor for name, state in models.items() for key, tensor in state.items()})
+    return to_arrays(next(iter(models.values())) if len(models) == 1 else flat(models))
 
 
 def unpacked(arrays: ArrayRecord, manifest: Mapping[str, State]) -> dict[str, State]:
     """Return the weights of each prototype in what :func:`packed` gave."""
     if len(manifest) == 1:
         return {name: from_arrays(arrays, state) for name, state in manifest.items()}
-    found: dict[str, State] = {}
-    for name, state in manifest.items():
-        own: dict[str, Array] = {
-            key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")
-        }
-        found[name] = from_arrays(ArrayRecord(own), state)
-    return found
+    found = from_arrays(arrays, flat(manifest))
+    return {name: {key: found[f"{name}/{key}"] for key in state} for name, state in manifest.items()}
 
 
-def job_message(job: Job, node: int, orders: Orders, *, kind: str, ttl: float) -> Message:
+def job_message(job: Job, node: int, config: Mapping[str, Any], *, kind: str, ttl: float) -> Message:
     """Return the message that asks a node to do a job."""
-    config = ConfigRecord(
-        {
-            **orders,
-            "server-round": job.round,
-            "client": job.client.id,
-            "prototype": job.client.prototype,
-            "seed": job.seed,
-            "counted": job.counted,
-        }
-    )
-    content = RecordDict({ARRAYS: to_arrays(job.state), CONFIG: config, **to_payload(job.payload)})
+    about: dict[str, Any] = {"server-round": job.round, "client": job.id, "prototype": job.client.prototype}
+    told = ConfigRecord({**config, **about, "seed": job.seed, "counted": job.counted})
+    content = RecordDict({**_weights(job.state), CONFIG: told, **to_payload(job.payload)})
     return Message(content, node, kind, ttl=ttl, group_id=str(job.round))
 
 
-def update_from(reply: Message, job: Job, parts: Sequence[Part] = ()) -> Reply | Failure:
-    """Return what a client answered to its job, or why that cannot be read."""
-    if reply.has_error():
-        return Failure(job.id, complaint_of(reply))
+def job_from(message: Message, prototype: str, n_examples: int) -> Job:
+    """Return the job in a message, at the client, which takes what its server sends."""
+    config: Any = message.content[CONFIG]
+    client = Client(str(config["client"]), prototype, torch.arange(n_examples))
+    records = message.content.array_records
+    state = {key: _read_tensor(key, array, None) for key, array in records.get(ARRAYS, ArrayRecord()).items()}
+    known = client, int(config["server-round"]), state, int(config["seed"])
+    return Job(*known, from_payload(records), int(config.get("counted", 0)))
+
+
+def reply_content(reply: Reply) -> RecordDict:
+    """Return what a client sends."""
+    metrics = MetricRecord({COUNT: reply.n_examples, **reply.metrics})
+    return RecordDict({**_weights(reply.state), METRICS: metrics, **to_payload(reply.payload)})
+
+
+def reply_from(message: Message, job: Job, parts: Sequence[Part] = ()) -> Reply | Failure:
+    """Return what a client answered to its job, or why that cannot be read. The job's weights are the manifest."""
+    if message.has_error():
+        return Failure(job.id, complaint_of(message))
     try:
-        records = dict(reply.content.array_records)
+        records = dict(message.content.array_records)
         payload = from_payload(records, form_of(job, parts))
-        arrays = _only({name: one for name, one in records.items() if name != PAYLOAD}, "array record")
-        count, metrics = counted(_only(reply.content.metric_records, "metric record"))
-        state = from_arrays(arrays, job.state)
+        records.pop(PAYLOAD, None)
+        state: State = {}
+        if weights_due(parts):
+            state = from_arrays(_only(records, "array record"), job.state)
+        elif records:
+            raise ValueError("it sent weights, which nobody asked for")
+        count, metrics = _counted(_only(message.content.metric_records, "metric record"))
     except Exception as error:  # whatever a hostile record does when it is looked at, the round goes on
         return unreadable(job, error)
     return Reply(job.id, job.client.prototype, job.round, state, count, metrics, payload)
@@ -166,7 +189,7 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text[:300])
 
 
-def counted(metrics: MetricRecord) -> tuple[int, dict[str, float]]:
+def _counted(metrics: MetricRecord) -> tuple[int, dict[str, float]]:
     """Return the number of examples, and the metrics that can be logged.
 
     Lists, and names that the gate would refuse, are left out: they are no reason to refuse the weights.

@@ -21,7 +21,7 @@ from feddf.fusion.average import average
 from feddf.fusion.matching import Neurons, Places, match
 from feddf.seeds import derive, seeded
 from feddf.states import fit_widths
-from feddf.types import Fused, Fusion, Method, Part, Prototype, ServerState, State, Steps, Training, Update
+from feddf.types import Fused, Fusion, Method, Part, Prototype, Resources, ServerState, State, Steps, Training, Update
 
 if TYPE_CHECKING:
     from feddf.config.sections import FedMAConfig
@@ -60,7 +60,8 @@ class Layers:
 
 def layers_of(prototype: Prototype) -> Layers:
     """Return the layers of a plain chain of linear layers and convolutions; any other network is a ``ValueError``."""
-    model = prototype.build()
+    with torch.random.fork_rng(devices=[]):  # building draws initial weights that are thrown away
+        model = prototype.build()
     for name, module in model.named_modules():
         if "Norm" in type(module).__name__:
             raise ValueError(f"FedMA cannot match '{prototype.name}': '{name}' is a {type(module).__name__}")
@@ -88,7 +89,9 @@ def layers_of(prototype: Prototype) -> Layers:
     return Layers(tuple(found), widths)
 
 
-def keep_matched(model: nn.Module, training: Training, *, layers: Mapping[str, Layers], own_start: bool) -> Steps:
+def keep_matched(
+    model: nn.Module, training: Training, *, layers: Mapping[str, Layers], rounds: int, own_start: bool
+) -> Steps:
     """Freeze the layers that are matched already: those below the one that this round matches.
 
     With ``own_start``, a client's first weights are its own, drawn by its seed, and not those that it was sent.
@@ -98,9 +101,16 @@ def keep_matched(model: nn.Module, training: Training, *, layers: Mapping[str, L
         with seeded(derive(job.seed, "own start")):
             model.load_state_dict(training.prototype.build().state_dict())
     chain = layers[job.client.prototype]
-    for name in chain.names[: _stage(job.round - 1, rounds_a_model(layers), chain)]:
+    for name in chain.names[: _stage(job.round - 1, rounds, chain)]:
         model.get_submodule(name).requires_grad_(False)
     return Steps()
+
+
+def freeze_matched(resources: Resources, *, rounds: int, own_start: bool) -> Part:
+    """Return what FedMA asks of clients, where a whole model takes so many rounds; a client may know its own only."""
+    layers = {name: layers_of(prototype) for name, prototype in resources.prototypes.items()}
+    half = partial(keep_matched, layers=layers, rounds=rounds, own_start=own_start)
+    return Part(half=half, fit=fit_widths, name="fedma", told={"rounds": rounds, "own_start": own_start})
 
 
 def rounds_a_model(layers: Mapping[str, Layers]) -> int:
@@ -127,12 +137,9 @@ def fedma(prototypes: Mapping[str, Prototype], config: FedMAConfig) -> Method:
     if find_spec("scipy") is None:
         raise ValueError("FedMA needs SciPy: pip install 'feddf[fedma]'")
     layers = {name: layers_of(prototype) for name, prototype in prototypes.items()}
-    return Method(
-        match_and_average(layers, config),
-        parts=(Part(half=partial(keep_matched, layers=layers, own_start=config.own_start)),),
-        fit=fit_widths,
-        rounds_per_cohort=rounds_a_model(layers),
-    )
+    rounds = rounds_a_model(layers)
+    part = freeze_matched(Resources(prototypes), rounds=rounds, own_start=config.own_start)
+    return Method(match_and_average(layers, config), (part,), rounds_per_cohort=rounds)
 
 
 def match_and_average(layers: Mapping[str, Layers], config: FedMAConfig, sweeps: int = 3) -> Fusion:

@@ -23,7 +23,7 @@ from feddf.engines.wrappers import LaterEngine
 from feddf.evaluate import output_shape
 from feddf.rounds import Federation
 from feddf.runs.loading import check_vocabulary, load_dataset, load_named, with_tokenizer
-from feddf.runs.methods import fitted, method_of, try_half
+from feddf.runs.methods import build_method
 from feddf.runs.pool import PoolTask, pool_of, views_of
 from feddf.runtime.execution import of_clients
 from feddf.seeds import derive
@@ -101,14 +101,11 @@ def build(experiment: Experiment, *, trust: bool = False) -> Parts:
         counts.__getitem__,
     )
     engine = LaterEngine()
-    method = _method(resources, experiment, engine)
-    prototypes = dict(fitted(resources, method).prototypes)
-    half = together([part.half for part in method.parts])
-    try_half(experiment, method.parts, prototypes, models)
+    method, fitted = build_method(resources, experiment, engine, models)
     federation = _federation(experiment, task.shards, method.rounds_per_cohort)
-    train = _train(experiment, task, prototypes, half)
+    train = _train(experiment, task, fitted, together([part.half for part in method.parts]))
     server = ServerState(0, models)
-    parts = Parts(experiment, task, prototypes, federation, server, train, method, engine, _warnings(task))
+    parts = Parts(experiment, task, fitted, federation, server, train, method, engine, _warnings(task))
     return _attacked(parts) if experiment.attack.kind != "none" else parts
 
 
@@ -238,13 +235,6 @@ def _prototype(spec: PrototypeConfig, data: Dataset, experiment: Experiment) -> 
         allowed = f"gives outputs of shape {shape}, not {data.train.n_classes} logits"
         raise ConfigError.at("prototypes", spec.model, allowed)
     return prototype
-
-
-def _method(resources: Resources, experiment: Experiment, engine: Engine) -> Method:
-    try:
-        return method_of(resources, experiment, engine)
-    except ValueError as error:
-        raise ConfigError.at("fusion.method", experiment.fusion.method, str(error)) from error
 
 
 def _federation(experiment: Experiment, shards: list[Tensor], rounds_per_cohort: int) -> Federation:

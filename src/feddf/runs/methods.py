@@ -12,9 +12,20 @@ from functools import partial
 
 import torch
 
+from feddf.admit import weights_due
 from feddf.client import halves_of, together
-from feddf.config import ConfigError, LocalConfig, Settings, with_values
-from feddf.config.names import AVERAGES, BINARISATIONS, DROP_RULES, METHODS, PARTS, TARGETS, TEACHER_WEIGHTS, TRUSTS
+from feddf.config import ConfigError, FusionConfig, Settings, with_values
+from feddf.config.names import (
+    AVERAGES,
+    BINARISATIONS,
+    DROP_RULES,
+    METHOD_PARTS,
+    METHODS,
+    PARTS,
+    TARGETS,
+    TEACHER_WEIGHTS,
+    TRUSTS,
+)
 from feddf.evaluate import Accuracies, Teacher, teacher_of, validation_accuracies
 from feddf.fusion import average
 from feddf.fusion import feddf as algorithm
@@ -32,7 +43,6 @@ from feddf.runtime.device import threads_for
 from feddf.runtime.execution import of_answers, of_students
 from feddf.types import (
     Client,
-    ClientHalf,
     Engine,
     Fusion,
     Job,
@@ -54,18 +64,38 @@ CANDIDATES = {
 """What ``distill.start`` stands for."""
 
 
+def build_method(
+    resources: Resources, settings: Settings, engine: Engine, models: Mapping[str, State]
+) -> tuple[Method, Mapping[str, Prototype]]:
+    """Return the method that the settings name, and the architectures as it fits them.
+
+    Its clients' half is tried on the initial models: all that cannot be is one line before any training.
+    """
+    try:
+        method = method_of(resources, settings, engine)
+    except ValueError as error:
+        raise ConfigError.at("fusion.method", settings.fusion.method, str(error)) from error
+    prototypes = fitted(resources, method.parts).prototypes
+    try_half(settings, method.parts, prototypes, models)
+    return method, prototypes
+
+
 def method_of(resources: Resources, settings: Settings, engine: Engine) -> Method:
     """Return the method that the settings name, inside the wrappers that they ask for.
 
     From the inside: local statistics, momentum, drop-worst, trust, a trial of all models, the guard, and its parts.
     """
+    asked = settings
     if settings.fusion.defence == "robust":
         settings = robust_settings(settings, resources)
     fusion, execution = settings.fusion, of_answers(settings.run)
     made = METHODS[fusion.method](resources, settings, engine)
     method = made if isinstance(made, Method) else Method(made)
-    resources = fitted(resources, method)
+    resources = fitted(resources, method.parts)
     parts = (*method.parts, *parts_of(resources, settings))
+    due = weights_due(parts)
+    if not due:
+        _refuse_looks_at_weights(asked)
     fuse = method.fuse
     if fusion.batchnorm == "local":
         fuse = local_statistics(fuse)
@@ -80,7 +110,7 @@ def method_of(resources: Resources, settings: Settings, engine: Engine) -> Metho
         fuse = drop_worst(DROP_RULES[fusion.drop_worst], measure, resources.labelled, fuse)
     if fusion.trust != "none":
         fuse = trusted(TRUSTS[fusion.trust](resources, engine, execution), fuse)
-    fuse = tried(fuse, resources, engine, execution, updates_too=not settings.distils)
+    fuse = tried(fuse, resources, engine, execution, updates_too=due and not settings.distils)
     if fusion.guard is not None:
 
         def again() -> Fusion:
@@ -94,10 +124,20 @@ def method_of(resources: Resources, settings: Settings, engine: Engine) -> Metho
     return replace(method, fuse=fuse, parts=parts)
 
 
-def fitted(resources: Resources, method: Method) -> Resources:
+def fitted(resources: Resources, parts: Sequence[Part]) -> Resources:
     """Return the resources with architectures that take the shapes that the method gives to their layers."""
-    prototypes = {name: replace(prototype, fit=method.fit) for name, prototype in resources.prototypes.items()}
+    fit = next((part.fit for part in parts if part.fit), None)
+    prototypes = {name: replace(prototype, fit=fit) for name, prototype in resources.prototypes.items()}
     return replace(resources, prototypes=prototypes)
+
+
+def _refuse_looks_at_weights(settings: Settings) -> None:
+    """Raise where something around the fusion looks at weights, which this method's clients do not send."""
+    for name in ("defence", "trust", "drop_worst", "guard", "batchnorm"):
+        given, usual = getattr(settings.fusion, name), FusionConfig.model_fields[name].default
+        if given != usual:
+            allowed = f"it looks at clients' weights, and this method's clients send none; leave it at {usual!r}"
+            raise ConfigError.at(f"fusion.{name}", given, allowed)
 
 
 def robust_settings(settings: Settings, resources: Resources) -> Settings:
@@ -196,11 +236,17 @@ def lone_threads(resources: Resources, batch: int) -> int:
 
 
 def parts_of(resources: Resources, settings: Settings) -> tuple[Part, ...]:
-    """Return the parts that the settings name: those of ``[local]``, and those of ``fusion.parts``."""
-    return (
-        *(Part(half=half) for half in binarisations(settings.local)),
-        *(PARTS[name](resources) for name in part_names(settings)),
-    )
+    """Return the parts that the settings name: that of ``local.binary``, and those of ``fusion.parts``."""
+    binary = [settings.local.binary] if settings.local.binary != "none" else []
+    return tuple(named_part(name, resources) for name in [*binary, *part_names(settings)])
+
+
+def named_part(name: str, resources: Resources, told: Mapping[str, bool | int | float | str] = {}) -> Part:
+    """Return the part of a name: a binarization, one of ``fusion.parts``, or what a method asks of its clients."""
+    if name in BINARISATIONS:
+        return Part(half=BINARISATIONS[name], name=name)
+    made: Part = (METHOD_PARTS if name in METHOD_PARTS else PARTS)[name](resources, **told)
+    return replace(made, name=name)
 
 
 def part_names(settings: Settings) -> list[str]:
@@ -228,8 +274,3 @@ def try_half(
             binary, named = settings.local.binary, list(settings.fusion.parts)
             key, given = ("fusion.parts", named) if named or binary == "none" else ("local.binary", binary)
             raise ConfigError.at(key, given, f"'{name}': {error}") from error
-
-
-def binarisations(local: LocalConfig) -> list[ClientHalf]:
-    """Return the client half that binarises weights, if the section ``[local]`` names one."""
-    return [BINARISATIONS[local.binary]] if local.binary != "none" else []

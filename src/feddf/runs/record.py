@@ -113,7 +113,7 @@ class Recorder:
         """
         if not (self._run.log_clients or self._run.log_ensemble):
             return [], None
-        clients = [teacher_of(update, self._prototypes) for update in closed.updates]
+        clients = [teacher_of(update, self._prototypes) for update in closed.updates if update.state]
         ensemble: Ensemble | None = closed.fused.ensemble if self._run.log_ensemble else None
         names = {teacher.id for teacher in clients}
         others = [teacher for teacher in ensemble.teachers if teacher.id not in names] if ensemble else []

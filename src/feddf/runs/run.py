@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 
-from feddf.config import Record
+from feddf.config import Record, Settings
 from feddf.config.keys import flat
 from feddf.data.partition import class_counts
 from feddf.engines.open import open_engines
@@ -66,20 +66,8 @@ def run_experiment(
             # attackers look at all updates of a round: one that was interrupted begins anew
             spool=None if parts.attack else DiskSpool(folder.spool),
         )
-        planned = islice(rounds, experiment.rounds - server.round)
-        config = flat(experiment.model_dump(mode="json", exclude_none=True))
-        records = recorded(
-            planned,
-            server,
-            folder,
-            recorder,
-            experiment.run.keep_checkpoints,
-            partial(_extended, parts, kept if keeps else None),
-        )
-        with tracking(experiment.run.track, folder.path, config, server.round, complain) as track:
-            for record in records:
-                track(record)
-                yield record
+        extend = partial(_extended, parts, kept if keeps else None)
+        yield from record_rounds(rounds, server, folder, experiment, recorder, extend, complain)
         describe(parts, folder.path, folder.records())
 
 
@@ -90,25 +78,29 @@ def _extended(parts: Parts, kept: KeptStates | None, record: Record, server: Ser
     return {**record, "attack": dict(parts.attack.note(record, server))} if parts.attack else record
 
 
-def recorded(
+def record_rounds(
     rounds: Iterable[Round],
     server: ServerState,
     folder: RunFolder,
+    settings: Settings,
     recorder: Recorder,
-    keep: int,
-    extend: Callable[[Record, ServerState], Record] = lambda record, server: record,
+    extend: Callable[[Record, ServerState], Record],
+    complain: Callable[[str], None],
 ) -> Iterator[Record]:
-    """Record each round, write it down and yield its record; at the end write the models.
+    """Record each round that is left, write it down, track it and yield its record; at the end write the models.
 
-    ``server`` is the state before the first round. ``extend`` may add to a record before it is written.
+    ``server`` is the state before the first of them. ``extend`` may add to a record before it is written.
     """
-    spool = DiskSpool(folder.spool)
-    for closed in rounds:
-        record = extend(recorder.record(closed), closed.server)
-        folder.append(record)
-        folder.save(closed.server, keep)
+    spool, run = DiskSpool(folder.spool), settings.run
+    config = flat(settings.model_dump(mode="json", exclude_none=True))
+    with tracking(run.track, folder.path, config, server.round, complain) as track:
+        for closed in islice(rounds, max(0, settings.rounds - server.round)):
+            record = extend(recorder.record(closed), closed.server)
+            folder.append(record)
+            folder.save(closed.server, run.keep_checkpoints)
+            spool.clear()
+            server = closed.server
+            track(record)
+            yield record
         spool.clear()
-        server = closed.server
-        yield record
-    spool.clear()
-    folder.finish(server.models)
+        folder.finish(server.models)

@@ -3,14 +3,14 @@
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from feddf import DistillConfig, LocalConfig
-from feddf.flower import FedDF, FlowerClientsConfig, FlowerConfig, FlowerSettings
+from feddf import ClientsConfig, DistillConfig, LocalConfig
+from feddf.flower import FedDF, FlowerConfig, FlowerSettings
 from hospitals.task import ARCHITECTURES, read
 
 app = ServerApp()
 
 SETTINGS = FlowerSettings(
-    clients=FlowerClientsConfig(number=3, quorum=0.6),
+    clients=ClientsConfig(number=3, quorum=0.6),
     local=LocalConfig(epochs=20, batch=32, rate=0.1),
     distill=DistillConfig(steps=200, check=50),
     flower=FlowerConfig(evaluate_fraction=1.0),

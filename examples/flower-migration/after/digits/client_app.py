@@ -4,7 +4,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from digits.task import Net, load_data, train
-from feddf.flower import introduce
+from feddf.flower import announce
 
 WIDTHS = {"small": 32, "large": 64}
 
@@ -13,7 +13,7 @@ def size(context: Context) -> str:
     return "large" if int(context.node_config["partition-id"]) % 2 else "small"
 
 
-app = introduce(ClientApp(), prototype=size)
+app = announce(ClientApp(), prototype=size)
 
 
 @app.train()

@@ -7,8 +7,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from digits.client_app import WIDTHS
 from digits.task import CLIENTS, Net, load_test
-from feddf import DistillConfig
-from feddf.flower import FedDF, FlowerClientsConfig, FlowerSettings
+from feddf import ClientsConfig, DistillConfig
+from feddf.flower import FedDF, FlowerSettings
 
 app = ServerApp()
 
@@ -18,7 +18,7 @@ def main(grid: Grid, context: Context) -> None:
     images, labels = load_test()
     strategy = FedDF(
         {name: partial(Net, width) for name, width in WIDTHS.items()},
-        FlowerSettings(clients=FlowerClientsConfig(number=CLIENTS), distill=DistillConfig(steps=300, check=50)),
+        FlowerSettings(clients=ClientsConfig(number=CLIENTS), distill=DistillConfig(steps=300, check=50)),
         pool=images[:200],
         validation=(images[200:300], labels[200:300]),
         test=(images[300:], labels[300:]),
