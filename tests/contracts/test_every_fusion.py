@@ -114,7 +114,7 @@ def tiny(changes: dict[str, Any]) -> Tiny:
         except ValueError:
             continue
     assert method is not None, "the method works with neither kind of models"
-    prototypes = dict(fitted(tiny.resources, method).prototypes)
+    prototypes = dict(fitted(tiny.resources, method.parts).prototypes)
     return replace(
         tiny,
         prototypes=prototypes,

@@ -20,7 +20,7 @@ from flower.local_grid import LocalGrid, Node
 
 
 def registry_of(folder: Path, most: int = 10_000, prototype: str = "m") -> ClientRegistry:
-    return ClientRegistry(MessageQueue(LocalGrid({})), folder / "clients.json", [prototype], most=most)
+    return ClientRegistry(MessageQueue(LocalGrid({})), folder / "registry.json", [prototype], most=most)
 
 
 def connect(registry: ClientRegistry, names: dict[int, str]) -> dict[str, int]:
@@ -70,10 +70,10 @@ def test_a_client_that_was_away_for_long_is_taken_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b'{"a": "m", ', b"\xff", b"[1]", b'{"a": 3}', b"[" * 100_000])
 def test_a_damaged_registry_is_put_aside(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "clients.json").write_bytes(content)
+    (tmp_path / "registry.json").write_bytes(content)
     registry = registry_of(tmp_path)
     assert registry.clients == []
-    assert (tmp_path / "clients.json.damaged").read_bytes() == content
+    assert (tmp_path / "registry.json.damaged").read_bytes() == content
     connect(registry, {1: "a"})
     assert registry_of(tmp_path).clients == [Client("a", "m")]
     assert registry_of(tmp_path, prototype="another").clients == []  # an architecture that there is no more

@@ -321,7 +321,7 @@ def saying(client: Any, prototype: Any) -> ClientApp:
 
 
 def registry_of(grid: LocalGrid, folder: Path, prototypes: list[str]) -> ClientRegistry:
-    return ClientRegistry(MessageQueue(grid), folder / "clients.json", prototypes)
+    return ClientRegistry(MessageQueue(grid), folder / "registry.json", prototypes)
 
 
 def test_who_may_take_part(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_who_may_take_part(tmp_path: Path) -> None:
 
 def test_only_listed_nodes_take_part_under_the_names_that_the_server_gives(tmp_path: Path) -> None:
     grid = LocalGrid({1: Node(saying("boss", "small"), {}), 2: Node(saying("b", "small"), {})})
-    registry = ClientRegistry(MessageQueue(grid), tmp_path / "clients.json", ["small"], names={1: "clinic"})
+    registry = ClientRegistry(MessageQueue(grid), tmp_path / "registry.json", ["small"], names={1: "clinic"})
     assert registry.connected() == {"clinic": 1}
 
 

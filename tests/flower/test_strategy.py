@@ -309,7 +309,7 @@ def test_clients_of_ones_own_and_of_feddf_with_different_architectures_learn_tog
     assert record["clients"] == ["client-1", "hospital"]
     assert record["models"]["net"]["fused"] > 0.8
     assert record["models"]["big"]["fused"] > 0.8
-    assert json.loads((tmp_path / "run" / "clients.json").read_text()) == {"client-1": "big", "hospital": "net"}
+    assert json.loads((tmp_path / "run" / "registry.json").read_text()) == {"client-1": "big", "hospital": "net"}
 
 
 def test_clients_try_models_whose_layers_have_grown(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ class FedDF(Strategy):
     def _rounds(self, grid: Grid, method: Method, spool: DiskSpool) -> Iterator[Round]:
         """Run rounds over the clients behind a grid; new ones join between them."""
         if self._registry is None or self._registry.queue.grid is not grid:
-            path, clients = self.folder / "clients.json", self.settings.clients
+            path, clients = self.folder / "registry.json", self.settings.clients
             known, most = list(self._resources.prototypes), most_clients(clients.number)
             registry = ClientRegistry(MessageQueue(grid), path, known, self._names, most)
             registry.gather(clients, self.wait, self.poll)

@@ -108,11 +108,11 @@ def weights_up_only(resources: Resources) -> Part:
     return Part(weights_down=False)
 
 
-OWN = {"mine": answering, "test_weights:weights_up_only": weights_up_only}
-NEITHER = {"fusion.method": "test_weights:answers_only"}
-NAMELESS = {"fusion.method": "test_weights:nameless"}
-ONLY_DOWN = {"fusion.method": "test_weights:answers_up"}
-ONLY_UP = {"fusion.method": "fedavg", "fusion.parts": ["test_weights:weights_up_only"]}
+OWN = {"mine": answering, "test_weights_travel:weights_up_only": weights_up_only}
+NEITHER = {"fusion.method": "test_weights_travel:answers_only"}
+NAMELESS = {"fusion.method": "test_weights_travel:nameless"}
+ONLY_DOWN = {"fusion.method": "test_weights_travel:answers_up"}
+ONLY_UP = {"fusion.method": "fedavg", "fusion.parts": ["test_weights_travel:weights_up_only"]}
 
 
 # At the gate
@@ -220,7 +220,7 @@ def test_what_needs_weights_is_refused_before_any_training(changes: dict[str, An
 @pytest.mark.parametrize(
     ("changes", "own", "said"),
     [
-        (NAMELESS, {}, r"fusion\.method = 'test_weights:nameless': .* give its Part the name"),
+        (NAMELESS, {}, r"fusion\.method = 'test_weights_travel:nameless': .* give its Part the name"),
         (NEITHER, {"flower.evaluate_fraction": 1.0}, r"flower\.evaluate_fraction = 1\.0: .* set it to 0"),
     ],
 )
