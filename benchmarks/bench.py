@@ -206,7 +206,7 @@ def fusion(
         fusions = [fusing(pool_data.inputs, pool, count) for count in (timed, 5 * timed)]
 
         def ours() -> tuple[float, float]:
-            """Seconds to ask, and to distil: the difference of two lengths knows no start-up."""
+            """Seconds to ask, and to distill: the difference of two lengths knows no start-up."""
             short, long = (fuse(server, updates, 0).notes["seconds"] for fuse in fusions)
             return long["ask"], (long["distill"] - short["distill"]) / (4 * timed) * steps
 

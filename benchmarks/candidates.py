@@ -137,10 +137,10 @@ def _averaged(name: str, clients: Sequence[Update], shares: Sequence[float], tru
     return Update(*known, payload=payload, trust=trust)
 
 
-def centred_logits(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
+def centered_logits(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
     """Average logits that sum to zero: with weights by class it matters what a teacher adds to all of its logits."""
-    centred = (Vote(vote.logits - vote.logits.mean(dim=-1, keepdim=True), vote.weight) for vote in votes)
-    return avg_logits(centred, temperature, outputs)
+    centered = (Vote(vote.logits - vote.logits.mean(dim=-1, keepdim=True), vote.weight) for vote in votes)
+    return avg_logits(centered, temperature, outputs)
 
 
 # The pool: mixed inputs
@@ -349,7 +349,7 @@ def _features_of(model: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def _logistic(own: Tensor, public: Tensor, decay: float = 0.01) -> Tensor:
-    """Return the weights of a balanced, regularised logistic regression, and its bias."""
+    """Return the weights of a balanced, regularized logistic regression, and its bias."""
     x = torch.cat([own, public])
     y = torch.cat([torch.ones(len(own)), torch.zeros(len(public))])
     balance = torch.where(y > 0, len(x) / (2 * len(own)), len(x) / (2 * len(public)))
@@ -402,7 +402,7 @@ CANDIDATES: dict[str, tuple[Mapping[str, Any], Change]] = {
     ),
     "averages": ({"fusion.method": f"{__name__}:feddf_of_averages"}, unchanged),
     "mixtures": ({"fusion.method": f"{__name__}:feddf_of_mixtures"}, unchanged),
-    "centred": ({"teachers.average": f"{__name__}:centred_logits"}, unchanged),
+    "centered": ({"teachers.average": f"{__name__}:centered_logits"}, unchanged),
     "class-rows": ({"fusion.average": "class-counts"}, unchanged),
     "mixed": ({"teachers.ask": "each-batch", "fusion.method": f"{__name__}:feddf_on_mixed"}, unchanged),
     "moved": ({"teachers.ask": "each-batch", "fusion.method": f"{__name__}:feddf_on_moved"}, unchanged),

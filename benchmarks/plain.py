@@ -2,7 +2,7 @@
 
 Ordinary PyTorch, default memory format, all the machine's threads, one client after the other, and teachers asked
 again on every batch, as the paper's pseudo code reads. Nothing in it is slower than it needs to be for its kind:
-images are padded and normalised once, batches are cut by index, augmentation is one gather for a batch.
+images are padded and normalized once, batches are cut by index, augmentation is one gather for a batch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def augment(padded: Tensor, padding: int = 4) -> Tensor:
 def train_client(
     server: nn.Module, padded: Tensor, labels: Tensor, epochs: int, batch: int = 64, rate: float = 0.1
 ) -> nn.Module:
-    """Algorithm 2, on images that were padded with black and normalised beforehand."""
+    """Algorithm 2, on images that were padded with black and normalized beforehand."""
     model = copy.deepcopy(server).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     for _ in range(epochs):

@@ -118,7 +118,7 @@ def trajectories(experiment: Experiment, steps: int, every: int) -> dict[str, li
     """Run one round, and return what every student was worth along all its steps."""
     parts = build(experiment)
     task = parts.task
-    assert task.pool is not None, "a method that distils has a pool"
+    assert task.pool is not None, "a method that distills has a pool"
     resources = Resources(parts.prototypes, task.pool, task.validation)
     config = experiment.distill.model_copy(update={"steps": steps, "check": every, "patience": steps + 1})
     with open_engines(experiment.run) as engines:

@@ -60,10 +60,10 @@ def encode(raw: Tensor) -> Tensor:
 def make_data(n: int, seed: int) -> Examples:
     """Stand-in for your measurements: four clusters that overlap."""
     generator = torch.Generator().manual_seed(seed)
-    centres = 1.5 * torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(0))
+    centers = 1.5 * torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(CLASSES, (n,), generator=generator)
     return Examples(
-        Inputs(centres[labels] + 2 * torch.randn(n, FEATURES, generator=generator), encode), labels, classes(CLASSES)
+        Inputs(centers[labels] + 2 * torch.randn(n, FEATURES, generator=generator), encode), labels, classes(CLASSES)
     )
 
 

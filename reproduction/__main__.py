@@ -110,7 +110,7 @@ def _estimate(artifact: Artifact, asked: Asked) -> bool:
     elif asked.parallel and artifact.compute is None and not asked.only_finished:
         left = to_do(experiments, asked.kept)
         hours = seconds_of(left.values(), asked.parallel) / 3600
-        less = ", or less where students stop early" if any(one.distils for one in left.values()) else ""
+        less = ", or less where students stop early" if any(one.distills for one in left.values()) else ""
         runs = f"{len(left)} run{'' if len(left) == 1 else 's'}"
         _say(f"{artifact.name}: {runs} to do, about {hours:.1f} hours here{less}")
     return bool(experiments)

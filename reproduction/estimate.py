@@ -42,9 +42,9 @@ def _images(experiment: Experiment) -> float:
     students = len(experiment.prototypes)
     pool = (experiment.pool.size or 50_000) * experiment.pool.views
     test, validation = experiment.data.test_size or 10_000, size * experiment.data.validation
-    asked = clients.cohort * (test + (pool if experiment.distils else 0)) + 2 * students * (test + validation)
-    learned = students * distill.steps * distill.batch if experiment.distils else 0
-    checks = students * distill.steps / distill.check * validation if experiment.distils else 0
+    asked = clients.cohort * (test + (pool if experiment.distills else 0)) + 2 * students * (test + validation)
+    learned = students * distill.steps * distill.batch if experiment.distills else 0
+    checks = students * distill.steps / distill.check * validation if experiment.distills else 0
     return experiment.rounds * (trained + learned + (asked + checks) / ANSWERS_FOR_A_STEP)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from feddf.report.plots import COLOURS, styled
+from feddf.report.plots import COLORS, styled
 from feddf.report.read import ReportError
 from reproduction.artifact import FAILS, HOLDS, IN_PART, SCALES, UNTESTED
 
@@ -210,7 +210,7 @@ def bars(rows: Mapping[str, Mapping[str, Sequence[float]]], label: str) -> Figur
         places = [index + (number - (len(columns) - 1) / 2) * width for index, one in enumerate(found) if one]
         means = [fmean(one) for one in found if one]
         spreads = [stdev(one) if len(one) > 1 else 0.0 for one in found if one]
-        color, hatch = COLOURS[number % len(COLOURS)], HATCHES[number // len(COLOURS) % len(HATCHES)]
+        color, hatch = COLORS[number % len(COLORS)], HATCHES[number // len(COLORS) % len(HATCHES)]
         axes.bar(places, means, width, yerr=spreads, color=color, hatch=hatch, label=column, capsize=2)
     axes.set_xticks(range(len(rows)), list(rows), rotation=30 if max(map(len, rows)) > 8 else 0, ha="right")
     axes.set_ylabel(fill(label, 40))
@@ -231,8 +231,8 @@ def _draw_curves(drawn: Sequence[Mapping[str, Any]]) -> Figure:
     for number, cell in enumerate(drawn):
         length = min(len(curve["fused"]) for curve in cell["curves"])
         by_round = [[100 * (curve["fused"][i] or 0.0) for curve in cell["curves"]] for i in range(length)]
-        rounds, color = range(1, length + 1), COLOURS[number % len(COLOURS)]
-        style = ["-", "--", ":", "-."][number // len(COLOURS) % 4]
+        rounds, color = range(1, length + 1), COLORS[number % len(COLORS)]
+        style = ["-", "--", ":", "-."][number // len(COLORS) % 4]
         label = f"{cell['row']}, {cell['column']}"
         axes.plot(rounds, list(map(fmean, by_round)), style, color=color, label=label)
         axes.fill_between(rounds, list(map(min, by_round)), list(map(max, by_round)), color=color, alpha=0.15)

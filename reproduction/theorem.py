@@ -1,4 +1,4 @@
-"""Theorem 5.1: the terms of the generalisation bound for the ensemble, estimated from the data of a run.
+"""Theorem 5.1: the terms of the generalization bound for the ensemble, estimated from the data of a run.
 
     L_D(1/K Σ h_k)  ≤  L_D̂(h_D̂)  +  1/K Σ_k (½ d_HΔH(D_k, D) + λ_k)  +  (4 + √log τ_H(2m)) / (δ/K √(2m))
 

@@ -112,10 +112,10 @@ def test_averages_teach_and_are_not_averaged_again(tiny: Tiny, weights: str) -> 
         assert torch.allclose(taught[f"average 0 of {prototype}"], torch.as_tensor(mine))
 
 
-def test_centred_logits_do_not_depend_on_what_a_teacher_adds_to_all() -> None:
+def test_centered_logits_do_not_depend_on_what_a_teacher_adds_to_all() -> None:
     logits, weights = torch.randn(5, 3), [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([3.0, 0.0, 1.0])]
     votes = [[Vote(logits + shift, weights[0]), Vote(logits.flip(0), weights[1])] for shift in (0.0, 7.0)]
-    assert torch.allclose(*map(candidates.centred_logits, votes))
+    assert torch.allclose(*map(candidates.centered_logits, votes))
     assert not torch.allclose(*map(candidates.avg_logits, votes)), "with weights by class, plain ones do"
 
 
@@ -157,7 +157,7 @@ def test_fedntd_takes_the_steps_of_its_formula() -> None:
     assert reply.payload[CLASS_COUNTS]["counts"].tolist() == truth.sum(dim=0).tolist(), "what the method asks for"
 
 
-def test_the_odds_are_those_of_a_regularised_logistic_regression() -> None:
+def test_the_odds_are_those_of_a_regularized_logistic_regression() -> None:
     linear_model = pytest.importorskip("sklearn.linear_model")
     generator = torch.Generator().manual_seed(0)
     own, public = torch.randn(30, 3, generator=generator) + 0.7, torch.randn(90, 3, generator=generator)

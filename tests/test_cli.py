@@ -76,7 +76,7 @@ def test_the_installed_command_speaks_in_codes_and_lines(tmp_path: Path) -> None
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cli")
     (folder / "small.toml").write_text(CONFIG)
-    (folder / "typo.toml").write_text(CONFIG.replace("[distill]", "[distil]"))
+    (folder / "typo.toml").write_text(CONFIG.replace("[distill]", "[distill]"))
     done = feddf("run", "small.toml", "data.name=toy", "--out", "out", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
@@ -225,7 +225,7 @@ MISTAKES = {
     ),
     ("run", "small.toml", "prototypes=[]"): (2, "error: prototypes = []: at least one is needed"),
     ("run", "small.toml", "sources=3"): (2, "error: pool.sources = 3: must be a list, for instance"),
-    ("run", "typo.toml"): (2, "error: unknown section [distil]; did you mean 'distill'?"),
+    ("run", "typo.toml"): (2, "error: unknown section [distill]; did you mean 'distill'?"),
     ("report", "nowhere"): (2, "error: nowhere is not a run folder"),
     ("compare", "small.toml", "seeds=a"): (2, "error: seeds = 'a': must be whole numbers"),
     ("compare", "small.toml", "target=80"): (2, "error: target = '80': must be an accuracy from 0 to 1"),

@@ -15,7 +15,7 @@ from PIL import Image
 from rich.console import Console
 
 from feddf.cli import data_sets
-from feddf.data.catalogue import CATALOGUE
+from feddf.data.catalog import CATALOG
 from local_server import Server, serving
 from test_cli import feddf
 
@@ -34,11 +34,11 @@ def cifar100(label: int = 99) -> bytes:
 
 
 def offer(server: Server, patch: pytest.MonkeyPatch, archive: bytes, md5: str | None) -> None:
-    """Put an archive on the server, and its address into the catalogue."""
+    """Put an archive on the server, and its address into the catalog."""
     server.files["/cifar-100-python.tar.gz"] = archive
-    entry = CATALOGUE["cifar100"]
+    entry = CATALOG["cifar100"]
     download = replace(entry.downloads[0], url=f"{server.url}/cifar-100-python.tar.gz", checksum=md5 and f"md5:{md5}")
-    patch.setitem(CATALOGUE, "cifar100", replace(entry, downloads=(download,)))
+    patch.setitem(CATALOG, "cifar100", replace(entry, downloads=(download,)))
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_data_set_is_listed_fetched_listed_again_and_checked(server: Server, t
     assert before.returncode == 0
     assert "missing" in row(before.stdout, "cifar100")
     assert "feddf data fetch cifar100" in row(before.stdout, "cifar100")
-    assert all(name in before.stdout for name in CATALOGUE)
+    assert all(name in before.stdout for name in CATALOG)
 
     done = feddf("data", "fetch", "cifar100", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -84,7 +84,7 @@ def test_the_shape_of_the_outputs_is_found_by_trying(tiny: Tiny) -> None:
 
 
 class Shared(nn.Module):
-    """One convolution, used before two different normalisations: folding either into it would be wrong."""
+    """One convolution, used before two different normalizations: folding either into it would be wrong."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Untraceable(nn.Module):
 
 
 class Unusual(nn.Module):
-    """Batch statistics always, a keyword argument, and a convolution with a parametrised weight."""
+    """Batch statistics always, a keyword argument, and a convolution with a parametrized weight."""
 
     def __init__(self) -> None:
         super().__init__()

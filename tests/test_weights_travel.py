@@ -204,7 +204,7 @@ def test_the_same_bytes_in_worker_processes(tmp_path: Path, changes: dict[str, A
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({**NEITHER, "fusion.defence": "robust"}, r"fusion\.defence = 'robust': .*send none; leave it at 'none'"),
+        ({**NEITHER, "fusion.defense": "robust"}, r"fusion\.defense = 'robust': .*send none; leave it at 'none'"),
         ({**NEITHER, "fusion.drop_worst": "paper"}, r"fusion\.drop_worst = 'paper': it looks at clients' weights"),
         ({**NEITHER, "fusion.guard": 0.1}, r"fusion\.guard = 0\.1: it looks at clients' weights"),
         ({**NEITHER, "attack.kind": "noise"}, r"attack\.kind = 'noise': attackers forge weights"),

@@ -23,7 +23,7 @@ client, server = ClientApp(), ServerApp()
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):
-    """One client's images, each normalised when it is taken, as torchvision's transforms do."""
+    """One client's images, each normalized when it is taken, as torchvision's transforms do."""
 
     def __init__(self, work: Work, number: int) -> None:
         self.images, self.labels = shard(work, number)

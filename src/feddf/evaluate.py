@@ -173,7 +173,7 @@ Accuracies = Callable[[Sequence[Teacher]], Mapping[str, float]]
 
 def validation_accuracies(resources: Resources, engine: Engine, execution: Execution = Execution()) -> Accuracies:
     """Return what measures teachers on the validation data; a client whose model cannot be asked is refused."""
-    examples = resources.labelled
+    examples = resources.labeled
     evaluation = Evaluation(engine, examples.inputs, execution)
 
     def accuracies(teachers: Sequence[Teacher]) -> dict[str, float]:

@@ -338,7 +338,7 @@ class Steps:
 
 
 ClientHalf = Callable[[nn.Module, Training], Steps]
-"""Begins a training: it may change the model (freeze or binarise weights), and returns what happens in its steps and
+"""Begins a training: it may change the model (freeze or binarize weights), and returns what happens in its steps and
 at its end. It travels to where clients train, so it is a function of a module."""
 
 
@@ -431,7 +431,7 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Resources:
-    """What the server has to fuse with: architectures, an unlabeled pool, and perhaps labelled validation examples.
+    """What the server has to fuse with: architectures, an unlabeled pool, and perhaps labeled validation examples.
 
     ``augment`` changes raw batches of the pool before students and teachers see them. ``outputs`` is what
     the models' outputs mean, and ``n_clients`` says how many clients have an architecture.
@@ -445,7 +445,7 @@ class Resources:
     n_clients: Callable[[str], int] | None = None
 
     @property
-    def labelled(self) -> Examples:
+    def labeled(self) -> Examples:
         """The validation examples, where there must be some."""
         if self.validation is None or not len(self.validation):
             raise ValueError("this needs validation data, and the server has none")

@@ -55,7 +55,7 @@ def test_a_client_below_the_released_floor_is_averaged_but_does_not_teach(tiny: 
     updates = [Update(f"c{k}", "mlp", 1, tiny.server.models["mlp"], 20) for k in range(3)]
     rule = lambda accuracies, n_classes, n_examples: Dropped(frozenset({"c0"}), frozenset({"c1"}))  # noqa: E731
     measure = lambda given: {update.client_id: 0.1 * number for number, update in enumerate(given, 1)}  # noqa: E731
-    fused = drop_worst(rule, measure, tiny.resources.labelled, inner)(tiny.server, updates, 0)
+    fused = drop_worst(rule, measure, tiny.resources.labeled, inner)(tiny.server, updates, 0)
     assert seen == [[("c1", False), ("c2", True)]]
     assert fused.notes["dropped_worst"]["teachers"] == {"c1": 0.2}
     assert fused.notes["dropped_worst"]["clients"] == {"c0": 0.1}
@@ -193,7 +193,7 @@ def test_vgg9_has_fedmas_dropout_and_the_released_one_has_none() -> None:
     assert dropped(vgg9_released((3, 32, 32), 10)) == []
 
 
-def test_cifar_10_is_normalised_by_the_released_deviations_when_asked(
+def test_cifar_10_is_normalized_by_the_released_deviations_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "cifar-10-batches-py"
@@ -203,11 +203,11 @@ def test_cifar_10_is_normalised_by_the_released_deviations_when_asked(
     empty = torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
     monkeypatch.setattr(cifar, "read", lambda path, key: empty)
     monkeypatch.setattr(cifar, "read_all", lambda paths, key: empty)
-    for normalisation, stds in (("measured", (0.2470, 0.2435, 0.2616)), ("released", (0.2023, 0.1994, 0.2010))):
-        data = cifar10(DataConfig(name="cifar10", folder=str(tmp_path), normalisation=normalisation))
+    for normalization, stds in (("measured", (0.2470, 0.2435, 0.2616)), ("released", (0.2023, 0.1994, 0.2010))):
+        data = cifar10(DataConfig(name="cifar10", folder=str(tmp_path), normalization=normalization))
         assert data.train.inputs.encode.std == stds  # type: ignore[attr-defined]
     released = load("cifar10-released")
-    assert released.data.normalisation == "released"
+    assert released.data.normalization == "released"
     assert not released.distill.keep_start
 
 

@@ -78,7 +78,7 @@ def test_a_keys_kind_says_what_a_change_of_it_means() -> None:
     }  # fmt: skip
     assert kinds["method"] == {
         "fusion.method", "fusion.average", "fusion.batchnorm", "fusion.momentum", "fusion.drop_worst",
-        "fusion.options", "fusion.parts", "fusion.defence", "fusion.trust", "fusion.guard",
+        "fusion.options", "fusion.parts", "fusion.defense", "fusion.trust", "fusion.guard",
         "local.optimizer", "local.decay", "local.proximal", "local.binary", "pool.augment", "pool.views",
         "teachers.ask", "teachers.average", "teachers.memory", "teachers.weights", "teachers.swag_samples",
         "teachers.swag_scale",

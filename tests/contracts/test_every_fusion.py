@@ -67,7 +67,7 @@ FURTHER = {"distill.optimizer": {"distill.swa_cycle": 2}, "distill.stop": {"dist
 def allowed(changes: Mapping[str, Any]) -> bool:
     settings = with_values(make_tiny().settings, changes)
     try:
-        settings.refuse(settings.mistakes(labelled=True, pooled=True))
+        settings.refuse(settings.mistakes(labeled=True, pooled=True))
     except ConfigError:
         return False
     return True
@@ -211,8 +211,8 @@ def test_it_starts_from_the_average_of_each_prototype(fuse: Fusion, tiny: Tiny, 
     weighted = [replace(update, n_examples=10 * (i + 1)) for i, update in enumerate(updates)]
     fused = fuse(tiny.server, weighted, 1)
     average = tiny.settings.fusion.average
-    if tiny.settings.fusion.defence == "robust":
-        pytest.skip("it starts from the best of several averages: tests/fusion/test_defence.py")
+    if tiny.settings.fusion.defense == "robust":
+        pytest.skip("it starts from the best of several averages: tests/fusion/test_defense.py")
     for name in tiny.prototypes:
         mine = [update for update in used(fused, weighted) if update.prototype == name]
         if not mine:
@@ -264,7 +264,7 @@ def test_one_client_alone_is_its_own_average_or_teacher(tiny: Tiny, updates: lis
     assert digest({"m": fused.start["mlp"]}) == digest({"m": alone.state})
     if averages_only(tiny.settings):
         assert digest({"m": fused.server.models["mlp"]}) == digest({"m": alone.state})
-    if tiny.settings.distils:
+    if tiny.settings.distills:
         assert [student.id for student in engine.students] == sorted(tiny.prototypes)
     everything = torch.arange(len(tiny.pool))
     expected = logits(tiny.prototypes["mlp"].load(alone.state), tiny.pool) / tiny.settings.distill.temperature

@@ -30,7 +30,7 @@ def batch(data: Dataset) -> Tensor:
     return data.train.inputs.batch(torch.arange(len(data.train)))
 
 
-def test_pictures_of_a_torch_data_set_keep_their_bytes_and_are_normalised() -> None:
+def test_pictures_of_a_torch_data_set_keep_their_bytes_and_are_normalized() -> None:
     data = from_torch(Photos(20), Photos(5))
     assert (len(data.train), len(data.test), data.shape, data.classes) == (20, 5, (3, 6, 6), ("cat", "dog"))
     assert data.train.inputs.raw.dtype == torch.uint8

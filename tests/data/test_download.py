@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddf.data import catalogue
-from feddf.data.catalogue import CATALOGUE, Download, Entry, root_of
+from feddf.data import catalog
+from feddf.data.catalog import CATALOG, Download, Entry, root_of
 from feddf.data.download import BLOCK, DownloadError, fetch, unpack
 from local_server import Seen, Server, serving
 
@@ -373,15 +373,15 @@ def pair(server: Server) -> Entry:
 
 def test_only_what_a_data_set_lacks_is_fetched(server: Server, tmp_path: Path) -> None:
     entry = pair(server)
-    assert catalogue.state(entry, tmp_path) == "missing"
+    assert catalog.state(entry, tmp_path) == "missing"
     (tmp_path / "pair").mkdir()
     (tmp_path / "pair" / "one").write_bytes(b"mine")
-    assert (catalogue.state(entry, tmp_path), catalogue.missing(entry, tmp_path)) == ("incomplete", ["pair/two"])
-    catalogue.get(entry, tmp_path)
+    assert (catalog.state(entry, tmp_path), catalog.missing(entry, tmp_path)) == ("incomplete", ["pair/two"])
+    catalog.get(entry, tmp_path)
     assert tree(tmp_path) == {"pair/one": b"mine", "pair/two": b"two"}
     assert [seen.path for seen in server.seen] == ["/two.gz"]
-    assert (catalogue.state(entry, tmp_path), catalogue.size(entry, tmp_path)) == ("here", 7)
-    catalogue.get(entry, tmp_path)
+    assert (catalog.state(entry, tmp_path), catalog.size(entry, tmp_path)) == ("here", 7)
+    catalog.get(entry, tmp_path)
     assert len(server.seen) == 1
 
 
@@ -390,7 +390,7 @@ def test_an_archive_that_was_put_there_by_hand_is_used_if_its_checksum_is_right(
     (tmp_path / "pair").mkdir()
     (tmp_path / "pair" / "one.gz").write_bytes(server.files["/one.gz"])
     (tmp_path / "pair" / "two.gz").write_bytes(b"something else")
-    catalogue.get(entry, tmp_path)
+    catalog.get(entry, tmp_path)
     assert tree(tmp_path) == {"pair/one": b"one", "pair/two": b"two"}
     assert [seen.path for seen in server.seen] == ["/two.gz"]
 
@@ -399,9 +399,9 @@ def test_an_archive_that_cannot_be_unpacked_is_not_found_again(server: Server, t
     server.files["/set.zip"] = b"no zip"
     entry = Entry("set", ("set",), "", (Download(f"{server.url}/set.zip", ".", ("set",)),))
     with pytest.raises(DownloadError, match=r"set\.zip is damaged"):
-        catalogue.get(entry, tmp_path)
+        catalog.get(entry, tmp_path)
     server.files["/set.zip"] = zip_of(tmp_path / "made", ("set", b"right")).read_bytes()
-    catalogue.get(entry, tmp_path)
+    catalog.get(entry, tmp_path)
     assert (tmp_path / "set").read_bytes() == b"right"
 
 
@@ -409,34 +409,34 @@ def test_an_archive_without_the_promised_files_is_one_clear_error(server: Server
     server.files["/set.gz"] = gzip.compress(b"")
     entry = Entry("set", ("other",), "", (Download(f"{server.url}/set.gz", ".", ("other",)),))
     with pytest.raises(DownloadError, match="data 'set' was fetched, and has no file other"):
-        catalogue.get(entry, tmp_path)
+        catalog.get(entry, tmp_path)
 
 
 def test_a_partial_download_counts_as_incomplete(server: Server, tmp_path: Path) -> None:
     entry = pair(server)
     server.mode = "truncated"
     with pytest.raises(DownloadError):
-        catalogue.get(entry, tmp_path)
-    assert catalogue.state(entry, tmp_path) == "incomplete"
-    assert catalogue.size(entry, tmp_path) == server.seen[0].sent > 0
+        catalog.get(entry, tmp_path)
+    assert catalog.state(entry, tmp_path) == "incomplete"
+    assert catalog.size(entry, tmp_path) == server.seen[0].sent > 0
 
 
 def test_what_needs_an_account_says_where_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match=r"'imagenet32' cannot be fetched automatically: .*image-net\.org"):
-        catalogue.get(CATALOGUE["imagenet32"], tmp_path)
+        catalog.get(CATALOG["imagenet32"], tmp_path)
 
 
 def test_an_image_folder_is_here_when_something_is_in_it(tmp_path: Path) -> None:
-    entry = CATALOGUE["tiny-imagenet"]
+    entry = CATALOG["tiny-imagenet"]
     (tmp_path / "tiny-imagenet-32").mkdir()
-    assert catalogue.state(entry, tmp_path) == "missing"
+    assert catalog.state(entry, tmp_path) == "missing"
     (tmp_path / "tiny-imagenet-32" / "a.png").write_bytes(b"12345")
-    assert (catalogue.state(entry, tmp_path), catalogue.size(entry, tmp_path)) == ("here", 5)
+    assert (catalog.state(entry, tmp_path), catalog.size(entry, tmp_path)) == ("here", 5)
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", CATALOG)
 def test_an_entry_is_consistent(name: str) -> None:
-    entry = CATALOGUE[name]
+    entry = CATALOG[name]
     assert entry.name == name
     assert entry.files
     assert entry.how

@@ -137,15 +137,15 @@ def test_mapped_rows_travel_as_the_name_of_their_file(tmp_path: Path) -> None:
     assert torch.equal(some.view_of(torch.tensor([1]))[torch.tensor([0])], rows[torch.tensor([9])])
 
 
-def picture(path: Path, size: tuple[int, int] = (8, 8), colour: tuple[int, int, int] = (10, 20, 30)) -> None:
+def picture(path: Path, size: tuple[int, int] = (8, 8), color: tuple[int, int, int] = (10, 20, 30)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, colour).save(path)
+    Image.new("RGB", size, color).save(path)
 
 
 def test_a_folder_of_class_folders(tmp_path: Path) -> None:
     for number, name in enumerate(("cat", "dog", "emu")):
         for index in range(5):
-            picture(tmp_path / name / f"{index}.png", colour=(100 * number, index, 7))
+            picture(tmp_path / name / f"{index}.png", color=(100 * number, index, 7))
     pixels, labels, names = read_folder(tmp_path)
     assert (names, labels.tolist()) == (["cat", "dog", "emu"], [0] * 5 + [1] * 5 + [2] * 5)
     assert pixels.shape == (15, 3, 8, 8)

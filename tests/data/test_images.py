@@ -38,7 +38,7 @@ def test_augmentation_is_seeded_and_leaves_its_input_alone() -> None:
     assert one.dtype == torch.uint8
 
 
-def test_pixels_are_normalised_by_channel() -> None:
+def test_pixels_are_normalized_by_channel() -> None:
     raw = torch.tensor([[0, 255], [51, 102]], dtype=torch.uint8).reshape(1, 2, 1, 2)
     encoded = Pixels((0.5, 0.2), (0.25, 0.1))(raw)
     torch.testing.assert_close(encoded.flatten(), torch.tensor([-2.0, 2.0, 0.0, 2.0]), atol=1e-6, rtol=0)
@@ -46,13 +46,13 @@ def test_pixels_are_normalised_by_channel() -> None:
 
 def test_a_pool_takes_the_shape_and_the_encoding_of_the_models() -> None:
     like = Inputs(torch.zeros(1, 3, 16, 16, dtype=torch.uint8), Pixels((0.5,) * 3, (0.5,) * 3))
-    grey = torch.full((5, 1, 8, 8), 100, dtype=torch.uint8)
-    pool = adapt(grey, like)
+    gray = torch.full((5, 1, 8, 8), 100, dtype=torch.uint8)
+    pool = adapt(gray, like)
     assert pool.raw.shape == (5, 3, 16, 16)
     assert bool((pool.raw == 100).all())
     assert pool.encode is like.encode
-    colour = torch.tensor([30, 60, 90], dtype=torch.uint8).reshape(1, 3, 1, 1).expand(2, 3, 4, 4)
-    mono = adapt(colour, Inputs(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), plain))
+    color = torch.tensor([30, 60, 90], dtype=torch.uint8).reshape(1, 3, 1, 1).expand(2, 3, 4, 4)
+    mono = adapt(color, Inputs(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), plain))
     assert bool((mono.raw == 60).all())
 
 

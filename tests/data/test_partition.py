@@ -81,7 +81,7 @@ def test_alpha_goes_from_one_class_a_client_to_the_same_mix_for_all() -> None:
 
 
 def expected_top_share(alpha: float, n_classes: int = 10, draws: int = 50_000) -> float:
-    """E[max q] for q ~ Dir(α, ..., α): normalised Gamma(α) variables, in logarithms so that no small α underflows.
+    """E[max q] for q ~ Dir(α, ..., α): normalized Gamma(α) variables, in logarithms so that no small α underflows.
 
     Gamma(α) is Gamma(α + 1) · U^(1/α) for U uniform in (0, 1).
     """

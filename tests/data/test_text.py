@@ -65,7 +65,7 @@ def test_an_empty_file_is_said(tmp_path: Path) -> None:
         read_sst2(tmp_path / "train.tsv")
 
 
-def test_texts_are_tokenised_once(tmp_path: Path) -> None:
+def test_texts_are_tokenized_once(tmp_path: Path) -> None:
     write_sst2(tmp_path)
     tokenize = Counting()
     first = read_texts("sst2", tmp_path, tokenize, "one")

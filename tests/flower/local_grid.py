@@ -12,7 +12,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-Behaviour = Callable[[Message, Message | None], Message | None]
+Behavior = Callable[[Message, Message | None], Message | None]
 """(message, the app's reply) -> what comes back; ``None`` for nothing, ever."""
 
 
@@ -21,7 +21,7 @@ class Node:
     app: ClientApp
     config: dict[str, bool | float | int | str]
     online: bool = True
-    behave: Behaviour | None = None
+    behave: Behavior | None = None
     run_config: dict[str, bool | float | int | str] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 

@@ -88,7 +88,7 @@ def test_the_baseline_fuses_two_architectures_and_its_defaults_are_the_papers(tm
     assert (defaults["rounds"], defaults["local-epochs"], defaults["clients"]) == (paper.rounds, 40, 20)
     assert (defaults["fraction"], defaults["alpha"], defaults["distill-steps"]) == (0.4, paper.partition.alpha, 10_000)
     small = {"rounds": 1, "clients": 2, "fraction": 1.0, "alpha": 100.0, "local-epochs": 1, "distill-steps": 2}
-    names = {"models": "resnet8,vgg9", "data": "tiny_images:coloured", "pool": "tiny_images:others"}
+    names = {"models": "resnet8,vgg9", "data": "tiny_images:colored", "pool": "tiny_images:others"}
     (tmp_path / "tiny_images.py").write_text(TINY)
     config = {**defaults, **small, **names, "folder": str(tmp_path / "run")}
     with pytest.MonkeyPatch.context() as patch:
@@ -103,10 +103,10 @@ TINY = """
 import torch
 import feddf
 
-def coloured(data):
+def colored(data):
     labels = torch.arange(48) % 10
     images = (labels * 20).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32).contiguous()
-    return feddf.from_torch(torch.utils.data.TensorDataset(images, labels), name="coloured")
+    return feddf.from_torch(torch.utils.data.TensorDataset(images, labels), name="colored")
 
-others = coloured
+others = colored
 """

@@ -106,11 +106,11 @@ def test_the_servers_own_data_are_checked_before_the_first_round(
         strategy(tmp_path, **given)
 
 
-def test_the_defence_is_on_unless_it_is_turned_off(tmp_path: Path) -> None:
-    assert strategy(tmp_path, pool=BROKEN[:4]).settings.fusion.defence == "robust"
+def test_the_defense_is_on_unless_it_is_turned_off(tmp_path: Path) -> None:
+    assert strategy(tmp_path, pool=BROKEN[:4]).settings.fusion.defense == "robust"
     clients = ClientsConfig(number=3)
-    assert FlowerSettings(clients=clients, fusion=FusionConfig(momentum=0.3)).fusion.defence == "robust"
-    assert FlowerSettings(clients=clients, fusion=FusionConfig(defence="none")).fusion.defence == "none"
+    assert FlowerSettings(clients=clients, fusion=FusionConfig(momentum=0.3)).fusion.defense == "robust"
+    assert FlowerSettings(clients=clients, fusion=FusionConfig(defense="none")).fusion.defense == "none"
 
 
 def test_a_client_that_claims_a_billion_examples_does_not_decide_the_average(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_client_that_claims_a_billion_examples_does_not_decide_the_average(tmp
 
     settings = FlowerSettings(
         clients=ClientsConfig(number=4, fraction=1.0),
-        fusion=FusionConfig(method="fedavg", defence="none"),
+        fusion=FusionConfig(method="fedavg", defense="none"),
         flower=FlowerConfig(evaluate_fraction=0.0),
     )
     over = FedDF({"line": lambda: nn.Linear(4, 2)}, settings, folder=tmp_path, wait=0.0, poll=0.0)

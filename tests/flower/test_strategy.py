@@ -318,7 +318,7 @@ def test_clients_try_models_whose_layers_have_grown(tmp_path: Path) -> None:
 
     app = client_app({"net": line(6)}, data, test=data)
     grid = LocalGrid({number: Node(app, {"partition-id": number}) for number in (1, 2)})
-    fusion = {"fusion.method": "fedma", "fusion.defence": "none", "fedma.growth": 2.0}
+    fusion = {"fusion.method": "fedma", "fusion.defense": "none", "fedma.growth": 2.0}
     given = settings(2, {**fusion, "local.epochs": 1, "flower.evaluate_fraction": 1.0})
     over = FedDF({"net": line(6)}, given, folder=tmp_path / "run", poll=0.0)
     over.start(grid, num_rounds=2)
@@ -348,7 +348,7 @@ def test_its_folder_can_be_reported_on_but_not_resumed_by_the_command(tmp_path: 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"fusion.method": "fedma"}, "fusion.method = 'fedma': its layers grow .*, so fusion.defence"),
+        ({"fusion.method": "fedma"}, "fusion.method = 'fedma': its layers grow .*, so fusion.defense"),
         ({"pool": None}, "pool = nothing: method 'feddf' needs unlabeled inputs"),
         ({"validation": None}, "validation = nothing: early stopping needs validation data"),
         ({"clients": {}}, "the key 'clients.number' is missing: say how many are expected"),

@@ -158,7 +158,7 @@ def test_probabilities_become_logits(tmp_path: Path) -> None:
 
 
 def test_a_teacher_sees_images_in_its_own_way(tmp_path: Path) -> None:
-    """Another size, normalisation and order of colours are the teacher's own business."""
+    """Another size, normalization and order of colors are the teacher's own business."""
     shown: list[Tensor] = []
 
     class Eye(nn.Module):

@@ -235,7 +235,7 @@ def test_the_same_configuration_gives_the_same_bytes(config: str, tmp_path: Path
     assert one == two
 
 
-def test_a_labelled_set_needs_the_classes_of_the_student(config: str, tmp_path: Path) -> None:
+def test_a_labeled_set_needs_the_classes_of_the_student(config: str, tmp_path: Path) -> None:
     named = {"name": "small_teachers:bands", "classes": ["top", "middle", "elsewhere"]}
     with pytest.raises(ConfigError, match="its class 'elsewhere' is none of the student's: top, middle, bottom"):
         fuse_to_folder(load_fuse(config, {"test": named, "cache": str(tmp_path / "c")}), tmp_path / "out")

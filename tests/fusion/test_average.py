@@ -14,7 +14,7 @@ from feddf.engines import in_process
 from feddf.fusion.average import average, class_average, uniform_average
 from feddf.fusion.batchnorm import last_statistics, recalibrated
 from feddf.fusion.class_counts import CLASS_COUNTS, counts_of
-from feddf.robust.defence import robust_start
+from feddf.robust.defense import robust_start
 from feddf.runs.methods import averaging_rule, fedavg
 from feddf.states import digest
 from feddf.types import Payload, Rule, ServerState, State, Update
@@ -117,7 +117,7 @@ def test_the_settings_name_the_rule() -> None:
         "fusion.average=uniform": uniform_average,
         "fusion.batchnorm=last": last_statistics(average),
         "fusion.batchnorm=recalibrate": recalibrated(average, tiny.resources),
-        "fusion.defence=robust": robust_start(average, tiny.resources),
+        "fusion.defense=robust": robust_start(average, tiny.resources),
     }
     found = {}
     for text, rule in expected.items():

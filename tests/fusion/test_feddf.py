@@ -85,7 +85,7 @@ def test_is_never_worse_on_validation_than_the_average(tiny: Tiny) -> None:
     result = fuse(tiny.server, updates, 1)
     for name, prototype in tiny.prototypes.items():
         after, before = (prototype.load(models[name]) for models in (result.server.models, result.start))
-        assert accuracy(after, tiny.resources.labelled) >= accuracy(before, tiny.resources.labelled)
+        assert accuracy(after, tiny.resources.labeled) >= accuracy(before, tiny.resources.labeled)
 
 
 def test_its_notes_say_what_each_student_did(tiny: Tiny) -> None:
@@ -104,7 +104,7 @@ def test_it_hands_on_the_ensemble_that_taught_or_says_why_there_is_none(tiny: Ti
     assert second.no_ensemble == "earlier rounds' answers are known for the pool only"
 
 
-def labelled_by(tiny: Tiny, state: Any) -> Examples:
+def labeled_by(tiny: Tiny, state: Any) -> Examples:
     """Validation examples that a model, and only that one, gets all right."""
     predicted = logits(tiny.prototypes["mlp"].load(state), tiny.pool).argmax(dim=1)
     return Examples(tiny.pool, predicted, classes(3))
@@ -123,7 +123,7 @@ def test_a_student_may_start_from_the_average_from_before_or_from_the_better(tin
         return fused.server.models["mlp"]["layers.1.weight"], fused.start["mlp"]["layers.1.weight"]
 
     averaged = fusion(tiny)(tiny.server, updates, 1).start["mlp"]
-    for_previous, for_average = (labelled_by(tiny, state) for state in (previous, averaged))
+    for_previous, for_average = (labeled_by(tiny, state) for state in (previous, averaged))
     assert not torch.equal(for_previous.labels, for_average.labels)
     from_average, start = weights("average", None)
     assert torch.equal(from_average, start)
@@ -188,7 +188,7 @@ def test_sampled_teachers_join_the_clients(tiny: Tiny) -> None:
 )
 def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], reason: str) -> None:
     base = {"data": {"name": "mnist-5k"}, "prototypes": ["mlp"], "pool": {"sources": ["noise"]}}
-    assert parse(base).distils
+    assert parse(base).distills
     with pytest.raises(ConfigError, match=reason):
         parse(nested(base, changes))
 

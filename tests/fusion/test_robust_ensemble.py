@@ -108,7 +108,7 @@ def backwards(state: State) -> State:
 
 @pytest.fixture(scope="module")
 def trained() -> Tiny:
-    """Clients that have learned something, with labelled data at the server."""
+    """Clients that have learned something, with labeled data at the server."""
     tiny = make_tiny()
     members = [replace(one, indices=torch.arange(20 * k, 20 * k + 20)) for k, one in enumerate(tiny.federation.clients)]
     states = dict(tiny.server.models)
@@ -170,9 +170,9 @@ def test_a_fused_model_that_overflows_is_not_kept(tiny: Tiny) -> None:
     assert digest(fused.server.models) == digest(tiny.server.models)
 
 
-@pytest.mark.parametrize("labelled", [True, False])
-def test_a_worse_model_is_fused_again_or_not_kept(trained: Tiny, labelled: bool) -> None:
-    resources = trained.resources if labelled else replace(trained.resources, validation=None)
+@pytest.mark.parametrize("labeled", [True, False])
+def test_a_worse_model_is_fused_again_or_not_kept(trained: Tiny, labeled: bool) -> None:
+    resources = trained.resources if labeled else replace(trained.resources, validation=None)
 
     def bad(server: ServerState, updates: list[Update], seed: int) -> Fused:
         return Fused(server.next({name: backwards(state) for name, state in server.models.items()}), server.models)

@@ -68,7 +68,7 @@ def fuse(tiny: Tiny) -> Fusion:
         return accuracies([teacher_of(update, tiny.prototypes) for update in updates])
 
     inner = fedavg(resources, tiny.settings, in_process)
-    return drop_worst(random_guessers, measure, resources.labelled, inner)
+    return drop_worst(random_guessers, measure, resources.labeled, inner)
 
 
 def test_those_that_learned_nothing_take_no_part(tiny: Tiny, fuse: Fusion) -> None:

@@ -73,6 +73,6 @@ def test_a_depth_that_is_no_resnet_is_refused() -> None:
         ResNet((3, 32, 32), 10, depth=10)
 
 
-def test_a_normalisation_that_is_none_is_refused() -> None:
+def test_a_normalization_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="'batch', 'group' or 'none', got 'layer'"):
         MODELS["cnn"]((1, 8, 8), 3, norm="layer")

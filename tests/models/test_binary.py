@@ -16,9 +16,9 @@ from conftest import Tiny, stripes, update_of
 from feddf.admit import admit
 from feddf.client import local_update
 from feddf.config import LocalConfig
-from feddf.config.names import BINARISATIONS, MODELS
+from feddf.config.names import BINARIZATIONS, MODELS
 from feddf.engines import Processes
-from feddf.models.binary import BinaryState, Bits, binarise, binarised, inner_layers, keep_binarised, wire
+from feddf.models.binary import BinaryState, Bits, binarize, binarized, inner_layers, keep_binarized, wire
 from feddf.runs.spool import DiskSpool
 from feddf.states import digest, initial, n_bytes
 from feddf.types import Client, Failure, Job, Prototype, Reply, Update
@@ -29,7 +29,7 @@ LOCAL = LocalConfig(epochs=2, batch=8, rate=0.05)
 
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 99))
 def test_bits_come_back_as_they_were(filters: int, size: int, seed: int) -> None:
-    weight = binarised(torch.randn(filters, size, generator=torch.Generator().manual_seed(seed)))
+    weight = binarized(torch.randn(filters, size, generator=torch.Generator().manual_seed(seed)))
     bits = Bits.of(weight)
     assert torch.equal(bits.weight(), weight)
     assert bits.signs.numel() == -(-filters * size // 8)
@@ -38,7 +38,7 @@ def test_bits_come_back_as_they_were(filters: int, size: int, seed: int) -> None
 def test_each_filter_has_its_mean_size_and_its_signs() -> None:
     weight = torch.tensor([[1.0, -3.0, 2.0], [0.0, 0.5, -0.1]])
     expected = torch.tensor([[2.0, -2.0, 2.0], [0.2, 0.2, -0.2]])
-    torch.testing.assert_close(binarised(weight), expected)
+    torch.testing.assert_close(binarized(weight), expected)
 
 
 def layer(estimator: str) -> nn.Sequential:
@@ -46,20 +46,20 @@ def layer(estimator: str) -> nn.Sequential:
     model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 3))
     with torch.no_grad():
         model[1].weight.mul_(4)  # some lie beyond one
-    assert binarise(model, estimator) == ["1.weight"]  # type: ignore[arg-type]
+    assert binarize(model, estimator) == ["1.weight"]  # type: ignore[arg-type]
     return model
 
 
-@pytest.mark.parametrize("estimator", sorted(BINARISATIONS))
-def test_the_gradient_is_that_of_the_binarised_network(estimator: str) -> None:
-    """Against the same network with its binarised weights put in by hand."""
+@pytest.mark.parametrize("estimator", sorted(BINARIZATIONS))
+def test_the_gradient_is_that_of_the_binarized_network(estimator: str) -> None:
+    """Against the same network with its binarized weights put in by hand."""
     model = layer(estimator)
     inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
     model(inputs).square().sum().backward()
     latent = model[1].parametrizations.weight.original
     plain = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 3))
     plain.load_state_dict(
-        {"0.weight": model[0].weight, "0.bias": model[0].bias, "1.weight": binarised(latent), "1.bias": model[1].bias,
+        {"0.weight": model[0].weight, "0.bias": model[0].bias, "1.weight": binarized(latent), "1.bias": model[1].bias,
          "2.weight": model[2].weight, "2.bias": model[2].bias}
     )  # fmt: skip
     plain(inputs).square().sum().backward()
@@ -83,11 +83,11 @@ def trained(estimator: str = "error-feedback", seed: int = 5) -> tuple[Job, Repl
     train = stripes(60, 1)
     prototype = Prototype("resnet8", partial(MODELS["resnet8"], (1, 8, 8), 3, width=4))
     job = Job(Client("c0", "resnet8", torch.arange(40)), 1, initial(prototype, 0), seed)
-    half = BINARISATIONS[estimator]
+    half = BINARIZATIONS[estimator]
     return job, local_update(job, prototypes={"resnet8": prototype}, train=train, local=LOCAL, half=half)
 
 
-@pytest.mark.parametrize("estimator", sorted(BINARISATIONS))
+@pytest.mark.parametrize("estimator", sorted(BINARIZATIONS))
 def test_what_leaves_a_client_is_one_bit_a_weight(estimator: str) -> None:
     job, update = trained(estimator)
     assert isinstance(update.state, BinaryState)
@@ -111,7 +111,7 @@ def test_the_full_size_update_is_an_eighth_of_the_plain_one() -> None:
     prototype = Prototype("resnet8", partial(MODELS["resnet8"], (3, 32, 32), 10))
     state = initial(prototype, 0)
     names = [f"{name}.weight" for name in inner_layers(prototype.build())]
-    packed = BinaryState.of({key: binarised(t) if key in names else t for key, t in state.items()}, names)
+    packed = BinaryState.of({key: binarized(t) if key in names else t for key, t in state.items()}, names)
     assert n_bytes(wire(packed)) < n_bytes(state) / 8
     assert len(pickle.dumps(packed)) < n_bytes(state) / 5  # with the names of all tensors
 
@@ -123,11 +123,11 @@ def test_nothing_is_left_for_the_next_client() -> None:
     assert digest({"m": trained()[1].state}) == first
 
 
-def test_keeping_the_binarised_weights_leaves_a_plain_model() -> None:
+def test_keeping_the_binarized_weights_leaves_a_plain_model() -> None:
     model = layer("error-feedback")
     inputs = torch.randn(2, 4)
     before = model(inputs)
-    keep_binarised(model)
+    keep_binarized(model)
     assert set(model.state_dict()) == {f"{i}.{kind}" for i in range(3) for kind in ("weight", "bias")}
     torch.testing.assert_close(model(inputs), before)
 
@@ -156,7 +156,7 @@ def test_it_travels_between_processes_as_bits(tiny: Tiny) -> None:
             prototypes=prototypes,
             train=stripes(60, 1),
             local=LOCAL,
-            half=BINARISATIONS["error-feedback"],
+            half=BINARIZATIONS["error-feedback"],
         )
         (update,) = engine(work, [job])
     assert isinstance(update, Reply)

@@ -142,21 +142,21 @@ def test_an_ensemble_that_was_not_logged_has_no_line(tmp_path: Path, monkeypatch
         assert labels_of([read_run(path)], monkeypatch, tmp_path / "curves.png") == expected
 
 
-def test_methods_differ_in_colour_and_seeds_have_a_band(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_differ_in_color_and_seeds_have_a_band(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [
         read_run(write(tmp_path / f"{method}{seed}", method, seed, [0.2 + seed / 10, 0.5]))
         for method in ("fedavg", "feddf")
         for seed in (0, 1)
     ]
-    colours: dict[str, set[str]] = {}
+    colors: dict[str, set[str]] = {}
     bands: list[tuple[list[float], list[float]]] = []
     monkeypatch.setattr(
-        Axes, "plot", lambda *args, label, color, **rest: colours.setdefault(label.split(",")[0], set()).add(color)
+        Axes, "plot", lambda *args, label, color, **rest: colors.setdefault(label.split(",")[0], set()).add(color)
     )
     monkeypatch.setattr(Axes, "fill_between", lambda self, x, low, high, **rest: bands.append((low, high)))
     learning_curves(runs, tmp_path / "curves.svg")
-    assert {len(found) for found in colours.values()} == {1}
-    assert colours["fedavg"] != colours["feddf"]
+    assert {len(found) for found in colors.values()} == {1}
+    assert colors["fedavg"] != colors["feddf"]
     deviation = 100 * math.sqrt(2 * 0.05**2)
     assert bands[0][0] == pytest.approx([25 - deviation, 50])
     assert bands[0][1] == pytest.approx([25 + deviation, 50])

@@ -157,12 +157,12 @@ def test_a_run_recovers_in_the_round_after_an_attack(
     )
     one = with_values(base, {"attack.since": 2, "attack.until": 2, "local.epochs": 4, "fusion.method": method})
     reached: dict[str, list[float]] = {}
-    for defence in ("none", "robust"):
-        experiment = with_values(one, {"fusion.defence": defence})
-        folder = RunFolder.create(tmp_path / defence, experiment)
+    for defense in ("none", "robust"):
+        experiment = with_values(one, {"fusion.defense": defense})
+        folder = RunFolder.create(tmp_path / defense, experiment)
         records = list(run_experiment(build(experiment), folder))
         assert [len(record["attack"]["hostile"]) for record in records] == [2, 2, 2]
-        reached[defence] = read_run(folder.path).curve()
+        reached[defense] = read_run(folder.path).curve()
     assert min(reached["none"][1:]) < reached["none"][0] - 0.1
     assert min(reached["robust"][1:]) > reached["robust"][0] - 0.1
 

@@ -54,9 +54,9 @@ def crowded(data: DataConfig) -> Dataset:
     return Dataset("crowded", few.take(torch.arange(60)), few)
 
 
-def mislabelled(data: DataConfig) -> Dataset:
+def mislabeled(data: DataConfig) -> Dataset:
     plain = toy(data)
-    return Dataset("mislabelled", Examples(plain.train.inputs, plain.train.labels - 1, classes(3)), plain.test)
+    return Dataset("mislabeled", Examples(plain.train.inputs, plain.train.labels - 1, classes(3)), plain.test)
 
 
 def local_encode(data: DataConfig) -> Dataset:
@@ -95,7 +95,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "image model on points": ({"prototypes": ["resnet8"]}, r"does not work on inputs of shape \(2,\)"),
     "too many clients": ({"clients.number": 100}, r"clients\.number = 100: with at least 10 examples each .* 540"),
     "more classes than data": ({"data.name": "test_build:crowded"}, "1000 classes are more than its 60 examples"),
-    "labels out of range": ({"data.name": "test_build:mislabelled"}, "has labels from -1 to 1, and must have 0 to 2"),
+    "labels out of range": ({"data.name": "test_build:mislabeled"}, "has labels from -1 to 1, and must have 0 to 2"),
     "a lambda and workers": (
         {"data.name": "test_build:local_encode", "run.engine": "processes"},
         "cannot be sent to worker processes",
@@ -126,7 +126,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"fusion.method": "test_build:watched", "fusion.parts": ["test_build:with_a_loss"]},
         r"fusion\.parts = \['test_build:with_a_loss'\]: 'mlp': two parts of the method change the clients' loss",
     ),
-    "nothing to binarise": (
+    "nothing to binarize": (
         {"prototypes": [{"model": "test_build:Line"}], "local.binary": "straight-through"},
         r"local\.binary = 'straight-through': 'Line': it has no layer between its first and its last",
     ),

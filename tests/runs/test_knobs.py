@@ -66,7 +66,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "weights certainty": {"teachers.weights": "certainty"},
     "weights class counts": {"teachers.weights": "class-counts"},
     "earlier rounds": {"teachers.memory": 0.5},
-    "defence": {"fusion.defence": "robust"},
+    "defense": {"fusion.defense": "robust"},
     "trust": {"fusion.trust": "expguard"},
     "guard": {"fusion.guard": 0.01, "distill.rate": 0.5},
     "temperature": {"distill.temperature": 3.0},

@@ -33,8 +33,8 @@ def nameless(data: DataConfig) -> Dataset:
 
 
 def with_unlabeled(data: DataConfig) -> Dataset:
-    grey = torch.full((30, 1, 8, 8), 9, dtype=torch.uint8)
-    return replace(other(), unlabeled=Inputs(grey, stripes(3, 0).inputs.encode))
+    gray = torch.full((30, 1, 8, 8), 9, dtype=torch.uint8)
+    return replace(other(), unlabeled=Inputs(gray, stripes(3, 0).inputs.encode))
 
 
 class Painter(nn.Module):
@@ -149,7 +149,7 @@ def test_images_of_a_frozen_generator(tmp_path: Path) -> None:
     paint = nn.Sequential(nn.Linear(5, 3 * 32 * 32), nn.Tanh(), nn.Unflatten(1, (3, 32, 32)))
     torch.export.save(torch.export.export(paint, (torch.zeros(8, 5),)), tmp_path / "made.pt2")
     pools = [pixels(task_with(f"generator:{tmp_path / 'made.pt2'}", size=20, trust=True).pool) for _ in range(2)]
-    assert pools[0].shape == (20, 1, 8, 8)  # made grey and small, as the models expect
+    assert pools[0].shape == (20, 1, 8, 8)  # made gray and small, as the models expect
     assert torch.equal(*pools)
 
 
@@ -173,8 +173,8 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "no such data": ("cifar11", "did you mean 'cifar10"),
     "the clients' own": (HERE + "bands", "the source 'train' takes a share of them"),
     "a wrong word": (
-        {"name": "noise", "colour": 3},
-        "unknown key 'pool.sources.0.colour'; the keys of [pool.sources] are: name,",
+        {"name": "noise", "color": 3},
+        "unknown key 'pool.sources.0.color'; the keys of [pool.sources] are: name,",
     ),
     "classes of noise": ({"name": "noise", "classes": 3}, "pool.sources = 'noise': it has no classes to choose from"),
     "classes of train": ({"name": "train", "avoid": ["x"]}, "pool.sources = 'train': it has no classes to choose from"),
@@ -217,5 +217,5 @@ def test_what_would_fail_later_is_said_before_training(changes: dict[str, Any], 
 
 
 def test_without_validation_there_is_nothing_to_distil_on() -> None:
-    with pytest.raises(ConfigError, match="no validation inputs to distil on"):
+    with pytest.raises(ConfigError, match="no validation inputs to distill on"):
         task_with("validation", {"data.validation": 0.0, "distill.stop": "steps"})

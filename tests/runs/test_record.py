@@ -52,7 +52,7 @@ def round_of(tiny: Tiny, method: Method, server: ServerState | None = None) -> R
 
 def recorded(tiny: Tiny, closed: Round, **run: Any) -> Record:
     run_config = RunConfig(**{"threads": 1, "log_clients": True, **run})
-    return Recorder(in_process, tiny.prototypes, tiny.test, tiny.resources.labelled, run_config).record(closed)
+    return Recorder(in_process, tiny.prototypes, tiny.test, tiny.resources.labeled, run_config).record(closed)
 
 
 def answers(tiny: Tiny, updates: Sequence[Update]) -> list[Tensor]:

@@ -20,8 +20,8 @@ from feddf.config.names import DATASETS
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from feddf.data import catalogue
-    from feddf.data.catalogue import Download, Entry
+    from feddf.data import catalog
+    from feddf.data.catalog import Download, Entry
 
 data_app = App(help="List, fetch and check data sets.", no_args_is_help=True)
 
@@ -32,25 +32,25 @@ DataDir = Annotated[
 TOKENIZED = ("sst2", "ag_news")
 """Texts: they can be read only with a tokenizer."""
 
-STATE_COLOURS = {"here": "green", "incomplete": "yellow", "missing": "dim"}
+STATE_COLORS = {"here": "green", "incomplete": "yellow", "missing": "dim"}
 
 
 @data_app.command("list")
 def list_data(data_dir: DataDir = None) -> None:
     """List the data sets, which of them are here, and how to get the others."""
-    from feddf.data import catalogue
+    from feddf.data import catalog
 
-    folder = catalogue.root_of(data_dir)
+    folder = catalog.root_of(data_dir)
     table = Table(title=f"Data sets in {folder}", title_justify="left")
     table.add_column("name", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("on disk", no_wrap=True, justify="right")
     table.add_column("how to get it", overflow="fold")
-    for entry in catalogue.CATALOGUE.values():
-        state, size = catalogue.state(entry, folder), catalogue.size(entry, folder)
+    for entry in catalog.CATALOG.values():
+        state, size = catalog.state(entry, folder), catalog.size(entry, folder)
         table.add_row(
             entry.name,
-            Text(state, STATE_COLOURS[state]),
+            Text(state, STATE_COLORS[state]),
             decimal(size) if size else "–",
             _how(entry, state),
         )
@@ -60,22 +60,22 @@ def list_data(data_dir: DataDir = None) -> None:
 @data_app.command()
 def fetch(name: Name, data_dir: DataDir = None) -> None:
     """Download a data set and unpack it; a download that was broken off is resumed."""
-    from feddf.data import catalogue
+    from feddf.data import catalog
 
-    entry, folder = _entry(name), catalogue.root_of(data_dir)
-    if not catalogue.missing(entry, folder):
+    entry, folder = _entry(name), catalog.root_of(data_dir)
+    if not catalog.missing(entry, folder):
         _say(f"{name} is here already: {folder}")
         return
     try:
         with _shown() as progress:
-            catalogue.get(entry, folder, progress)
+            catalog.get(entry, folder, progress)
     except KeyboardInterrupt:
         err_console.print(f"stopped; continue with: feddf data fetch {name}", soft_wrap=True, highlight=False)
         raise
     for download in entry.downloads:
         if download.checksum is None:
             _say(f"{download.name}: no checksum of it is known, so its content is unchecked")
-    _say(f"{name} is complete: {decimal(catalogue.size(entry, folder))} in {folder}")
+    _say(f"{name} is complete: {decimal(catalog.size(entry, folder))} in {folder}")
 
 
 @data_app.command()
@@ -84,10 +84,10 @@ def check(
     data_dir: DataDir = None,
 ) -> None:
     """Load data sets as a run would, and say what is in them."""
-    from feddf.data import catalogue
+    from feddf.data import catalog
 
-    folder = catalogue.root_of(data_dir)
-    there = [entry for entry in catalogue.CATALOGUE.values() if catalogue.state(entry, folder) != "missing"]
+    folder = catalog.root_of(data_dir)
+    there = [entry for entry in catalog.CATALOG.values() if catalog.state(entry, folder) != "missing"]
     entries = [_entry(name)] if name else there
     if not entries:
         _say(f"no data set is in {folder}; feddf data list shows how to get one")
@@ -97,11 +97,11 @@ def check(
 
 
 def _entry(name: str) -> Entry:
-    from feddf.data.catalogue import CATALOGUE
+    from feddf.data.catalog import CATALOG
 
-    if name not in CATALOGUE:
-        raise ConfigError.at("data", name, f"known are {', '.join(CATALOGUE)}")
-    return CATALOGUE[name]
+    if name not in CATALOG:
+        raise ConfigError.at("data", name, f"known are {', '.join(CATALOG)}")
+    return CATALOG[name]
 
 
 def _how(entry: Entry, state: str) -> str:
@@ -125,13 +125,13 @@ def _check(entry: Entry, folder: Path) -> bool:
 
 def _described(entry: Entry, folder: Path) -> str:
     from feddf.config.sections import DataConfig
-    from feddf.data import catalogue
+    from feddf.data import catalog
 
-    if absent := catalogue.missing(entry, folder):
+    if absent := catalog.missing(entry, folder):
         count = f"{len(absent)} of {len(entry.files)} files are missing" if len(entry.files) > 1 else "it is missing"
         raise ValueError(f"{count} in {folder}, first {absent[0]}; get it: {entry.how}")
     if entry.name in TOKENIZED:
-        return f"all files are here, {decimal(catalogue.size(entry, folder))}; a run reads them with its tokenizer"
+        return f"all files are here, {decimal(catalog.size(entry, folder))}; a run reads them with its tokenizer"
     from feddf.data.datasets import Dataset, wrong_labels
 
     data: Dataset = DATASETS[entry.name](DataConfig(name=entry.name, folder=str(folder)))
@@ -147,7 +147,7 @@ def _described(entry: Entry, folder: Path) -> str:
 
 
 @contextmanager
-def _shown() -> Iterator[catalogue.Progress]:
+def _shown() -> Iterator[catalog.Progress]:
     """Show downloads as bars with bytes and rate, or as plain lines where there is no terminal."""
     if not out_console.is_terminal:
         yield _lines(_say)
@@ -159,7 +159,7 @@ def _shown() -> Iterator[catalogue.Progress]:
         yield _bars(bars)
 
 
-def _bars(bars: Progress) -> catalogue.Progress:
+def _bars(bars: Progress) -> catalog.Progress:
     tasks: dict[Download, TaskID] = {}
 
     def progress(download: Download, done: int, total: int | None) -> None:
@@ -170,7 +170,7 @@ def _bars(bars: Progress) -> catalogue.Progress:
     return progress
 
 
-def _lines(say: Callable[[str], None], step: int = 10, chunk: int = 100_000_000) -> catalogue.Progress:
+def _lines(say: Callable[[str], None], step: int = 10, chunk: int = 100_000_000) -> catalog.Progress:
     """Return a progress that says a line for each ``step`` per cent, or each ``chunk`` bytes of an unknown total."""
     reached: dict[Download, int] = {}
 

@@ -135,8 +135,8 @@ def _extras() -> str:
 
 
 def _data() -> str:
-    from feddf.data.catalogue import CATALOGUE, root_of, state
+    from feddf.data.catalog import CATALOG, root_of, state
 
     folder = root_of(None)
-    here = [entry.name for entry in CATALOGUE.values() if state(entry, folder) == "here"]
+    here = [entry.name for entry in CATALOG.values() if state(entry, folder) == "here"]
     return f"{folder} has {', '.join(here) or 'no data set'}; more: feddf data list"

@@ -54,14 +54,14 @@ class Settings(Section):
         return spelled_out(given) if isinstance(given, Mapping) else given
 
     @property
-    def distils(self) -> bool:
+    def distills(self) -> bool:
         """Whether students are distilled; a user's own method does what it does."""
         return self.fusion.method == "feddf"
 
-    def mistakes(self, *, labelled: bool, pooled: bool) -> Iterator[Mistake]:
-        """Yield what is right alone and wrong together, given whether the server has labelled data, and a pool."""
-        yield from self._mistakes_in_distillation(labelled, pooled)
-        yield from self._mistakes_in_fusion(labelled, pooled)
+    def mistakes(self, *, labeled: bool, pooled: bool) -> Iterator[Mistake]:
+        """Yield what is right alone and wrong together, given whether the server has labeled data, and a pool."""
+        yield from self._mistakes_in_distillation(labeled, pooled)
+        yield from self._mistakes_in_fusion(labeled, pooled)
         yield (
             self.run.ray_address is not None and self.run.engine != "ray",
             "run.ray_address",
@@ -74,20 +74,20 @@ class Settings(Section):
             f"no client would be sampled from {self.clients.number}; it must be above {least:g}",
         )
 
-    def _mistakes_in_distillation(self, labelled: bool, pooled: bool) -> Iterator[Mistake]:
+    def _mistakes_in_distillation(self, labeled: bool, pooled: bool) -> Iterator[Mistake]:
         teachers, distill = self.teachers, self.distill
         yield (
-            self.distils and not pooled,
+            self.distills and not pooled,
             "pool.sources",
             "method 'feddf' needs unlabeled inputs, for instance pool.sources = ['cifar100']",
         )
         yield (
-            self.distils and distill.stop == "validation" and not labelled,
+            self.distills and distill.stop == "validation" and not labeled,
             "data.validation",
             "early stopping needs validation data; hold some out, or set distill.stop = 'held-out-loss' or 'steps'",
         )
         yield (
-            self.distils and distill.start == "best" and distill.stop == "steps",
+            self.distills and distill.start == "best" and distill.stop == "steps",
             "distill.start",
             "the best is found by a score; set distill.stop = 'validation' or 'held-out-loss'",
         )
@@ -102,7 +102,7 @@ class Settings(Section):
             "only with teachers.ask = 'once'",
         )
         yield (
-            teachers.weights == "validation" and not labelled,
+            teachers.weights == "validation" and not labeled,
             "teachers.weights",
             "it needs validation data; set data.validation above 0",
         )
@@ -112,10 +112,10 @@ class Settings(Section):
             "sampled teachers have no validation accuracy of their own; use other weights, or swag_samples = 0",
         )
 
-    def _mistakes_in_fusion(self, labelled: bool, pooled: bool) -> Iterator[Mistake]:
+    def _mistakes_in_fusion(self, labeled: bool, pooled: bool) -> Iterator[Mistake]:
         fusion = self.fusion
         yield (
-            fusion.drop_worst != "none" and not labelled,
+            fusion.drop_worst != "none" and not labeled,
             "fusion.drop_worst",
             "it needs validation data; set data.validation above 0",
         )
@@ -125,7 +125,7 @@ class Settings(Section):
             "statistics are estimated again on unlabeled data; name a pool",
         )
         yield (
-            fusion.trust == "mixture" and not labelled,
+            fusion.trust == "mixture" and not labeled,
             "fusion.trust",
             "it needs validation data; set data.validation above 0, or use 'expguard'",
         )
@@ -135,15 +135,15 @@ class Settings(Section):
             "teachers are compared on unlabeled data; name a pool, or use 'mixture'",
         )
         yield (
-            fusion.guard is not None and not labelled and not pooled,
+            fusion.guard is not None and not labeled and not pooled,
             "fusion.guard",
             "models are compared on validation data or on unlabeled inputs, and there are neither",
         )
         matched = fusion.method == "fedma"
         yield (
-            matched and (fusion.defence != "none" or fusion.trust != "none" or fusion.guard is not None),
+            matched and (fusion.defense != "none" or fusion.trust != "none" or fusion.guard is not None),
             "fusion.method",
-            "its layers grow from round to round, so fusion.defence, fusion.trust and fusion.guard cannot be used",
+            "its layers grow from round to round, so fusion.defense, fusion.trust and fusion.guard cannot be used",
         )
         yield (
             matched and (fusion.momentum > 0 or fusion.drop_worst != "none"),
@@ -196,7 +196,7 @@ class Experiment(Settings):
             raise ConfigError.at(
                 "prototypes", labels, f"there are more prototypes than clients ({self.clients.number})"
             )
-        self.refuse(self.mistakes(labelled=self.data.validation > 0, pooled=bool(self.pool.sources)))
+        self.refuse(self.mistakes(labeled=self.data.validation > 0, pooled=bool(self.pool.sources)))
         self.refuse(self._mistakes_in_pool())
         return self
 
@@ -210,7 +210,7 @@ class Experiment(Settings):
         yield (
             "validation" in sources and self.data.validation == 0,
             "pool.sources",
-            "there are no validation inputs to distil on; set data.validation above 0",
+            "there are no validation inputs to distill on; set data.validation above 0",
         )
         yield (
             self.pool.share_of_training >= 1,

@@ -17,7 +17,7 @@ PARTS: dict[str, tuple[str, Any]] = {
     "adam": ("local.optimizer", "adam"),
     "decay": ("local.decay", "linear"),
     "adjusted": ("local.logit_adjustment", 1.0),
-    "robust": ("fusion.defence", "robust"),
+    "robust": ("fusion.defense", "robust"),
     "drop-worst": ("fusion.drop_worst", "paper"),
     "swag": ("teachers.swag_samples", 10),
     "swa": ("distill.optimizer", "swa"),

@@ -159,7 +159,7 @@ TRUSTS = Names(
 ATTACKS = Names("attack.kind", {})
 """(the parts of an experiment) -> its hostile clients; none come with feddf."""
 
-BINARISATIONS = Names(
+BINARIZATIONS = Names(
     "local.binary",
     {
         "straight-through": "feddf.models.binary:straight_through",

@@ -19,7 +19,7 @@ from feddf.config.errors import ConfigError
 from feddf.config.names import (
     ATTACKS,
     AVERAGES,
-    BINARISATIONS,
+    BINARIZATIONS,
     DATASETS,
     DROP_RULES,
     METHODS,
@@ -113,7 +113,7 @@ class DataConfig(Section):
     )
     tokenizer: str | None = key(None, "a tokenizer's folder or name (default: that of the first transformer)")
     max_tokens: int = key(64, "the length to which texts are cut", ge=2)
-    normalisation: Literal["measured", "released"] = key(
+    normalization: Literal["measured", "released"] = key(
         "measured", "CIFAR-10's deviations: measured, or those of the released code"
     )
     validation: float = key(0.1, "the share of the training data that the server holds out", ge=0, lt=1)
@@ -198,9 +198,9 @@ class LocalConfig(Section):
     )
     binary: str = key(
         "none",
-        "binarise the weights of the inner layers, and by which gradient",
+        "binarize the weights of the inner layers, and by which gradient",
         kind="method",
-        names=BINARISATIONS,
+        names=BINARIZATIONS,
         also="none",
         synonyms="local_binary",
     )
@@ -313,9 +313,9 @@ class FusionConfig(Section):
         ge=0,
         le=1,
     )
-    defence: Literal["none", "robust"] = key(
+    defense: Literal["none", "robust"] = key(
         "none",
-        "'robust': start, ensemble and trust that stand hostile clients, and a guard (docs/decisions/defence.md)",
+        "'robust': start, ensemble and trust that stand hostile clients, and a guard (docs/decisions/defense.md)",
         kind="method",
         synonyms="byzantine robust",
     )

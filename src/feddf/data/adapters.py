@@ -1,7 +1,7 @@
 """Data sets of other libraries as a :class:`feddf.Dataset`: torch, folders of images, Hugging Face.
 
 Everything is read once into memory. A source without a test part gives a fifth of its examples, always the same, to it.
-Images of bytes keep their bytes and are normalised, each channel with the training images' mean and deviation; numbers
+Images of bytes keep their bytes and are normalized, each channel with the training images' mean and deviation; numbers
 are taken as they are.
 """
 

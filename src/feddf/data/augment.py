@@ -1,4 +1,4 @@
-"""Augmentation of raw image batches, vectorised: one gather for a whole batch, no loop over images."""
+"""Augmentation of raw image batches, vectorized: one gather for a whole batch, no loop over images."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _reflected(n: int, size: int, generator: torch.Generator) -> Tensor:
 def flip_crop(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
     """Mirror each image with probability ½ and cut its size out of the zero-padded image at a random place.
 
-    The standard augmentation for CIFAR (He et al. 2016), on raw N×C×H×W pixels, before normalisation. Places are drawn
+    The standard augmentation for CIFAR (He et al. 2016), on raw N×C×H×W pixels, before normalization. Places are drawn
     on the CPU, so that they are the same on every device; the images stay where they are.
     """
     n, _, height, width = images.shape

@@ -19,7 +19,7 @@ from feddf import outputs
 from feddf.config.errors import FeddfError
 from feddf.config.sections import DataConfig
 from feddf.data import cifar, files
-from feddf.data.catalogue import root_of
+from feddf.data.catalog import root_of
 from feddf.data.encode import Pixels, plain
 from feddf.data.partition import split
 from feddf.seeds import derive, numpy_generator
@@ -142,7 +142,7 @@ def cifar10(data: DataConfig) -> Dataset:
     train = cifar.read_all([folder / batch for batch in batches], "labels")
     test = cifar.read(folder / "test_batch", "labels")
     stds = {"measured": (0.2470, 0.2435, 0.2616), "released": (0.2023, 0.1994, 0.2010)}
-    encode = Pixels((0.4914, 0.4822, 0.4465), stds[data.normalisation])
+    encode = Pixels((0.4914, 0.4822, 0.4465), stds[data.normalization])
     return images("cifar10", train, test, encode, 10, flips=True, classes=cifar.CIFAR10)
 
 
@@ -210,7 +210,7 @@ def tiny_imagenet(data: DataConfig) -> Dataset:
 def image_folder(path: str | Path, data: DataConfig) -> Dataset:
     """Images in a folder for each class, or in ``train`` and ``test`` (or ``val``) with a folder for each class.
 
-    Without a test part of its own, a fifth, always the same, is the test set. Each channel is normalised with the mean
+    Without a test part of its own, a fifth, always the same, is the test set. Each channel is normalized with the mean
     and deviation of the training images.
     """
     folder, size = Path(path).expanduser(), data.image_size
@@ -229,7 +229,7 @@ def image_folder(path: str | Path, data: DataConfig) -> Dataset:
 
 
 def measured(pixels: Tensor) -> Pixels:
-    """Return the normalisation of N×C×H×W byte images by their own means and deviations (of 10,000 at the most)."""
+    """Return the normalization of N×C×H×W byte images by their own means and deviations (of 10,000 at the most)."""
     sample = pixels[:: max(1, len(pixels) // 10_000)].to(torch.float32) / 255
     means, deviations = sample.mean(dim=(0, 2, 3)), sample.std(dim=(0, 2, 3)).clamp(min=1e-3)
     return Pixels(tuple(means.tolist()), tuple(deviations.tolist()))

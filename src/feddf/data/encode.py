@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Pixels:
-    """Bytes to floats, each channel normalised: (x / 255 − mean) / std."""
+    """Bytes to floats, each channel normalized: (x / 255 − mean) / std."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]

@@ -77,7 +77,7 @@ def dirichlet_equal(
     The examples are dealt to groups of ten clients at random. Within a group each class is dealt by a fresh
     Dir(α, ..., α) over the clients; a client that has its fair share already gets no more of the classes that follow;
     and all is drawn again until the smallest shard has half the mean size. At last all shards are laid end to end and
-    cut into equal slices, which mixes neighbours and softens α.
+    cut into equal slices, which mixes neighbors and softens α.
     """
     random = numpy_generator(seed)
     order = random.permutation(len(labels))

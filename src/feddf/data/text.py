@@ -1,4 +1,4 @@
-"""Texts: AG News and SST-2 in their authors' files, as rows of token numbers. Tokenised once, then cached on disk."""
+"""Texts: AG News and SST-2 in their authors' files, as rows of token numbers. Tokenized once, then cached on disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from feddf.config.errors import ConfigError, first_line
 from feddf.config.sections import DataConfig
-from feddf.data.catalogue import root_of
+from feddf.data.catalog import root_of
 from feddf.data.datasets import Dataset, MissingDataError, absent
 from feddf.outputs import classes
 from feddf.runtime.atomic import new_file, real_folder
@@ -132,7 +132,7 @@ def _stored(path: Path, n: int) -> Tensor | None:
 
 
 def _store(path: Path, tokens: Tensor) -> None:
-    with suppress(OSError):  # a folder that cannot be written to: it is tokenised again the next time
+    with suppress(OSError):  # a folder that cannot be written to: it is tokenized again the next time
         real_folder(path.parent)
         with new_file(path) as temporary, temporary.open("wb") as file:
             np.save(file, tokens.numpy())

@@ -84,7 +84,7 @@ def of_classes(
     """Return the indices of the examples of some classes: so many chosen at random, or those named or numbered.
 
     ``names`` are those of the classes; where they have none (downsampled ImageNet), classes are chosen and avoided by
-    number. Classes that share a word with a name in ``avoid`` are left out: the paper distils on "classes without
+    number. Classes that share a word with a name in ``avoid`` are left out: the paper distills on "classes without
     overlap" (section 5). It compared synonyms, hyponyms and hypernyms; here words are compared, so "maple tree" and
     "oak tree" overlap, and "lorry" and "truck" do not: name what else must go.
     """

@@ -97,9 +97,9 @@ def server_data(
     nothing = Examples(as_inputs(torch.zeros(0, 1)), torch.zeros(0, dtype=torch.int64), classes(2))
     labeled = as_examples(validation) if validation is not None else nothing
     tested = as_examples(test) if test is not None else labeled
-    if settings.distils:
+    if settings.distills:
         _check_distillation(settings, unlabeled, labeled)
-    settings.refuse(settings.mistakes(labelled=len(labeled) > 0, pooled=unlabeled is not None))
+    settings.refuse(settings.mistakes(labeled=len(labeled) > 0, pooled=unlabeled is not None))
     n_classes = None
     for inputs in (unlabeled, tested.inputs if len(tested) else None):
         if inputs is not None:

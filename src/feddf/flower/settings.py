@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import model_validator
 
 from feddf.config import ConfigError, LocalConfig, Settings
-from feddf.config.names import BINARISATIONS, METHOD_PARTS, PARTS
+from feddf.config.names import BINARIZATIONS, METHOD_PARTS, PARTS
 from feddf.config.sections import Section, key
 from feddf.runs.methods import named_part
 from feddf.types import Part, Resources
@@ -22,7 +22,7 @@ MakePart = Callable[..., Part]
 
 OVER_FLOWER: Mapping[str, Mapping[str, Any]] = {
     "clients": {"fraction": 1.0},  # all take part
-    "fusion": {"defence": "robust"},  # clients are not trusted
+    "fusion": {"defense": "robust"},  # clients are not trusted
     "run": {"engine": "in-process"},  # the server's own work
 }
 """The keys whose defaults are others over Flower."""
@@ -102,7 +102,7 @@ def parts_in(told: Mapping[str, Any], resources: Resources, own: Mapping[str, Ma
     found: list[Part] = []
     for name, arguments in json.loads(told.get(PARTS_KEY, "{}")).items():
         if not any(
-            name in names for names in (own or {}, PARTS, METHOD_PARTS, BINARISATIONS)
+            name in names for names in (own or {}, PARTS, METHOD_PARTS, BINARIZATIONS)
         ):  # no module:attribute is
             raise ValueError(f"this client does not know the part '{name[:60]}'; give it to client_app as parts")
         mine = own[name](resources, **arguments) if own and name in own else None

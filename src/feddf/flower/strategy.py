@@ -50,7 +50,7 @@ class FedDF(Strategy):
     ``feddf report`` reads it. ``client_names`` gives names to Flower's node ids and lets only those take part. A client
     that is not connected has ``wait`` seconds to connect, in the beginning and in every round.
 
-    Clients are not trusted, so ``fusion.defence`` is 'robust' unless the settings say otherwise.
+    Clients are not trusted, so ``fusion.defense`` is 'robust' unless the settings say otherwise.
     FedAvg, FedProx, FedAvgM and drop-worst are settings: ``fusion.method``, ``local.proximal``, ``fusion.momentum``,
     ``fusion.drop_worst``. ``flower.evaluate_fraction`` of the clients try the fused model on their own data each round.
 

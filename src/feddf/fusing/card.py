@@ -130,15 +130,15 @@ def reliability(report: Report, which: str) -> bytes:
 
     figure = Figure(figsize=(5, 4.5), layout="constrained")
     axes = figure.subplots()
-    axes.plot([0, 1], [0, 1], color="grey", linewidth=1, linestyle=":", label="calibrated")
-    colours = {ENSEMBLE: "tab:blue", STUDENT: "tab:red"}
+    axes.plot([0, 1], [0, 1], color="gray", linewidth=1, linestyle=":", label="calibrated")
+    colors = {ENSEMBLE: "tab:blue", STUDENT: "tab:red"}
     first = True
     for name, one in report.sets[which].items():
         filled = [each for each in one.bins if each.count]
         confidence, accuracy = [each.confidence for each in filled], [each.accuracy for each in filled]
-        if name in colours:
+        if name in colors:
             label = f"{name} (ECE {100 * one.ece:.1f} %)"
-            axes.plot(confidence, accuracy, marker="o", markersize=3, color=colours[name], label=label)
+            axes.plot(confidence, accuracy, marker="o", markersize=3, color=colors[name], label=label)
         else:
             axes.plot(confidence, accuracy, color="silver", linewidth=1, label="teachers" if first else None, zorder=1)
             first = False

@@ -14,7 +14,7 @@ from torch import Tensor
 from feddf.config.errors import ConfigError
 from feddf.config.fuse_config import FuseConfig, LabeledConfig
 from feddf.config.sections import DataConfig, PoolConfig, SourceConfig
-from feddf.data.catalogue import root_of
+from feddf.data.catalog import root_of
 from feddf.data.encode import plain
 from feddf.data.text import TEXTS, Texts
 from feddf.data.unlabeled import choose

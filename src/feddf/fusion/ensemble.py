@@ -44,7 +44,7 @@ def avg_logits(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs
 def avg_probabilities(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
     """Return Σ_k w_k σ(z_k / T) / Σ_k w_k. Here a teacher with huge logits counts no more than any other.
 
-    A student that minimises the averaged loss Σ_k w_k KL(σ(z_k / T) ‖ q) / Σ_k w_k has the same target: that sum is
+    A student that minimizes the averaged loss Σ_k w_k KL(σ(z_k / T) ‖ q) / Σ_k w_k has the same target: that sum is
     KL(p̄ ‖ q) for the averaged probabilities p̄, plus a term without q.
 
     >>> avg_probabilities([Vote(torch.tensor([[900.0, 0.0]])), Vote(torch.tensor([[0.0, 0.0]]))])

@@ -121,7 +121,7 @@ def rounds_a_model(layers: Mapping[str, Layers]) -> int:
 def fedma(prototypes: Mapping[str, Prototype], config: FedMAConfig) -> Method:
     """Return the method of Wang et al., "Federated Learning with Matched Averaging" (2020).
 
-    Every client begins from an initialisation of its own (``fedma.own_start``), so that there is something to match.
+    Every client begins from an initialization of its own (``fedma.own_start``), so that there is something to match.
     In round t the layer ``stage = (t − 1) mod L`` is matched and stays as it is; each client goes on from it with its
     own layers above, their inputs brought into the matched order, which the server keeps for it. The server's model is
     the matched average of *all* layers, as if no client trained on: it can be evaluated in every round, and after the

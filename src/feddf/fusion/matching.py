@@ -25,7 +25,7 @@ def match(clients: Sequence[Neurons], *, most: int, sweeps: int = 3, seed: int =
 
     Every neuron is a noisy copy of a hidden global one: v ~ N(θ_l, σ²), θ_l ~ N(0, σ²), their number unknown
     (a Beta-Bernoulli process with mass γ; Yurochkin et al. 2019). One client after the other is assigned, given the
-    others, by the assignment (Hungarian algorithm) that maximises the posterior, i.e. the sum over its neurons v of
+    others, by the assignment (Hungarian algorithm) that maximizes the posterior, i.e. the sum over its neurons v of
 
         ‖S_l + v‖² / (σ²(m_l + 2)) − ‖S_l‖² / (σ²(m_l + 1)) + 2 log(m_l / (J − m_l))    matched with l,
         ‖v‖² / 2σ² − 2 log t + 2 log(γ / J)                                             as the t-th new one,

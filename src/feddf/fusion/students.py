@@ -114,7 +114,7 @@ def score_of(
 ) -> Score | None:
     """Return what a student is stopped by: validation accuracy, the loss on held-out inputs, or nothing."""
     if config.stop == "validation":
-        return partial(evaluate.unread_accuracy, examples=resources.labelled)
+        return partial(evaluate.unread_accuracy, examples=resources.labeled)
     if config.stop == "steps":
         return None
     chunks = batches(pool.raw, held_out.split(config.batch), device)

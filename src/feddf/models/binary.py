@@ -1,4 +1,4 @@
-"""Binarised weights: one bit for each weight and one scale for each filter, in training and on the way to the server.
+"""Binarized weights: one bit for each weight and one scale for each filter, in training and on the way to the server.
 
 The weights w of a filter become α sign(w) with α = mean |w| (Rastegari et al. 2016). The first and the last layer,
 BatchNorm and biases keep their full precision.
@@ -21,17 +21,17 @@ from feddf.types import Sent, State, Steps, Training
 Estimator = Literal["straight-through", "error-feedback"]
 
 
-def binarised(weight: Tensor) -> Tensor:
+def binarized(weight: Tensor) -> Tensor:
     """Return α sign(w), with one α = mean |w| a filter (the first dimension); the sign of zero counts as plus."""
     flat = weight.reshape(len(weight), -1)
     scale = flat.abs().mean(dim=1, keepdim=True)
     return torch.where(flat < 0, -scale, scale).reshape(weight.shape)
 
 
-class Binarised(nn.Module):
-    """A parametrisation: the network computes with α sign(w), and the full-precision w learns.
+class Binarized(nn.Module):
+    """A parametrization: the network computes with α sign(w), and the full-precision w learns.
 
-    ``error-feedback``: w ← w − η ∇ℓ(Q(w)), the gradient at the binarised weights; what Q leaves out stays in w and is
+    ``error-feedback``: w ← w − η ∇ℓ(Q(w)), the gradient at the binarized weights; what Q leaves out stays in w and is
     made up for later (Lin et al. 2020). ``straight-through``: the same where |w| ≤ 1, and no gradient beyond, where
     the sign would not change any more (Hubara et al. 2016).
     """
@@ -41,7 +41,7 @@ class Binarised(nn.Module):
         self.estimator = estimator
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the binarised weight, whose gradient goes to the full-precision one."""
+        """Return the binarized weight, whose gradient goes to the full-precision one."""
         binary: Tensor = _PassedOn.apply(weight, self.estimator == "straight-through")  # type: ignore[no-untyped-call]
         return binary
 
@@ -53,7 +53,7 @@ class _PassedOn(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, clipped: bool) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.clipped = clipped
-        return binarised(weight)
+        return binarized(weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -67,46 +67,46 @@ def inner_layers(model: nn.Module) -> list[str]:
     return names[1:-1]
 
 
-def binarise(model: nn.Module, estimator: Estimator) -> list[str]:
-    """Let the model's inner layers compute with binarised weights; return the names of these weights."""
+def binarize(model: nn.Module, estimator: Estimator) -> list[str]:
+    """Let the model's inner layers compute with binarized weights; return the names of these weights."""
     names = inner_layers(model)
     for name in names:
-        parametrize.register_parametrization(model.get_submodule(name), "weight", Binarised(estimator))
+        parametrize.register_parametrization(model.get_submodule(name), "weight", Binarized(estimator))
     return [f"{name}.weight" for name in names]
 
 
 def straight_through(model: nn.Module, training: Training) -> Steps:
-    """Let a client train and send a binarised model, with the straight-through estimator: a client half."""
+    """Let a client train and send a binarized model, with the straight-through estimator: a client half."""
     return _binary_client(model, training, "straight-through")
 
 
 def error_feedback(model: nn.Module, training: Training) -> Steps:
-    """Let a client train and send a binarised model, with error feedback: a client half."""
+    """Let a client train and send a binarized model, with error feedback: a client half."""
     return _binary_client(model, training, "error-feedback")
 
 
 def _binary_client(model: nn.Module, training: Training, estimator: Estimator) -> Steps:
-    """Full-precision weights learn behind binarised ones and are forgotten at the end; one bit a weight is sent."""
-    names = binarise(model, estimator)
+    """Full-precision weights learn behind binarized ones and are forgotten at the end; one bit a weight is sent."""
+    names = binarize(model, estimator)
     if not names:
-        raise ValueError("it has no layer between its first and its last that could be binarised")
+        raise ValueError("it has no layer between its first and its last that could be binarized")
 
     def finish() -> Sent:
-        keep_binarised(model)
+        keep_binarized(model)
         return Sent(BinaryState.of(read_off(model, training.job.state), names))
 
     return Steps(finish=finish)
 
 
-def keep_binarised(model: nn.Module) -> None:
-    """Replace full-precision weights by the binarised ones that the model computed with; nothing else is left."""
+def keep_binarized(model: nn.Module) -> None:
+    """Replace full-precision weights by the binarized ones that the model computed with; nothing else is left."""
     for name in inner_layers(model):
         parametrize.remove_parametrizations(model.get_submodule(name), "weight", leave_parametrized=True)
 
 
 @dataclass(frozen=True)
 class Bits:
-    """A binarised weight: its signs, eight to a byte, and a scale for each filter."""
+    """A binarized weight: its signs, eight to a byte, and a scale for each filter."""
 
     signs: Tensor
     scales: Tensor

@@ -31,7 +31,7 @@ class _Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A ResNet of ``depth`` layers with BatchNorm, GroupNorm or no normalisation."""
+    """A ResNet of ``depth`` layers with BatchNorm, GroupNorm or no normalization."""
 
     def __init__(
         self,

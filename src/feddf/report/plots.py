@@ -1,4 +1,4 @@
-"""Pictures of runs, drawn without a screen, all in one style: colours that the colour-blind tell apart, units on every
+"""Pictures of runs, drawn without a screen, all in one style: colors that the color-blind tell apart, units on every
 axis, the number of seeds in the title, and a band that says what it is. The suffix decides: png, svg or pdf.
 """
 
@@ -26,8 +26,8 @@ from feddf.report.read import Run, differing, setting
 from feddf.report.tables import percent
 from feddf.runtime.atomic import write_atomically
 
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F"]
-"""Okabe and Ito's palette, in an order that keeps neighbours apart."""
+COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F"]
+"""Okabe and Ito's palette, in an order that keeps neighbors apart."""
 
 FORMATS = ("png", "svg", "pdf")
 STYLE = {
@@ -80,7 +80,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 @styled
 def learning_curves(runs: Sequence[Run], path: Path) -> None:
-    """Draw test accuracy by round: a panel for each prototype, a colour for each method.
+    """Draw test accuracy by round: a panel for each prototype, a color for each method.
 
     The fused models are solid lines, the averaged ones that they began from dashed, the ensemble dotted; the band is
     ± one sample standard deviation over the seeds.
@@ -92,9 +92,9 @@ def learning_curves(runs: Sequence[Run], path: Path) -> None:
     figure = Figure(figsize=(max(5.5, 3.2 * columns), 1.4 + 2.7 * rows), layout="constrained")
     grid = np.ravel(figure.subplots(rows, columns, sharey=True, squeeze=False))
     for axes, name in zip(grid, names, strict=False):
-        for colour, label in zip(COLOURS * len(labels), dict.fromkeys(labels), strict=False):
+        for color, label in zip(COLORS * len(labels), dict.fromkeys(labels), strict=False):
             mine = [run for run, own in zip(runs, labels, strict=True) if own == label and run.records]
-            _lines(axes, mine, name, colour, label)
+            _lines(axes, mine, name, color, label)
         axes.set(title=name, xlabel="communication round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         longest = max(len(run.records) for run in runs)
@@ -114,19 +114,19 @@ def _labels(runs: Sequence[Run]) -> list[str]:
     return [f"{run.method}, {extra}" if extra else run.method for run, extra in zip(runs, settings, strict=True)]
 
 
-def _lines(axes: Any, runs: Sequence[Run], name: str, colour: str, label: str) -> None:
+def _lines(axes: Any, runs: Sequence[Run], name: str, color: str, label: str) -> None:
     fused, averaged = ([run.curve(name, which) for run in runs] for which in _WHICH)
-    _line(axes, fused, "-", colour, label)
+    _line(axes, fused, "-", color, label)
     if any(a != b for one, other in zip(fused, averaged, strict=True) for a, b in zip(one, other, strict=True)):
-        _line(axes, averaged, "--", colour, f"{label}, averaged", faint=True)
-    _line(axes, [run.ensemble() for run in runs], ":", colour, f"{label}, ensemble", faint=True)
+        _line(axes, averaged, "--", color, f"{label}, averaged", faint=True)
+    _line(axes, [run.ensemble() for run in runs], ":", color, f"{label}, ensemble", faint=True)
 
 
 _WHICH: tuple[Which, Which] = ("fused", "averaged")
 
 
 def _line(
-    axes: Any, curves: Sequence[Sequence[float]], style: str, colour: str, label: str, faint: bool = False
+    axes: Any, curves: Sequence[Sequence[float]], style: str, color: str, label: str, faint: bool = False
 ) -> None:
     if not curves or all(isnan(value) for curve in curves for value in curve):
         return
@@ -134,18 +134,18 @@ def _line(
     by_round = [[100 * curve[i] for curve in curves] for i in range(length)]
     mean, rounds = [fmean(one) for one in by_round], range(1, length + 1)
     axes.plot(
-        rounds, mean, style, color=colour, label=label, marker="" if faint else "o", linewidth=1.0 if faint else 1.8
+        rounds, mean, style, color=color, label=label, marker="" if faint else "o", linewidth=1.0 if faint else 1.8
     )
     if len(curves) > 1 and not faint:
-        _band(axes, rounds, by_round, colour)
+        _band(axes, rounds, by_round, color)
 
 
-def _band(axes: Any, places: Sequence[float], values: Sequence[Sequence[float]], colour: str) -> None:
+def _band(axes: Any, places: Sequence[float], values: Sequence[Sequence[float]], color: str) -> None:
     """Draw ± one sample standard deviation around the mean."""
     means, deviations = [fmean(one) for one in values], [stdev(one) if len(one) > 1 else 0.0 for one in values]
     low = [max(0.0, mean - deviation) for mean, deviation in zip(means, deviations, strict=True)]
     high = [min(100.0, mean + deviation) for mean, deviation in zip(means, deviations, strict=True)]
-    axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.fill_between(places, low, high, color=color, alpha=0.15, linewidth=0)
 
 
 def _fit(panels: Sequence[Any], label: str) -> None:
@@ -189,15 +189,15 @@ def sweep(runs: Sequence[Run], name: str, path: Path) -> None:
     figure = Figure(figsize=(5.5, 3.8), layout="constrained")
     axes = figure.subplots()
     methods = dict.fromkeys(_method_besides(run, name) for run in runs)
-    for colour, method in zip(COLOURS * len(methods), methods, strict=False):
+    for color, method in zip(COLORS * len(methods), methods, strict=False):
         points: dict[float, list[float]] = {}
         for run in runs:
             if _method_besides(run, name) == method:
                 points.setdefault(float(run.value(name)), []).append(100 * run.curve()[last - 1])
         places = sorted(points)
         values = [points[place] for place in places]
-        axes.plot(places, [fmean(one) for one in values], "-o", color=colour, label=method)
-        _band(axes, places, values, colour)
+        axes.plot(places, [fmean(one) for one in values], "-o", color=color, label=method)
+        _band(axes, places, values, color)
     every = sorted({float(run.value(name)) for run in runs})
     if every[0] > 0 and every[-1] / every[0] >= 10:
         axes.set_xscale("log")
@@ -222,12 +222,12 @@ def decision_regions(
     path: Path,
     extent: float = 3.0,
 ) -> None:
-    """Draw the paper's Figure 1: data in the top row, class probabilities as colours in the bottom row.
+    """Draw the paper's Figure 1: data in the top row, class probabilities as colors in the bottom row.
 
     A panel is (title, accuracy, H×W×3 probabilities); a shard is (title, N×2 points, N labels).
     """
     columns = max(len(panels), len(shards) + 1)
-    palette = np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in COLOURS[:3]])
+    palette = np.array([[int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)] for color in COLORS[:3]])
     figure = Figure(figsize=(2.2 * columns, 5), layout="constrained")
     grid = figure.subplots(2, columns)
     for axes in grid.flat:
@@ -237,13 +237,13 @@ def decision_regions(
         axes.set_title(title)
     used = len(shards)
     if pool is not None:
-        grid[0][used].scatter(pool[:, 0], pool[:, 1], c="grey", s=6)
+        grid[0][used].scatter(pool[:, 0], pool[:, 1], c="gray", s=6)
         grid[0][used].set_title(f"unlabeled pool ({len(pool)})")
         used += 1
     for axes in [*grid[0][used:], *grid[1][len(panels) :]]:
         axes.axis("off")
     for axes, (title, accuracy, image) in zip(grid[1], panels, strict=False):
-        mixed = np.clip(image @ palette, 0, 1)  # a class is its colour, a doubt the mixture
+        mixed = np.clip(image @ palette, 0, 1)  # a class is its color, a doubt the mixture
         axes.imshow(mixed, origin="lower", extent=(-extent, extent, -extent, extent), interpolation="bilinear")
         axes.set_title(f"{title}\n{percent(accuracy)} % on all data")
     save_figure(figure, path)
@@ -275,7 +275,7 @@ def partition_dots(panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path, 
         diameters = 0.95 * np.sqrt(counts[held[:, 0], held[:, 1]] / most)
         dots = EllipseCollection(
             diameters, diameters, np.zeros(len(held)), units="xy", offsets=held, transOffset=axes.transData,
-            facecolor=COLOURS[number % len(COLOURS)],
+            facecolor=COLORS[number % len(COLORS)],
         )  # fmt: skip
         axes.add_collection(dots)
         axes.set(xlim=(-0.7, n_clients - 0.3), ylim=(-0.7, n_classes - 0.3))

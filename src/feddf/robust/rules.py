@@ -56,10 +56,10 @@ def krum(products: Tensor, f: int) -> Tensor:
     return chosen
 
 
-def nearest_neighbours(products: Tensor, f: int) -> Tensor:
+def nearest_neighbors(products: Tensor, f: int) -> Tensor:
     """Return the matrix that replaces each change by the mean of its n − f nearest, itself included.
 
-    Nearest-neighbour mixing (Allouah et al. 2023), to go before any other rule where clients' data differ.
+    Nearest-neighbor mixing (Allouah et al. 2023), to go before any other rule where clients' data differ.
     """
     n = len(products)
     nearest = _squared_distances(products).argsort(dim=1, stable=True)[:, : n - f]
@@ -155,14 +155,14 @@ def by_krum(previous: State, updates: Sequence[Update]) -> State:
 
 
 def by_coordinate(columns: Columns, *, mixed: bool = False) -> Rule:
-    """Return a rule that treats every coordinate by itself; ``mixed``: after nearest-neighbour mixing."""
+    """Return a rule that treats every coordinate by itself; ``mixed``: after nearest-neighbor mixing."""
 
     def rule(previous: State, updates: Sequence[Update]) -> State:
         trained = _trained(updates)
         if not trained:
             return previous
         f = assumed(len(trained))
-        mix = nearest_neighbours(change_products(previous, trained), f) if mixed else None
+        mix = nearest_neighbors(change_products(previous, trained), f) if mixed else None
         found: dict[str, Tensor] = {}
         for key, before in previous.items():
             tensors = [update.state[key] for update in trained]

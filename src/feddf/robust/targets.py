@@ -46,9 +46,9 @@ def cronus(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = c
 
 
 def mixture_weights(probabilities: Tensor, labels: Tensor, prior: float = 0.1, steps: int = 200) -> Tensor:
-    """Return how much each teacher counts in the mixture Σ_k w_k p_k(y | x) that fits labelled examples best.
+    """Return how much each teacher counts in the mixture Σ_k w_k p_k(y | x) that fits labeled examples best.
 
-    The weights maximise Σ_i log Σ_k w_k p_k(y_i | x_i) + (βN/K) Σ_k log w_k by expectation and maximisation: a teacher
+    The weights maximize Σ_i log Σ_k w_k p_k(y_i | x_i) + (βN/K) Σ_k log w_k by expectation and maximization: a teacher
     counts by the examples that it explains better than others do. β is ``prior``: with it nobody is at zero. The
     function is concave, so there is one maximum, and hostile teachers have no way to gain but to explain the examples.
 
@@ -69,8 +69,8 @@ def mixture_weights(probabilities: Tensor, labels: Tensor, prior: float = 0.1, s
 def outlier_scores(probabilities: Tensor, trust: Tensor) -> Tensor:
     """Return o_k in [0, 1]: a teacher's mean distance (total variation) from the geometric median of all answers."""
     weights = trust.to(torch.float64)[:, None].expand(probabilities.shape[:2])
-    centre = _geometric_median(probabilities.to(torch.float64), weights)
-    return (probabilities - centre).abs().sum(dim=-1).mean(dim=-1) / 2
+    center = _geometric_median(probabilities.to(torch.float64), weights)
+    return (probabilities - center).abs().sum(dim=-1).mean(dim=-1) / 2
 
 
 def _stacked(votes: Iterable[Vote]) -> tuple[Tensor, list[Tensor | float]]:
@@ -94,8 +94,8 @@ def _mean_of(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def _geometric_median(values: Tensor, weights: Tensor, steps: int = 30) -> Tensor:
-    centre = _mean_of(values, weights)
+    center = _mean_of(values, weights)
     for _ in range(steps):
-        inverse = weights / (values - centre).norm(dim=-1).clamp_min(1e-6)
-        centre = _mean_of(values, inverse)
-    return centre
+        inverse = weights / (values - center).norm(dim=-1).clamp_min(1e-6)
+        center = _mean_of(values, inverse)
+    return center

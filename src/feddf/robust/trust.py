@@ -42,9 +42,9 @@ def mixture(resources: Resources, engine: Engine, execution: Execution = Executi
 
     See :func:`feddf.robust.targets.mixture_weights`. A client whose weight is what the prior alone gives it,
     as of one that explains nothing, has none; from a third of an equal share on it has all: which of the honest
-    explain best is mostly chance. The trust before does not count: labelled examples say enough.
+    explain best is mostly chance. The trust before does not count: labeled examples say enough.
     """
-    examples = some_examples(resources.labelled)
+    examples = some_examples(resources.labeled)
     evaluation = Evaluation(engine, examples.inputs, execution)
 
     def trust(updates: Sequence[Update], before: Mapping[str, float]) -> Mapping[str, float]:

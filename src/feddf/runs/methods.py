@@ -17,7 +17,7 @@ from feddf.client import halves_of, together
 from feddf.config import ConfigError, FusionConfig, Settings, with_values
 from feddf.config.names import (
     AVERAGES,
-    BINARISATIONS,
+    BINARIZATIONS,
     DROP_RULES,
     METHOD_PARTS,
     METHODS,
@@ -36,7 +36,7 @@ from feddf.fusion.momentum import momentum
 from feddf.fusion.select import drop_worst
 from feddf.fusion.students import Students, students_of
 from feddf.outputs import classes
-from feddf.robust.defence import MARGIN, robust_start
+from feddf.robust.defense import MARGIN, robust_start
 from feddf.robust.guard import guarded, tried
 from feddf.robust.trust import trusted
 from feddf.runtime.device import threads_for
@@ -86,7 +86,7 @@ def method_of(resources: Resources, settings: Settings, engine: Engine) -> Metho
     From the inside: local statistics, momentum, drop-worst, trust, a trial of all models, the guard, and its parts.
     """
     asked = settings
-    if settings.fusion.defence == "robust":
+    if settings.fusion.defense == "robust":
         settings = robust_settings(settings, resources)
     fusion, execution = settings.fusion, of_answers(settings.run)
     made = METHODS[fusion.method](resources, settings, engine)
@@ -107,17 +107,17 @@ def method_of(resources: Resources, settings: Settings, engine: Engine) -> Metho
         def measure(updates: Sequence[Update]) -> Mapping[str, float]:
             return accuracies([teacher_of(update, prototypes) for update in updates])
 
-        fuse = drop_worst(DROP_RULES[fusion.drop_worst], measure, resources.labelled, fuse)
+        fuse = drop_worst(DROP_RULES[fusion.drop_worst], measure, resources.labeled, fuse)
     if fusion.trust != "none":
         fuse = trusted(TRUSTS[fusion.trust](resources, engine, execution), fuse)
-    fuse = tried(fuse, resources, engine, execution, updates_too=due and not settings.distils)
+    fuse = tried(fuse, resources, engine, execution, updates_too=due and not settings.distills)
     if fusion.guard is not None:
 
         def again() -> Fusion:
-            robust = with_values(settings, {"fusion.defence": "robust", "fusion.guard": 1.0})
+            robust = with_values(settings, {"fusion.defense": "robust", "fusion.guard": 1.0})
             return method_of(resources, with_values(robust, {"fusion.parts": ()}), engine).fuse
 
-        other = again if fusion.defence == "none" else None
+        other = again if fusion.defense == "none" else None
         fuse = guarded(fusion.guard, fuse, resources, engine, other, execution)
     for part in parts:
         fuse = part.fuse(fuse)
@@ -133,7 +133,7 @@ def fitted(resources: Resources, parts: Sequence[Part]) -> Resources:
 
 def _refuse_looks_at_weights(settings: Settings) -> None:
     """Raise where something around the fusion looks at weights, which this method's clients do not send."""
-    for name in ("defence", "trust", "drop_worst", "guard", "batchnorm"):
+    for name in ("defense", "trust", "drop_worst", "guard", "batchnorm"):
         given, usual = getattr(settings.fusion, name), FusionConfig.model_fields[name].default
         if given != usual:
             allowed = f"it looks at clients' weights, and this method's clients send none; leave it at {usual!r}"
@@ -141,15 +141,15 @@ def _refuse_looks_at_weights(settings: Settings) -> None:
 
 
 def robust_settings(settings: Settings, resources: Resources) -> Settings:
-    """Return the settings with the defence's parts filled in wherever the user has not chosen something else.
+    """Return the settings with the defense's parts filled in wherever the user has not chosen something else.
 
     A server that has neither validation data nor a pool can only clip.
     """
-    labelled = resources.validation is not None and len(resources.validation) > 0
+    labeled = resources.validation is not None and len(resources.validation) > 0
     changes: dict[str, object] = {}
-    if settings.fusion.trust == "none" and (labelled or resources.pool is not None):
-        changes["fusion.trust"] = "mixture" if labelled else "expguard"
-    if settings.fusion.guard is None and (labelled or resources.pool is not None):
+    if settings.fusion.trust == "none" and (labeled or resources.pool is not None):
+        changes["fusion.trust"] = "mixture" if labeled else "expguard"
+    if settings.fusion.guard is None and (labeled or resources.pool is not None):
         changes["fusion.guard"] = MARGIN
     if settings.teachers.average == "logits":
         changes["teachers.average"] = "probabilities"
@@ -183,7 +183,7 @@ def averaging_rule(resources: Resources, settings: Settings) -> Rule:
     """Return the average that the settings name, with BatchNorm's statistics treated as they say."""
     rule: Rule = AVERAGES[settings.fusion.average]
     execution = of_answers(settings.run)
-    if settings.fusion.defence == "robust":
+    if settings.fusion.defense == "robust":
         rule = robust_start(rule, resources, execution)
     return with_statistics(settings.fusion.batchnorm, rule, resources, execution)
 
@@ -226,7 +226,7 @@ def students(resources: Resources, settings: Settings, engine: Engine) -> Studen
 def lone_threads(resources: Resources, batch: int) -> int:
     """Return on how many threads the only student learns."""
     (prototype,) = resources.prototypes.values()
-    assert resources.pool is not None, "there is something to distil on"
+    assert resources.pool is not None, "there is something to distill on"
     with torch.random.fork_rng(devices=[]):
         model = prototype.build()
     return threads_for(model, resources.pool.batch(torch.zeros(1, dtype=torch.long)), batch)
@@ -243,8 +243,8 @@ def parts_of(resources: Resources, settings: Settings) -> tuple[Part, ...]:
 
 def named_part(name: str, resources: Resources, told: Mapping[str, bool | int | float | str] = {}) -> Part:
     """Return the part of a name: a binarization, one of ``fusion.parts``, or what a method asks of its clients."""
-    if name in BINARISATIONS:
-        return Part(half=BINARISATIONS[name], name=name)
+    if name in BINARIZATIONS:
+        return Part(half=BINARIZATIONS[name], name=name)
     made: Part = (METHOD_PARTS if name in METHOD_PARTS else PARTS)[name](resources, **told)
     return replace(made, name=name)
 

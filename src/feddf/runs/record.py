@@ -1,4 +1,4 @@
-"""What a round was worth: its models are tried on the server's labelled data, and a record goes into the log."""
+"""What a round was worth: its models are tried on the server's labeled data, and a record goes into the log."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _TRIAL = (
 def forward_of(model: nn.Module, compile: bool, precision: str = "float32") -> Forward:
     """Return how to call the model: as it is, or through compiled code that all models of its architecture share.
 
-    A parametrised model (a binarised one) is of a class of its own and would be compiled again every time: it is called
+    A parametrized model (a binarized one) is of a class of its own and would be compiled again every time: it is called
     as it is.
     """
     parametrized = any(parametrize.is_parametrized(module) for module in model.modules())

@@ -28,7 +28,7 @@ class InputError(FeddfError):
 
 @dataclass(frozen=True)
 class Images:
-    """Bytes, resized to ``shape`` (channels, height, width), in an order of colours: (x / 255 − mean) / std.
+    """Bytes, resized to ``shape`` (channels, height, width), in an order of colors: (x / 255 − mean) / std.
 
     >>> Images((1, 2, 2), (0.5,), (0.5,))(torch.zeros((1, 1, 2, 2), dtype=torch.uint8)).flatten()
     tensor([-1., -1., -1., -1.])

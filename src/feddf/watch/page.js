@@ -32,13 +32,13 @@
 
   const dark = () => root.dataset.theme === "dark";
   const percent = (value) => (value === null || value === undefined ? "–" : (100 * value).toFixed(1));
-  const colour = (index) => (dark() ? DARK : LIGHT)[index % LIGHT.length];
+  const color = (index) => (dark() ? DARK : LIGHT)[index % LIGHT.length];
   const visible = () => data.runs.filter((run) => shown.has(run.path));
-  const colourOf = (run) => (shown.has(run.path) ? colour(visible().indexOf(run)) : "transparent");
+  const colorOf = (run) => (shown.has(run.path) ? color(visible().indexOf(run)) : "transparent");
 
   function swatch(run) {
     const dot = make("span", { class: "swatch", "aria-hidden": "true" });
-    dot.style.background = colourOf(run);
+    dot.style.background = colorOf(run);
     return dot;
   }
 
@@ -141,7 +141,7 @@
         { ...axis, label: "test accuracy in %", labelFont: axis.font, labelSize: 20, size: 44 },
       ],
       series: [{}, ...found.map((one) => ({
-        stroke: colourOf(one.run), width: one.which === "fused" ? 2 : 1.3, dash: DASHES[one.which], spanGaps: true,
+        stroke: colorOf(one.run), width: one.which === "fused" ? 2 : 1.3, dash: DASHES[one.which], spanGaps: true,
         points: { show: one.which === "fused" && length < 40, size: 5 },
       }))],
       hooks: { setCursor: [(plot) => say(plot.cursor.idx)] },
@@ -176,7 +176,7 @@
         if (!spent[stage] || !total) return;
         const piece = make("span", { title: stage });
         piece.style.width = `${(100 * spent[stage]) / total}%`;
-        piece.style.background = colour(i);
+        piece.style.background = color(i);
         bar.append(piece);
         words.push(`${stage === "fuse" ? "rest of fuse" : stage} ${duration(spent[stage])}`);
       });

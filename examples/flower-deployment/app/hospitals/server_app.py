@@ -1,4 +1,4 @@
-"""The coordinator: it holds unlabeled images, some labelled ones to evaluate models on, and no patient of any site."""
+"""The coordinator: it holds unlabeled images, some labeled ones to evaluate models on, and no patient of any site."""
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp

@@ -1,4 +1,4 @@
-"""A Flower server that distils: clients of two sizes teach each other through unlabeled images."""
+"""A Flower server that distills: clients of two sizes teach each other through unlabeled images."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""What ``fusion.defence = "robust"`` chooses, and from what."""
+"""What ``fusion.defense = "robust"`` chooses, and from what."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conftest import Tiny, make_tiny, update_of
 from feddf.config import with_values
 from feddf.engines import in_process
 from feddf.fusion.average import average
-from feddf.robust import defence
+from feddf.robust import defense
 from feddf.robust import rules as robust
 from feddf.runs.methods import method_of, robust_settings
 from feddf.states import digest
@@ -42,7 +42,7 @@ def same(a: State, b: State) -> bool:
 def test_without_an_attack_the_start_is_the_plain_average(trained: tuple[Tiny, list[Update]]) -> None:
     tiny, updates = trained
     previous, mine = tiny.server.models["mlp"], mlps(updates)
-    assert same(defence.robust_start(average, tiny.resources)(previous, mine), average(previous, mine))
+    assert same(defense.robust_start(average, tiny.resources)(previous, mine), average(previous, mine))
 
 
 def test_a_start_that_is_too_far_away_is_no_candidate(trained: tuple[Tiny, list[Update]]) -> None:
@@ -51,7 +51,7 @@ def test_a_start_that_is_too_far_away_is_no_candidate(trained: tuple[Tiny, list[
     previous, mine = tiny.server.models["mlp"], mlps(updates)
     loud = {key: tensor * 1000 if key.startswith("layers.5") else tensor for key, tensor in mine[0].state.items()}
     attacked = [replace(mine[0], state=loud, trust=0.0), *mine[1:]]
-    start = defence.robust_start(average, tiny.resources)(previous, attacked)
+    start = defense.robust_start(average, tiny.resources)(previous, attacked)
     norms = robust.change_norms(previous, [start, *(update.state for update in mine[1:]), average(previous, attacked)])
     assert norms[0] <= norms[1:3].max() * 1.001
     assert norms[3] > 10 * norms[0]
@@ -61,23 +61,23 @@ def test_those_trusted_least_are_left_out_and_nobody_else(trained: tuple[Tiny, l
     tiny, updates = trained
     previous = tiny.server.models["mlp"]
     mine = [replace(one, trust=trust) for one, trust in zip(mlps(updates), (0.1, 1.0, 0.4), strict=True)]
-    found = defence.without_least_trusted(average)(previous, mine)
+    found = defense.without_least_trusted(average)(previous, mine)
     assert same(found, average(previous, mine[1:]))  # f is one of three
     believed = [replace(one, trust=0.9) for one in mine]
-    assert same(defence.without_least_trusted(average)(previous, believed), average(previous, believed))
+    assert same(defense.without_least_trusted(average)(previous, believed), average(previous, believed))
 
 
 @pytest.mark.parametrize(
-    ("labelled", "pooled", "expected"),
+    ("labeled", "pooled", "expected"),
     [(True, True, ("mixture", 0.05)), (False, True, ("expguard", 0.05)), (False, False, ("none", None))],
 )
 def test_the_parts_follow_from_what_the_server_has(
-    tiny: Tiny, labelled: bool, pooled: bool, expected: tuple[str, float | None]
+    tiny: Tiny, labeled: bool, pooled: bool, expected: tuple[str, float | None]
 ) -> None:
-    settings = with_values(tiny.settings, {"fusion.method": "fedavg", "fusion.defence": "robust"})
+    settings = with_values(tiny.settings, {"fusion.method": "fedavg", "fusion.defense": "robust"})
     resources = replace(
         tiny.resources,
-        validation=tiny.resources.validation if labelled else None,
+        validation=tiny.resources.validation if labeled else None,
         pool=tiny.resources.pool if pooled else None,
     )
     found = robust_settings(settings, resources)
@@ -93,8 +93,8 @@ def test_the_parts_follow_from_what_the_server_has(
 
 
 def test_validation_data_without_examples_are_none(tiny: Tiny) -> None:
-    settings = with_values(tiny.settings, {"fusion.method": "fedavg", "fusion.defence": "robust"})
-    empty = replace(tiny.resources, validation=tiny.resources.labelled.take(torch.arange(0)))
+    settings = with_values(tiny.settings, {"fusion.method": "fedavg", "fusion.defense": "robust"})
+    empty = replace(tiny.resources, validation=tiny.resources.labeled.take(torch.arange(0)))
     assert robust_settings(settings, empty).fusion.trust == "expguard"
 
 
@@ -104,7 +104,7 @@ def negated(state: State) -> State:
 
 
 def test_the_guard_falls_back_on_the_robust_rules(trained: tuple[Tiny, list[Update]]) -> None:
-    """Without a defence, but with a guard: a poisoned average is fused again."""
+    """Without a defense, but with a guard: a poisoned average is fused again."""
     tiny, updates = trained
     poisoned = [replace(one, state=negated(one.state)) if one.client_id in ("c0", "c1") else one for one in updates]
     settings = with_values(tiny.settings, {"fusion.method": "fedavg", "fusion.guard": 0.05})

@@ -1,4 +1,4 @@
-"""What ``fusion.defence = "robust"`` is made of (docs/decisions/defence.md says why).
+"""What ``fusion.defense = "robust"`` is made of (docs/decisions/defense.md says why).
 
 * Trust: the weights of the mixture of clients that explains the validation data best; without labels, ExpGuard's.
 * Start: the best on the validation data of a few averages, robust and plain; without labels, the clipped one.
@@ -29,7 +29,7 @@ MARGIN = 0.05
 def robust_start(plain: Rule, resources: Resources, execution: Execution = Execution()) -> Rule:
     """Return the rule that tries several averages and keeps the one that is best on the validation data.
 
-    Without labelled data it is the clipped average of the clients that are trusted most.
+    Without labeled data it is the clipped average of the clients that are trusted most.
     """
     validation = resources.validation
     if validation is None or not len(validation):
@@ -49,7 +49,7 @@ def robust_start(plain: Rule, resources: Resources, execution: Execution = Execu
 def best_of(
     rules: Sequence[Rule], resources: Resources, examples: Examples, execution: Execution = Execution()
 ) -> Rule:
-    """Return the rule whose weights are those of the best of several rules on labelled examples.
+    """Return the rule whose weights are those of the best of several rules on labeled examples.
 
     The first is taken that is within a standard error of the best: to choose the best of many by few examples is to
     choose by chance, and the first are those that lose least where nobody attacks.

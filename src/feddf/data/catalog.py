@@ -138,7 +138,7 @@ _ENTRIES = (
     ),
 )
 
-CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
+CATALOG: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
 
 
 def root_of(folder: str | Path | None) -> Path:
