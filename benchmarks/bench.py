@@ -113,7 +113,7 @@ def jobs_of(clients: int, samples: int) -> list[Job]:
 
 
 def trainer(data: Examples, epochs: int, compile: bool) -> Callable[[Job], Reply]:
-    local, execution = LocalConfig(epochs=epochs, batch=64, rate=0.1), Execution(compile=compile)
+    local, execution = LocalConfig(epochs=epochs, batch_size=64, lr=0.1), Execution(compile=compile)
     return partial(
         local_update, prototypes=RESNET, train=data, local=local, augment=flip_crop, execution=execution
     )  # fmt: skip
@@ -122,7 +122,7 @@ def trainer(data: Examples, epochs: int, compile: bool) -> Callable[[Job], Reply
 def fusing(pool: Inputs, engine: Engine, steps: int) -> Fusion:
     """FedDF, whose student takes all steps on all cores, as fast as this machine can."""
     settings = Settings(
-        distill=DistillConfig(steps=steps, check=10**9, stop="steps"),
+        distill=DistillConfig(steps=steps, eval_every=10**9, early_stopping="none"),
         run=RunConfig(threads=CORES, compile=can_compile()),
     )
     return feddf(Resources(RESNET, pool), settings, engine)
@@ -302,7 +302,7 @@ def fuse_many(teachers: int) -> None:
             spool.keep(job, Update(job.id, "resnet8", 1, initial(RESNET["resnet8"], number), 25))
             for number, job in enumerate(jobs_of(teachers, 25))
         ]
-        settings = Settings(distill=DistillConfig(steps=4, stop="steps"), run=RunConfig(threads=1))
+        settings = Settings(distill=DistillConfig(steps=4, early_stopping="none"), run=RunConfig(threads=1))
         fuse = feddf(Resources(RESNET, pool), settings, in_process)
         began = time.perf_counter()
         fuse(server, updates, 0)

@@ -170,7 +170,7 @@ def feddf_of(
         methods.averaging_rule(resources, settings),
         wrap(methods.ensemble(resources, settings, engine)),
         methods.students(resources, settings, engine),
-        methods.CANDIDATES[settings.distill.start],
+        methods.CANDIDATES[settings.distill.init],
     )
 
 
@@ -395,17 +395,17 @@ CANDIDATES: dict[str, tuple[Mapping[str, Any], Change]] = {
     "half-way": ({}, _around(half_way)),
     "not-true": ({}, fedntd),
     "self-supervised": ({}, self_supervised),
-    "density": ({"teachers.weights": f"{__name__}:by_density"}, _weighted),
+    "density": ({"ensemble.weights": f"{__name__}:by_density"}, _weighted),
     "density-and-counts": (
-        {"teachers.weights": f"{__name__}:by_density_and_counts", "fusion.parts": ("class-counts",)},
+        {"ensemble.weights": f"{__name__}:by_density_and_counts", "fusion.parts": ("class-counts",)},
         _weighted,
     ),
     "averages": ({"fusion.method": f"{__name__}:feddf_of_averages"}, unchanged),
     "mixtures": ({"fusion.method": f"{__name__}:feddf_of_mixtures"}, unchanged),
-    "centered": ({"teachers.average": f"{__name__}:centered_logits"}, unchanged),
-    "class-rows": ({"fusion.average": "class-counts"}, unchanged),
-    "mixed": ({"teachers.ask": "each-batch", "fusion.method": f"{__name__}:feddf_on_mixed"}, unchanged),
-    "moved": ({"teachers.ask": "each-batch", "fusion.method": f"{__name__}:feddf_on_moved"}, unchanged),
+    "centered": ({"ensemble.combine": f"{__name__}:centered_logits"}, unchanged),
+    "class-rows": ({"fusion.aggregation": "class-counts"}, unchanged),
+    "mixed": ({"ensemble.cache": False, "fusion.method": f"{__name__}:feddf_on_mixed"}, unchanged),
+    "moved": ({"ensemble.cache": False, "fusion.method": f"{__name__}:feddf_on_moved"}, unchanged),
     "views": ({"pool.views": 4}, unchanged),
     "no-norm": ({"prototypes": ({"model": "resnet8", "norm": "none"},)}, unchanged),
     "groupnorm": ({"prototypes": ({"model": "resnet8", "norm": "group"},)}, unchanged),

@@ -64,7 +64,7 @@ def echo(job: Job) -> Reply:
 
 def federation(clients: int) -> Federation:
     members = [Client(f"client-{number:05d}", "blank") for number in range(clients)]
-    return Federation(members, ClientsConfig(number=clients, fraction=1.0))
+    return Federation(members, ClientsConfig(total=clients, fraction=1.0))
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def flower_rounds(clients: int, parameters: int, repeats: int) -> list[float]:
             strategy = FedDF(
                 {"blank": partial(blank, parameters)},
                 FlowerSettings(
-                    clients=ClientsConfig(number=clients),
+                    clients=ClientsConfig(total=clients),
                     fusion=FusionConfig(method="fedavg"),
                 ),
                 folder=f"{folder}/run",

@@ -44,10 +44,10 @@ prototypes = {"cnn": Prototype("cnn", partial(CNN, digits.shape, 10, width=8))}
 shards = dirichlet(train.labels, 12, PartitionConfig(alpha=0.3), n_classes=10, seed=0)
 clients = [Client(f"client-{k:02d}", "cnn", shard) for k, shard in enumerate(shards)]
 
-everyone = ClientsConfig(number=12, fraction=1.0)
-local = partial(local_update, prototypes=prototypes, train=train, local=LocalConfig(epochs=5, rate=0.05))
+everyone = ClientsConfig(total=12, fraction=1.0)
+local = partial(local_update, prototypes=prototypes, train=train, local=LocalConfig(epochs=5, lr=0.05))
 students = students_of(
-    Resources(prototypes, pool, validation), DistillConfig(steps=100, check=50, batch=32), in_process
+    Resources(prototypes, pool, validation), DistillConfig(steps=100, eval_every=50, batch_size=32), in_process
 )
 fuse = feddf(average, ensemble_of(prototypes, pool, in_process), students)
 run = partial(run_round, engine=in_process, train=local, fuse=fuse)

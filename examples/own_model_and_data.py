@@ -75,13 +75,15 @@ def main() -> None:
     }
     shards = iid(train.labels, 6, PartitionConfig(), n_classes=CLASSES, seed=0)  # or an index tensor for each site
     clients = [Client(f"site-{k}", ("gated", "mlp")[k % 2], shard) for k, shard in enumerate(shards)]
-    local = partial(local_update, prototypes=prototypes, train=train, local=LocalConfig(epochs=5, batch=32, rate=0.1))
+    local = partial(
+        local_update, prototypes=prototypes, train=train, local=LocalConfig(epochs=5, batch_size=32, lr=0.1)
+    )
     server = ServerState(0, {name: initial(prototype, seed=0) for name, prototype in prototypes.items()})
     with Processes(workers=2) as engine:
         ensemble = ensemble_of(prototypes, pool.inputs, engine)
         students = students_of(Resources(prototypes, pool.inputs, validation), DistillConfig(steps=200), engine)
         fuse = feddf(average, ensemble, students)
-        federation = Federation(clients, ClientsConfig(number=6, fraction=1.0), seed=0)
+        federation = Federation(clients, ClientsConfig(total=6, fraction=1.0), seed=0)
         for closed in islice(run_rounds(server, federation, engine=engine, train=local, fuse=fuse), 3):
             for name, prototype in prototypes.items():
                 fused = accuracy(prototype.load(closed.server.models[name]), test)

@@ -1,6 +1,6 @@
 """Two parts of a method of your own: a client's loss (FedNTD), and teachers' weights from what clients send.
 
-feddf run own_parts.toml      # fusion.parts and teachers.weights name what is below as module:attribute
+feddf run own_parts.toml      # fusion.parts and ensemble.weights name what is below as module:attribute
 """
 
 from collections.abc import Mapping, Sequence

@@ -6,36 +6,36 @@ from feddf.report.read import Run
 from reproduction.artifact import FEDAVG, Artifact, Changes, Finding, Measured, grid, rounds_to
 
 ADJUSTED: Changes = {"local.logit_adjustment": 1.0}
-COUNTS: Changes = {"teachers.weights": "class-counts"}
-ROWS: Changes = {"fusion.average": "class-counts"}
-PROBABILITIES: Changes = {"teachers.average": "probabilities"}
+COUNTS: Changes = {"ensemble.weights": "class-counts"}
+ROWS: Changes = {"fusion.aggregation": "class-counts"}
+PROBABILITIES: Changes = {"ensemble.combine": "probabilities"}
 METHODS: dict[str, Changes] = {
     "FedAvg": FEDAVG,
     "FedDF": {},
     "FedDF, adjusted, class counts": {**ADJUSTED, **COUNTS},
     "FedAvg, adjusted": {**FEDAVG, **ADJUSTED},
     "FedAvg, adjusted, class rows": {**FEDAVG, **ADJUSTED, **ROWS},
-    "FedProx, adjusted": {**FEDAVG, "local.proximal": 0.01, **ADJUSTED},
+    "FedProx, adjusted": {**FEDAVG, "local.prox_mu": 0.01, **ADJUSTED},
     "FedAvgM, adjusted": {**FEDAVG, "fusion.momentum": 0.2, **ADJUSTED},
     "feddf-plus, nothing disclosed": ADJUSTED,
     "feddf-plus": {**ADJUSTED, **COUNTS, **PROBABILITIES, **ROWS},
 }
 FEDERATION: Changes = {
     "partition.alpha": 0.1,
-    "clients.number": 10,
+    "clients.total": 10,
     "clients.fraction": 0.6,
     "rounds": 12,
     "local.epochs": 4,
-    "local.batch": 32,
-    "distill.batch": 64,
-    "distill.check": 50,
+    "local.batch_size": 32,
+    "distill.batch_size": 64,
+    "distill.eval_every": 50,
 }
 TASKS: dict[str, tuple[str, Changes]] = {
     "digits": ("demo", {"prototypes": ({"model": "cnn", "width": 16}, "mlp"), "distill.steps": 300}),
     "CIFAR-10": (
         "cifar10-small",
         {
-            "data.size": 8_000,
+            "data.train_size": 8_000,
             "data.test_size": 2_000,
             "data.image_size": 16,
             "pool.size": 4_000,

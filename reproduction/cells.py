@@ -40,13 +40,17 @@ def _as_json(value: object) -> object:
     return {"needed": repr(value)}
 
 
+TITLES = ("name", "description")
+"""Keys that change no result."""
+
+
 def decisive_values(experiment: Experiment) -> dict[str, Any]:
     """Return all that determines a run's result and differs from the frozen defaults, by the keys' full names."""
     values = flat(experiment.model_dump(mode="json"))
     return {
         name: _entries(name, value)
         for name, value in sorted(values.items())
-        if not is_free(name, Experiment) and name not in ("name", "about") and value != frozen_defaults().get(name)
+        if not is_free(name, Experiment) and name not in TITLES and value != frozen_defaults().get(name)
     }
 
 
@@ -90,7 +94,7 @@ def is_kept(path: Path, experiment: Experiment) -> bool:
     """Say whether a folder holds the run of this experiment; one of another is a mistake in the table of defaults."""
     if not (path / "config.toml").exists():
         return False
-    if changed := differences(RunFolder(path).experiment(), experiment, also_free=["name", "about"]):
+    if changed := differences(RunFolder(path).experiment(), experiment, also_free=TITLES):
         raise ConfigError(
             f"{path} was kept with other values ({'; '.join(changed[:3])}); if a default changed, add the old one to "
             "reproduction/defaults.json"

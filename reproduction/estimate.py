@@ -36,15 +36,15 @@ def seconds_of(experiments: Iterable[Experiment], parallel: int) -> float:
 def _images(experiment: Experiment) -> float:
     """Return the training steps of a run, in images."""
     clients, local, distill = experiment.clients, experiment.local, experiment.distill
-    size = experiment.data.size or 50_000
-    shard = size * (1 - experiment.data.validation) * experiment.data.train_fraction / clients.number
+    size = experiment.data.train_size or 50_000
+    shard = size * (1 - experiment.data.validation) * experiment.data.train_fraction / clients.total
     trained = clients.cohort * local.epochs * shard
     students = len(experiment.prototypes)
     pool = (experiment.pool.size or 50_000) * experiment.pool.views
     test, validation = experiment.data.test_size or 10_000, size * experiment.data.validation
     asked = clients.cohort * (test + (pool if experiment.distills else 0)) + 2 * students * (test + validation)
-    learned = students * distill.steps * distill.batch if experiment.distills else 0
-    checks = students * distill.steps / distill.check * validation if experiment.distills else 0
+    learned = students * distill.steps * distill.batch_size if experiment.distills else 0
+    checks = students * distill.steps / distill.eval_every * validation if experiment.distills else 0
     return experiment.rounds * (trained + learned + (asked + checks) / ANSWERS_FOR_A_STEP)
 
 
@@ -54,7 +54,7 @@ def _speed(experiment: Experiment, known: dict[str, float]) -> float:
     if key not in known:
         task = build_task(experiment.model_copy(update={"pool": experiment.pool.model_copy(update={"sources": ()})}))
         shape, n_classes = task.data.shape, task.data.train.n_classes
-        batch = torch.arange(experiment.local.batch) % len(task.train)
+        batch = torch.arange(experiment.local.batch_size) % len(task.train)
         inputs, labels = task.train.inputs.batch(batch), task.train.labels[batch]
         speeds = []
         for spec in experiment.prototypes:

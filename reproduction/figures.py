@@ -44,10 +44,10 @@ FIG1 = Artifact(
     reduced={
         "smoke": {
             "data.name": "toy",
-            "data.size": None,
+            "data.train_size": None,
             "data.test_size": None,
             "data.image_size": None,
-            "clients.number": 2,
+            "clients.total": 2,
             "clients.fraction": 1.0,
             "pool.sources": ("plane",),
             "prototypes": ({"model": "mlp", "width": 4},),
@@ -156,7 +156,7 @@ FIG4 = Artifact(
                 {"model": "feddf.models.resnet:ResNet", "name": "resnet14", "depth": 14, "width": 8},
                 {"model": "cnn", "width": 32},
             ),
-            "clients.number": 9,
+            "clients.total": 9,
             "clients.fraction": 0.67,
         }
     },
@@ -313,7 +313,9 @@ BOUND = Artifact(
 
 # Figure 12: decay of the local rate in FedAvg
 
-DECAYS: Axis = {name: {**FEDAVG, "local.decay": decay} for name, decay in (("constant", "none"), ("linear", "linear"))}
+DECAYS: Axis = {
+    name: {**FEDAVG, "local.lr_schedule": decay} for name, decay in (("constant", "none"), ("linear", "linear"))
+}
 
 
 def check_decay(measured: Measured) -> list[Finding]:

@@ -19,11 +19,11 @@ from reproduction.artifact import Artifact, Cell, Changes, Scale, SmallTask
 
 _BOTH: Changes = {
     "data.test_size": 1_000,
-    "clients.number": 10,
-    "local.batch": 32,
+    "clients.total": 10,
+    "local.batch_size": 32,
     "distill.steps": 150,
-    "distill.batch": 64,
-    "distill.check": 50,
+    "distill.batch_size": 64,
+    "distill.eval_every": 50,
     "distill.patience": 150,
     "run.threads": 1,  # several cells run at a time, and threads that wait for each other are slow on busy cores
 }
@@ -31,7 +31,7 @@ CPU: Mapping[SmallTask, Changes] = {
     "digits": {
         **_BOTH,
         "data.name": "mnist-5k",
-        "data.size": 1_250,
+        "data.train_size": 1_250,
         "data.validation": 0.2,
         "data.image_size": 14,
         "pool.sources": ("digits",),
@@ -39,25 +39,25 @@ CPU: Mapping[SmallTask, Changes] = {
     },
     "photographs": {
         **_BOTH,
-        "data.size": 4_000,
+        "data.train_size": 4_000,
         "data.image_size": 16,
         "pool.size": 2_000,
         "rounds": 8,
     },
     "texts": {
-        "data.size": 3_000,
+        "data.train_size": 3_000,
         "data.test_size": 500,
         "data.validation": 0.05,
         "data.max_tokens": 24,
         "local.epochs": 1,
-        "local.batch": 8,
-        "local.rate": 1e-4,
+        "local.batch_size": 8,
+        "local.lr": 1e-4,
         "pool.size": 600,
         "rounds": 4,
-        "distill.batch": 32,
-        "distill.rate": 1e-4,
+        "distill.batch_size": 32,
+        "distill.lr": 1e-4,
         "distill.steps": 75,
-        "distill.check": 25,
+        "distill.eval_every": 25,
         "distill.patience": 75,
         "run.threads": 1,
     },
@@ -65,7 +65,7 @@ CPU: Mapping[SmallTask, Changes] = {
 NARROW = 8
 """The width of a ResNet-8 that learns digits."""
 TUNED: Mapping[str, Mapping[float, float]] = {
-    "local.proximal": {1.0: 0.01, 0.1: 0.01},
+    "local.prox_mu": {1.0: 0.01, 0.1: 0.01},
     "fusion.momentum": {1.0: 0.2, 0.1: 0.3},
 }
 """FedProx's μ and FedAvgM's β by α, tuned on the validation digits of seed 0 (docs/results.md has the commands)."""
@@ -77,22 +77,22 @@ RATES: Mapping[str, Mapping[float, float]] = {
 
 SMOKE: Changes = {
     "data.name": "mnist-5k",
-    "data.size": 160,
+    "data.train_size": 160,
     "data.test_size": 30,
     "data.image_size": 8,
     "data.validation": 0.2,
     "partition.min_size": 4,
-    "clients.number": 4,
+    "clients.total": 4,
     "clients.fraction": 0.5,
     "rounds": 2,
     "local.epochs": 1,
-    "local.batch": 8,
-    "local.rate": 0.05,
+    "local.batch_size": 8,
+    "local.lr": 0.05,
     "pool.sources": ("digits",),
     "pool.size": 16,
     "distill.steps": 2,
-    "distill.batch": 8,
-    "distill.check": 2,
+    "distill.batch_size": 8,
+    "distill.eval_every": 2,
     "run.engine": "in-process",
 }
 
@@ -145,10 +145,10 @@ def _tuned(experiment: Experiment, changes: Changes) -> dict[str, Any]:
     """Return the rate for this skew, and FedProx's and FedAvgM's factors where a cell has them."""
     alpha = changes.get("partition.alpha", experiment.partition.alpha)
     factors = {key: by_alpha[alpha] for key, by_alpha in TUNED.items() if changes.get(key)}
-    if "local.rate" in changes:
+    if "local.lr" in changes:
         return factors
     (prototype,) = _prototypes(experiment, changes)
-    return {"local.rate": RATES[prototype.get("norm", "batch")][alpha], **factors}
+    return {"local.lr": RATES[prototype.get("norm", "batch")][alpha], **factors}
 
 
 def _narrow(experiment: Experiment, changes: Changes) -> dict[str, Any]:

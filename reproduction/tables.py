@@ -23,7 +23,7 @@ from reproduction.artifact import (
     skews,
 )
 
-PROX: Changes = {**FEDAVG, "local.proximal": 0.01}
+PROX: Changes = {**FEDAVG, "local.prox_mu": 0.01}
 MOMENTUM: Changes = {**FEDAVG, "fusion.momentum": 0.2}
 TWO_SKEWS = skews(1.0, 0.1)
 
@@ -60,7 +60,7 @@ with 0.5 and 49.5 % with 0.1, the paper's rate everywhere else.
 """
 COLUMNS = crossed(
     {f"C = {fraction:g}": {"clients.fraction": fraction} for fraction in (0.2, 0.4, 0.8)},
-    {name: {**skew, "local.rate": RATES[skew["partition.alpha"]]} for name, skew in TWO_SKEWS.items()},
+    {name: {**skew, "local.lr": RATES[skew["partition.alpha"]]} for name, skew in TWO_SKEWS.items()},
 )
 TARGETS = {"cifar10": {1.0: 0.80, 0.1: 0.75}, "mnist-5k": {1.0: 0.85, 0.1: 0.60}}
 
@@ -125,7 +125,7 @@ TABLE1_START = Artifact(
     grid(
         "cifar10-resnet8",
         {method: {**BOTH[method], "rounds": rounds} for method, rounds in START_ROUNDS.items()},
-        {SETTING: {"local.epochs": 20, "local.rate": RATES[1.0], "partition.alpha": 1.0, "run.compile": True}},
+        {SETTING: {"local.epochs": 20, "local.lr": RATES[1.0], "partition.alpha": 1.0, "run.compile": True}},
         [[ROUNDS_OF_PAPER[method, 20][list(COLUMNS).index("C = 0.4, α = 1")]] for method in START_ROUNDS],
     ),
     check_start,
@@ -198,7 +198,7 @@ TABLE3 = Artifact(
     ),
     reduction="a quarter of VGG-9's width; without FedMA, which stays at chance (five epochs of 100 images for each "
     "layer teach it nothing), so that a comparison would say nothing",
-    reduced={"cpu": {"prototypes": ({"model": "vgg9", "scale": 0.25},), "local.rate": 0.05}},
+    reduced={"cpu": {"prototypes": ({"model": "vgg9", "scale": 0.25},), "local.lr": 0.05}},
     subset={"cpu": lambda cell: cell.row != "FedMA", "smoke": lambda cell: True},
 )
 
@@ -238,7 +238,7 @@ TABLE5 = Artifact(
     grid(
         "cifar10-resnet8",
         crossed(epochs(40, 80), TWO_SKEWS),
-        {f"from {start}": {"distill.start": start} for start in ("average", "previous")},
+        {f"from {start}": {"distill.init": start} for start in ("average", "previous")},
         [
             ("80.43 ± 0.37", "74.13 ± 0.91"),
             ("71.84 ± 0.86", "62.94 ± 1.12"),
@@ -255,9 +255,9 @@ TABLE5 = Artifact(
 
 FEDDF_FIRST: Axis = {"FedDF": FEDDF, "FedAvg": FEDAVG}
 LOCAL_ROWS = crossed(
-    {"SGD": {"local.optimizer": "sgd"}, "Adam": {"local.optimizer": "adam", "local.rate": 1e-3}}, TWO_SKEWS
+    {"SGD": {"local.optimizer": "sgd"}, "Adam": {"local.optimizer": "adam", "local.lr": 1e-3}}, TWO_SKEWS
 )
-PROXIMAL_ROWS = crossed({"SGD": {"local.proximal": 0.0}, "SGD + proximal penalty": {"local.proximal": 0.01}}, TWO_SKEWS)
+PROXIMAL_ROWS = crossed({"SGD": {"local.prox_mu": 0.0}, "SGD + proximal penalty": {"local.prox_mu": 0.01}}, TWO_SKEWS)
 
 TABLE6 = Artifact(
     "table6",
@@ -304,9 +304,9 @@ TABLE7 = Artifact(
     grid(
         "cifar10-resnet8",
         {
-            "SGD": {"distill.optimizer": "sgd", "distill.rate": 0.1},
+            "SGD": {"distill.optimizer": "sgd", "distill.lr": 0.1},
             "Adam": {},
-            "SWAG": {"teachers.swag_samples": 10, "distill.optimizer": "swa", "distill.rate": 0.1},
+            "SWAG": {"ensemble.swag_samples": 10, "distill.optimizer": "swa", "distill.lr": 0.1},
         },
         TWO_SKEWS,
         [("76.68", "57.33"), ("80.27", "71.52"), ("80.84", "72.40")],

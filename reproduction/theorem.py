@@ -111,7 +111,7 @@ def estimate(parts: Parts, *, most: int = 2_000, delta: float = 0.05, ensemble: 
 
 def _plain(local: LocalConfig) -> LocalConfig:
     """Return the epochs, batch and rate of local training without anything that a method adds."""
-    return LocalConfig(epochs=local.epochs, batch=local.batch, rate=local.rate)
+    return LocalConfig(epochs=local.epochs, batch_size=local.batch_size, lr=local.lr)
 
 
 def tell_apart(

@@ -75,13 +75,13 @@ def make_tiny(clients: int = 6, fraction: float = 0.67, seed: int = 0, norm: str
     }
     names = sorted(prototypes)
     members = [Client(f"c{k}", names[k % 2], torch.arange(k, 120, clients)) for k in range(clients)]
-    config = LocalConfig(epochs=1, batch=8, rate=0.05)
+    config = LocalConfig(epochs=1, batch_size=8, lr=0.05)
     local = partial(local_update, prototypes=prototypes, train=train, local=config)
     pool = stripes(48, 3).inputs
     settings = Settings(
-        clients=ClientsConfig(number=clients, fraction=fraction),
+        clients=ClientsConfig(total=clients, fraction=fraction),
         local=config,
-        distill=DistillConfig(steps=12, batch=16, check=4, patience=100),
+        distill=DistillConfig(steps=12, batch_size=16, eval_every=4, patience=100),
     )
     return Tiny(
         train,

@@ -29,12 +29,12 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import candidates
 
 SMALL = {
-    "data.size": 200,
+    "data.train_size": 200,
     "data.test_size": 50,
     "data.image_size": 8,
     "partition.min_size": 4,
     "local.epochs": 2,
-    "local.batch": 16,
+    "local.batch_size": 16,
     "local.logit_adjustment": 1.0,
     "prototypes": ({"model": "cnn", "width": 2},),
     "run.engine": "in-process",
@@ -94,7 +94,7 @@ def test_averages_teach_as_much_as_their_clients_together() -> None:
 @pytest.mark.parametrize("weights", ["uniform", "class-counts"])
 def test_averages_teach_and_are_not_averaged_again(tiny: Tiny, weights: str) -> None:
     """Half of what is taught is theirs, and the start is the plain average of the clients alone."""
-    settings = with_values(tiny.settings, {"teachers.weights": weights, "distill.stop": "steps"})
+    settings = with_values(tiny.settings, {"ensemble.weights": weights, "distill.early_stopping": "none"})
     jobs = [Job(client, 1, tiny.server.models[client.prototype], 7) for client in tiny.federation.clients]
     counts = {CLASS_COUNTS: {"counts": torch.tensor([10, 5, 5])}}
     updates = [replace(update_of(tiny.local(job)), payload=counts) for job in jobs]
@@ -129,10 +129,10 @@ def test_a_mixed_input_lies_between_two() -> None:
 
 def test_fedntd_takes_the_steps_of_its_formula() -> None:
     """Two steps on one batch: ∂/∂z of the loss is (σ(z + a) − y) / n, and β (q − q') / n for all but the true class."""
-    values = {**SMALL, "local.batch": 200, "local.augment": "none", "prototypes": ({"model": "mlp", "width": 6},)}
-    values["teachers.weights"] = "class-counts"
+    values = {**SMALL, "local.batch_size": 200, "local.augment": "none", "prototypes": ({"model": "mlp", "width": 6},)}
+    values["ensemble.weights"] = "class-counts"
     parts, beta = build(with_values(load("demo"), values)), 2.0
-    client, rate, train = parts.federation.clients[0], parts.experiment.local.rate, parts.task.train
+    client, rate, train = parts.federation.clients[0], parts.experiment.local.lr, parts.task.train
     assert client.indices is not None
     job = Job(client, 1, parts.server.models["mlp"], 7)
     inputs, labels = train.inputs.batch(client.indices), train.labels[client.indices]
@@ -224,14 +224,14 @@ def test_every_candidate_runs_and_makes_a_difference(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(candidates, "pretrained", lambda *given: learn(*given, steps=3, batch=16))
     small = {
         **SMALL,
-        "clients.number": 4,
+        "clients.total": 4,
         "rounds": 2,
         "pool.size": 40,
         "local.epochs": 1,
         "local.logit_adjustment": 0.0,  # the method's name says it
         "distill.steps": 3,
-        "distill.batch": 16,
-        "distill.stop": "steps",
+        "distill.batch_size": 16,
+        "distill.early_stopping": "none",
         "run.threads": 1,
     }
     monkeypatch.setattr(candidates, "TASKS", {"digits": ("demo", small)})

@@ -143,7 +143,7 @@ def test_a_stopped_comparison_says_how_to_go_on(place: Path, monkeypatch: pytest
     words = ("compare", "small.toml", "methods=fedavg,fedprox", "rounds=1", "--out", "stopped")
 
     def stop_in_the_second(*given: Any) -> Iterator[Any]:
-        if given[0].experiment.local.proximal:
+        if given[0].experiment.local.prox_mu:
             raise KeyboardInterrupt
         yield from run_experiment(*given)
 
@@ -334,7 +334,7 @@ def test_own_modules_in_the_working_folder(place: Path) -> None:
 
 
 def test_the_toy_is_drawn_whatever_its_clients_and_method(place: Path) -> None:
-    words = ("clients.number=12", "fraction=0.25", "method=fedavg", "rounds=1", "--out", "crowd")
+    words = ("clients.total=12", "fraction=0.25", "method=fedavg", "rounds=1", "--out", "crowd")
     done = feddf("run", "small.toml", *words, cwd=place)
     assert done.returncode == 0, done.stderr
     assert (place / "crowd" / "regions.png").exists()
@@ -342,13 +342,13 @@ def test_the_toy_is_drawn_whatever_its_clients_and_method(place: Path) -> None:
 
 def test_when_all_clients_fail_the_code_is_its_own(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(CONFIG.replace('"in-process"', '"processes"'))
-    done = feddf("run", "small.toml", "deadline=0.0001", "workers=2", "attempts=1", "--out", "late", cwd=tmp_path)
+    done = feddf("run", "small.toml", "timeout=0.0001", "workers=2", "attempts=1", "--out", "late", cwd=tmp_path)
     assert done.returncode == 3
     assert done.stderr.startswith("error: round 1 had too few usable updates in each of 1 attempts (client-0: late")
 
 
 def test_partition_draws_and_measures_several_alphas(tmp_path: Path) -> None:
-    done = feddf("partition", "toy", "alpha=100,0.01", "clients.number=6", "--out", "dots.png", cwd=tmp_path)
+    done = feddf("partition", "toy", "alpha=100,0.01", "clients.total=6", "--out", "dots.png", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "α = 100" in done.stdout
     assert "α = 0.01" in done.stdout

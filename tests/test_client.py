@@ -34,7 +34,7 @@ def test_is_gradient_descent_on_the_mean_cross_entropy() -> None:
     train = Examples(Inputs(torch.from_numpy(x), plain), torch.from_numpy(y), classes(3))
     state = initial(prototype, 0)
     job = Job(Client("a", "linear", torch.arange(12)), 1, state, 5)
-    local = LocalConfig(epochs=3, batch=12, rate=0.5)
+    local = LocalConfig(epochs=3, batch_size=12, lr=0.5)
     update = local_update(job, prototypes={"linear": prototype}, train=train, local=local)
     weight, bias = (state[key].double().numpy() for key in ("weight", "bias"))
     for _ in range(3):
@@ -53,7 +53,7 @@ def test_the_proximal_term_pulls_towards_what_was_sent() -> None:
     train = Examples(Inputs(torch.from_numpy(x), plain), torch.from_numpy(y), classes(2))
     state = initial(prototype, 0)
     job = Job(Client("a", "linear", torch.arange(8)), 1, state, 5)
-    local = LocalConfig(epochs=5, batch=8, rate=0.3, proximal=0.7)
+    local = LocalConfig(epochs=5, batch_size=8, lr=0.3, prox_mu=0.7)
     update = local_update(job, prototypes={"linear": prototype}, train=train, local=local)
     origin = weight = state["weight"].double().numpy()
     for _ in range(5):
@@ -66,7 +66,7 @@ def test_the_proximal_term_pulls_towards_what_was_sent() -> None:
 def test_adam_takes_steps_of_its_rate(tiny: Tiny) -> None:
     """Adam's first step moves every weight with a gradient by the rate, whatever the gradient's size."""
     job = replace(job_of(tiny, 1), client=Client("c1", "mlp", torch.arange(8)))
-    local = LocalConfig(epochs=1, batch=8, rate=0.01, optimizer="adam")
+    local = LocalConfig(epochs=1, batch_size=8, lr=0.01, optimizer="adam")
     update = local_update(job, prototypes=tiny.prototypes, train=tiny.train, local=local)
     moved = (update.state["layers.5.bias"] - job.state["layers.5.bias"]).abs()
     torch.testing.assert_close(moved, torch.full((3,), 0.01), atol=1e-4, rtol=0)
@@ -143,7 +143,7 @@ def test_every_random_choice_follows_the_clients_seed_and_each_has_a_stream_of_i
 
         job = Job(Client("a", "noisy", torch.arange(8)), 1, initial(prototype, 0), seed)
         torch.manual_seed(around)
-        local = LocalConfig(epochs=2, batch=4, rate=0.1)
+        local = LocalConfig(epochs=2, batch_size=4, lr=0.1)
         local_update(job, prototypes={"noisy": prototype}, train=train, local=local, augment=augment)
         return {**found, "dropout": list(Noisy.drawn)}
 
@@ -175,7 +175,7 @@ def test_batches_cover_each_example_once_and_never_leave_one_alone(n: int, size:
 def test_the_rate_falls_over_the_rounds_steps_when_asked(tiny: Tiny, decay: Any, shares: list[float]) -> None:
     """Adam moves a bias by about its rate in each step: with one batch an epoch the moves tell the rates."""
     client = Client("c1", "mlp", torch.arange(8))
-    local = LocalConfig(epochs=4, batch=8, rate=0.01, decay=decay)
+    local = LocalConfig(epochs=4, batch_size=8, lr=0.01, lr_schedule=decay)
     rates: list[float] = []
     step = torch.optim.SGD.step
 
@@ -197,7 +197,7 @@ def freeze_the_first(model: nn.Module, training: Training) -> Steps:
 
 def test_frozen_parameters_stay_as_they_were_sent(tiny: Tiny) -> None:
     job = job_of(tiny, 1)
-    local = LocalConfig(epochs=2, batch=8, rate=0.1, proximal=0.1)
+    local = LocalConfig(epochs=2, batch_size=8, lr=0.1, prox_mu=0.1)
     update = local_update(job, prototypes=tiny.prototypes, train=tiny.train, local=local, half=freeze_the_first)
     moved = {key for key in job.state if not torch.equal(update.state[key], job.state[key])}
     assert moved == {"layers.3.weight", "layers.3.bias", "layers.5.weight", "layers.5.bias"}
@@ -233,7 +233,7 @@ def noting(name: str, log: list[str], state: bool = False, loss: bool = False) -
 
 def test_halves_begin_correct_and_finish_in_their_order(tiny: Tiny) -> None:
     job, log = job_of(tiny, 1), list[str]()
-    local = LocalConfig(epochs=2, batch=10, rate=0.1)  # 20 examples: four steps
+    local = LocalConfig(epochs=2, batch_size=10, lr=0.1)  # 20 examples: four steps
     both = together([noting("a", log), noting("b", log, state=True)])
     reply = local_update(job, prototypes=tiny.prototypes, train=tiny.train, local=local, half=both)
     assert log == ["begin a", "begin b", *["correct a", "correct b"] * 4, "finish a", "finish b"]
@@ -258,6 +258,6 @@ def test_a_half_knows_the_sum_of_its_rates(tiny: Tiny, decay: str, expected: flo
         seen.append(training.rates)
         return Steps()
 
-    local = LocalConfig(epochs=2, batch=10, rate=0.1, decay=decay)
+    local = LocalConfig(epochs=2, batch_size=10, lr=0.1, lr_schedule=decay)
     local_update(job_of(tiny, 1), prototypes=tiny.prototypes, train=tiny.train, local=local, half=half)
     assert seen == [pytest.approx(expected)]

@@ -87,7 +87,7 @@ def test_the_commands_that_are_only_shown_exist(page: Path) -> None:
 SMALL = {
     "STEPS = 2000": "STEPS = 20",
     '"toy", [': '"toy", ["local.epochs=1", ',
-    '"rounds=3", "local.epochs=5"': '"rounds=1", "local.epochs=1", "steps=2", "data.size=600"',
+    '"rounds=3", "local.epochs=5"': '"rounds=1", "local.epochs=1", "steps=2", "data.train_size=600"',
 }
 """What makes a notebook affordable here."""
 

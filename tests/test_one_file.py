@@ -55,16 +55,16 @@ def test_a_round_of_both_ends_with_the_same_weights() -> None:
 
     train = Examples(Inputs(x, plain), y, classes(3))
     resources = Resources(prototypes, Inputs(pool, plain))
-    students = students_of(resources, DistillConfig(steps=8, batch=64, rate=1e-3, stop="steps"), in_process)
+    students = students_of(resources, DistillConfig(steps=8, batch_size=64, lr=1e-3, early_stopping="none"), in_process)
     closed = run_round(
         ServerState(0, starts),
         Federation(
             [Client(f"c{k}", name, share) for k, (name, share) in enumerate(zip(names, shares, strict=True))],
-            ClientsConfig(number=3, fraction=1.0),
+            ClientsConfig(total=3, fraction=1.0),
         ),
         engine=in_process,
         train=partial(
-            local_update, prototypes=prototypes, train=train, local=LocalConfig(epochs=3, batch=64, rate=0.1)
+            local_update, prototypes=prototypes, train=train, local=LocalConfig(epochs=3, batch_size=64, lr=0.1)
         ),
         fuse=feddf(average, ensemble_of(prototypes, resources.pool, in_process), students),
     )

@@ -79,13 +79,13 @@ def no_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
 
 CHANGES: list[dict[str, Any]] = [
     {},
-    {"teachers.average": "probabilities"},
-    {"teachers.ask": "each-batch"},
-    {"distill.stop": "held-out-loss"},
+    {"ensemble.combine": "probabilities"},
+    {"ensemble.cache": False},
+    {"distill.early_stopping": "held-out-loss"},
     {"distill.temperature": 2.0},
     {"fusion.method": "fedavg"},
-    {"fusion.average": "median", "fusion.momentum": 0.2},
-    {"teachers.weights": "validation"},
+    {"fusion.aggregation": "median", "fusion.momentum": 0.2},
+    {"ensemble.weights": "validation"},
 ]
 
 
@@ -98,7 +98,9 @@ def test_a_round_with_labels_at_many_positions(tiny: Tiny, changes: dict[str, An
     settings: Settings = with_values(tiny.settings, changes)
     resources = Resources(prototypes, pool, validation, outputs=LABELS)
     method = method_of(resources, settings, in_process)
-    learn = partial(local_update, prototypes=prototypes, train=train, local=LocalConfig(epochs=20, batch=8, rate=0.5))
+    learn = partial(
+        local_update, prototypes=prototypes, train=train, local=LocalConfig(epochs=20, batch_size=8, lr=0.5)
+    )
     clients = [Client(f"c{k}", "pixelwise", torch.arange(k, 60, 6)) for k in range(6)]
     updates = [update_of(learn(job)) for job in jobs_for(server, tiny.federation, clients)]
     fused = method.fuse(server, updates, 1)

@@ -17,7 +17,7 @@ from feddf.runs.store import RunFolder
 from feddf.types import Update
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SMALL = ["rounds=2", "data.size=300", "test_size=200", "clients.number=4", "local.epochs=1", "engine=in-process"]
+SMALL = ["rounds=2", "data.train_size=300", "test_size=200", "clients.total=4", "local.epochs=1", "engine=in-process"]
 
 
 def test_both_forms_reach_the_same_accuracies(
@@ -61,12 +61,12 @@ def test_parts_of_ones_own_are_named_in_a_configuration(tmp_path: Path, monkeypa
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.setattr(datasets, "mnist_5k", cache(datasets.mnist_5k))
     accuracies = []
-    for number, change in enumerate([[], ['fusion.parts=["own_parts:statistics"]'], ["teachers.weights=uniform"]]):
+    for number, change in enumerate([[], ['fusion.parts=["own_parts:statistics"]'], ["ensemble.weights=uniform"]]):
         words = ["run", str(EXAMPLES / "own_parts.toml"), *SMALL, "distill.steps=20", *change]
         done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / str(number))], catch_exceptions=False)
         assert done.exit_code == 0, done.output
         records = RunFolder.open(tmp_path / str(number)).records()
-        assert ("no_ensemble" in records[-1]) == (change != ["teachers.weights=uniform"])
+        assert ("no_ensemble" in records[-1]) == (change != ["ensemble.weights=uniform"])
         accuracies.append([record["metrics_of_clients"]["train_loss"] for record in records])
     assert accuracies[0] != accuracies[1], "the loss is used"
     assert accuracies[0] != accuracies[2], "so are the weights"

@@ -31,7 +31,7 @@ def plain(tiny: Tiny) -> Fusion:
 
 @given(st.integers(1, 60), st.floats(0.02, 1), st.integers(1, 50), st.integers(0, 9))
 def test_a_sample_is_a_fraction_of_different_clients(n: int, fraction: float, number: int, seed: int) -> None:
-    config = ClientsConfig(number=n, fraction=fraction)
+    config = ClientsConfig(total=n, fraction=fraction)
     chosen = sample(Federation(members(n), config, seed), number)
     assert cohort_size(n, fraction) == config.cohort == round(fraction * n)
     assert len(chosen) == len({client.id for client in chosen}) == max(1, round(fraction * n))
@@ -39,14 +39,14 @@ def test_a_sample_is_a_fraction_of_different_clients(n: int, fraction: float, nu
 
 
 def test_all_clients_get_their_turn() -> None:
-    federation = Federation(members(10), ClientsConfig(number=10, fraction=0.4), 0)
+    federation = Federation(members(10), ClientsConfig(total=10, fraction=0.4), 0)
     turns = Counter(client.id for number in range(1, 501) for client in sample(federation, number))
     assert len(turns) == 10
     assert all(150 < count < 250 for count in turns.values())
 
 
 def test_another_attempt_takes_other_clients() -> None:
-    federation = Federation(members(10), ClientsConfig(number=10, fraction=0.4), 0)
+    federation = Federation(members(10), ClientsConfig(total=10, fraction=0.4), 0)
     first, second = (({client.id for client in sample(federation, 1, attempt)}) for attempt in (0, 1))
     assert not first & second
 
@@ -109,7 +109,7 @@ def test_a_refused_update_counts_as_a_failure_and_leaves_no_trace(tiny: Tiny) ->
 
 
 def test_below_the_quorum_the_round_is_tried_again_with_other_clients(tiny: Tiny) -> None:
-    federation = replace(tiny.federation, config=ClientsConfig(number=6, fraction=0.5, quorum=0.9))
+    federation = replace(tiny.federation, config=ClientsConfig(total=6, fraction=0.5, quorum=0.9))
     first, second = sample(federation, 1, 0), sample(federation, 1, 1)
     train = unreliable(tiny, {first[0].id: explode})
     closed = run_round(tiny.server, federation, engine=in_process, train=train, fuse=plain(tiny))
@@ -168,7 +168,7 @@ def test_rounds_go_on_from_any_server_state() -> None:
 
 
 def test_spare_clients_are_sampled_and_not_needed(tiny: Tiny) -> None:
-    config = ClientsConfig(number=6, fraction=0.5, quorum=1.0, spare=2, attempts=1)
+    config = ClientsConfig(total=6, fraction=0.5, quorum=1.0, over_selection=2, attempts=1)
     federation = replace(tiny.federation, config=config)
     sampled = [client.id for client in sample(federation, 1)]
     assert len(sampled) == 5
@@ -185,7 +185,7 @@ def test_spare_clients_are_sampled_and_not_needed(tiny: Tiny) -> None:
 
 
 def test_a_cohort_is_held_for_its_rounds_and_every_federation_has_samples_of_its_own() -> None:
-    config = ClientsConfig(number=20, fraction=0.3)
+    config = ClientsConfig(total=20, fraction=0.3)
     held = Federation(members(20), config, 0, rounds_per_cohort=3)
     samples = [sample(held, number) for number in range(1, 10)]
     assert [samples[i] == samples[i + 1] for i in range(8)] == [True, True, False] * 2 + [True, True]

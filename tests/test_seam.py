@@ -101,7 +101,7 @@ def follow(model, training):
 '''
 
 SMALL = [
-    *("rounds=3", "clients.number=4", "clients.fraction=0.5", "local.epochs=2", "distill.steps=2"),
+    *("rounds=3", "clients.total=4", "clients.fraction=0.5", "local.epochs=2", "distill.steps=2"),
     *("run.engine=in-process", "partition.min_size=2"),
 ]
 
@@ -153,11 +153,11 @@ def ensembles(folder: Path, *changes: str) -> list[tuple[float | None, float | N
 def test_the_logged_ensemble_is_the_one_that_taught(tmp_path: Path) -> None:
     plain = ensembles(tmp_path / "plain", "fusion.method=feddf")
     assert all(taught == averaged is not None and why is None for taught, averaged, why in plain)
-    other = ensembles(tmp_path / "counts", "fusion.method=feddf", "teachers.weights=class-counts", "distill.steps=1")
+    other = ensembles(tmp_path / "counts", "fusion.method=feddf", "ensemble.weights=class-counts", "distill.steps=1")
     assert any(taught != averaged for taught, averaged, _ in other)
     assert all(taught is None and averaged is not None for taught, averaged, _ in ensembles(
         tmp_path / "fedavg", "fusion.method=fedavg"))  # fmt: skip
-    first, second = ensembles(tmp_path / "memory", "fusion.method=feddf", "teachers.memory=0.5")
+    first, second = ensembles(tmp_path / "memory", "fusion.method=feddf", "ensemble.ema=0.5")
     assert first[2] is None
     assert second[0] is None
     assert "pool only" in str(second[2])
@@ -193,7 +193,7 @@ def test_a_knob_is_two_edits(tmp_path: Path) -> None:
         "experiment = load('toy', sys.argv[2:])\n"
         "list(run_experiment(build(experiment), RunFolder.create(Path(sys.argv[1]), experiment)))"
     )
-    small = [*SMALL, "rounds=1", "fusion.method=feddf", "distill.steps=20", "distill.keep_start=false"]
+    small = [*SMALL, "rounds=1", "fusion.method=feddf", "distill.steps=20", "distill.keep_init=false"]
     for name, changes in (("default", []), ("set", ["distill.weight_decay=10.0"])):
         python(command, str(tmp_path / name), *small, *changes, path=tmp_path)
     assert models(tmp_path / "default") != models(tmp_path / "set")

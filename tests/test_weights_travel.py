@@ -183,7 +183,7 @@ def over_flower(folder: Path, changes: dict[str, Any]) -> tuple[str, list[dict[s
 def test_the_same_bytes_in_process_and_over_flower(tmp_path: Path, changes: dict[str, Any]) -> None:
     models, records = run(tmp_path / "here", changes)
     assert over_flower(tmp_path, changes) == (models, records)
-    assert models != run(tmp_path / "other", {**changes, "local.rate": 0.01})[0]
+    assert models != run(tmp_path / "other", {**changes, "local.lr": 0.01})[0]
     whole = run(tmp_path / "both", {"fusion.method": "fedavg"})[1]
     told = 5 * 3 * 4  # answers for five inputs
     for record, usual in zip(records, whole, strict=True):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.config import ConfigError as ConfigError
     from feddf.config import DataConfig as DataConfig
     from feddf.config import DistillConfig as DistillConfig
+    from feddf.config import EnsembleConfig as EnsembleConfig
     from feddf.config import Experiment as Experiment
     from feddf.config import FedMAConfig as FedMAConfig
     from feddf.config import FusionConfig as FusionConfig
@@ -26,7 +27,6 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.config import RunConfig as RunConfig
     from feddf.config import Settings as Settings
     from feddf.config import SourceConfig as SourceConfig
-    from feddf.config import TeachersConfig as TeachersConfig
     from feddf.config import load as load
     from feddf.config.names import DATASETS as DATASETS
     from feddf.config.names import METHODS as METHODS
@@ -99,7 +99,7 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
 
 _HOMES = {
     "config": "ClientsConfig ConfigError DataConfig DistillConfig Experiment FedMAConfig FusionConfig LocalConfig "
-    "PartitionConfig PoolConfig PrototypeConfig Record RunConfig Settings SourceConfig TeachersConfig load",
+    "PartitionConfig PoolConfig PrototypeConfig Record RunConfig Settings SourceConfig EnsembleConfig load",
     "config.names": "DATASETS METHODS MODELS",
     "types": "Client ClientHalf Engine Examples Failure Fused Fusion Inputs Job LocalTrain Method Part Prototype Reply "
     "Resources Round Rule Sent ServerState State Steps Target Training Update Vote",
@@ -111,7 +111,7 @@ _HOMES = {
     "data.unlabeled": "adapt",
     "engines": "Processes in_process",
     "client": "local_update",
-    "fusion.average": "average fedavg start_from",
+    "fusion.aggregation": "average fedavg start_from",
     "fusion.distill": "distill",
     "fusion.ensemble": "avg_logits avg_probabilities ensemble_of",
     "fusion.feddf": "feddf",

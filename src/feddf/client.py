@@ -34,12 +34,12 @@ def local_update(
 ) -> Reply:
     """Train on the client's own examples at a constant rate (no momentum, no decay): Algorithm 2.
 
-    x ← x − η ∇ℓ(x; b) for every mini-batch b of P_k, for E epochs, or Adam's step. ``local.decay`` lets the rate fall
-    to zero over the round's steps (the ablation of appendix C.3). The optimizer is new in every round. A client without
-    examples sends back what it received, with n_k = 0. One that is sent no weights begins from ones drawn by its seed.
+    x ← x − η ∇ℓ(x; b) for every mini-batch b of P_k, for E epochs, or Adam's step. ``local.lr_schedule`` lets the rate
+    fall to zero over the round's steps (the ablation of appendix C.3). The optimizer is new in every round. A client
+    without examples sends back what it received, with n_k = 0. One that is sent no weights draws them by its seed.
 
     A ``half`` fills the open places: what happens to the model before it is trained, the loss, a correction of the
-    gradient, and what is sent. Those of ``local.logit_adjustment`` and ``local.proximal`` (:func:`adjusted`,
+    gradient, and what is sent. Those of ``local.logit_adjustment`` and ``local.prox_mu`` (:func:`adjusted`,
     :func:`proximal`) come after it.
 
     ``execution.device`` is where all this is computed; what is sent is on the CPU.
@@ -51,8 +51,8 @@ def local_update(
         if not job.state:
             job = replace(job, state=initial(prototype, job.seed))
         model = prototype.load(job.state, device).train()  # line 2
-        steps = local.epochs * n_batches(len(indices), local.batch)
-        rates = [local.rate * share for share in map(_shape(local.decay, steps), range(steps))]
+        steps = local.epochs * n_batches(len(indices), local.batch_size)
+        rates = [local.lr * share for share in map(_shape(local.lr_schedule, steps), range(steps))]
         training = Training(job, prototype, train.labels[indices], train.outputs, local.optimizer, steps, sum(rates))
         places = together([*([half] if half else []), *halves_of(local)])(model, training)
         losses = _train(model, indices, train, job.seed, local, places, augment, execution, device)  # lines 3 to 5
@@ -84,8 +84,8 @@ def _train(
     forward = forward_of(model, execution.compile, execution.precision)
     loss_of = places.loss or partial(_loss_of_labels, outputs=train.outputs)
     make = torch.optim.Adam if local.optimizer == "adam" else torch.optim.SGD
-    optimizer = make(trained_weights(model), lr=local.rate)
-    rates = LambdaLR(optimizer, _shape(local.decay, local.epochs * n_batches(len(indices), local.batch)))
+    optimizer = make(trained_weights(model), lr=local.lr)
+    rates = LambdaLR(optimizer, _shape(local.lr_schedule, local.epochs * n_batches(len(indices), local.batch_size)))
     shuffle = torch_generator(derive(seed, "shuffle"))
     distort = torch_generator(derive(seed, "augment"))
     labels = resident(train.labels, device)
@@ -93,7 +93,7 @@ def _train(
     with seeded(derive(seed, "dropout"), device):
         for _ in range(local.epochs):  # line 3
             losses = []
-            order = mini_batches(indices, local.batch, shuffle)
+            order = mini_batches(indices, local.batch_size, shuffle)
             for chosen, raw in batches(train.inputs.raw, order, device):  # line 4
                 inputs = train.inputs.encode(augment(raw, distort) if augment else raw)
                 loss = loss_of(forward(inputs), labels[chosen], inputs)
@@ -124,8 +124,8 @@ def halves_of(local: LocalConfig) -> list[ClientHalf]:
     halves: list[ClientHalf] = []
     if local.logit_adjustment:
         halves.append(partial(adjusted, tau=local.logit_adjustment))
-    if local.proximal:
-        halves.append(partial(proximal, mu=local.proximal))
+    if local.prox_mu:
+        halves.append(partial(proximal, mu=local.prox_mu))
     return halves
 
 

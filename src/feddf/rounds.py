@@ -101,7 +101,7 @@ def run_round(
     seconds = {"train": 0.0, "fuse": 0.0}
     for attempt in range(config.attempts):
         sampled = sample(federation, number, attempt)  # line 6
-        needed = max(1, ceil(config.quorum * max(1, len(sampled) - config.spare)))
+        needed = max(1, ceil(config.quorum * max(1, len(sampled) - config.over_selection)))
         clock = perf_counter()
         jobs = jobs_for(server, federation, sampled, parts)
         updates, failed = collect(engine, train, jobs, spool, parts)  # lines 7 and 8
@@ -125,7 +125,7 @@ def sample(federation: Federation, round_number: int, attempt: int = 0) -> list[
     """Return a random C fraction of the clients and the spare ones, by id; each attempt takes the next ones in line."""
     clients = sorted(federation.clients, key=lambda client: client.id)
     count = max(1, cohort_size(len(clients), federation.config.fraction))
-    count = min(len(clients), count + federation.config.spare)
+    count = min(len(clients), count + federation.config.over_selection)
     draw = (round_number - 1) // federation.rounds_per_cohort + 1
     order = numpy_generator(derive(federation.seed, "sample", draw)).permutation(len(clients))
     chosen = [int(order[(attempt * count + i) % len(order)]) for i in range(count)]

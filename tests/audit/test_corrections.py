@@ -87,7 +87,7 @@ def rising(scores: list[float]) -> Any:
 
 
 def test_a_student_that_rises_from_below_a_good_start_is_not_stopped() -> None:
-    config = DistillConfig(steps=100, check=1, patience=2)
+    config = DistillConfig(steps=100, eval_every=1, patience=2)
     student = nn.Linear(2, 2)
     snapshots = Snapshots(student, rising([0.9, 0.1, 0.2, 0.3, 0.4, 0.95]), config, Execution())
     assert [snapshots.enough(step, student, student) for step in range(1, 6)] == [False] * 5
@@ -98,7 +98,7 @@ def test_a_student_that_rises_from_below_a_good_start_is_not_stopped() -> None:
 
 
 def test_the_start_need_not_be_a_candidate() -> None:
-    config = DistillConfig(steps=100, check=1, patience=2, keep_start=False)
+    config = DistillConfig(steps=100, eval_every=1, patience=2, keep_init=False)
     snapshots = Snapshots(nn.Linear(2, 2), rising([0.9, 0.5, 0.4]), config, Execution())
     other = nn.Linear(2, 2)
     assert not snapshots.enough(1, other, other)
@@ -106,7 +106,7 @@ def test_the_start_need_not_be_a_candidate() -> None:
 
 
 def test_a_student_that_diverges_at_once_returns_its_start_all_the_same() -> None:
-    config = DistillConfig(steps=4, batch=2, check=1, rate=1e30, keep_start=False, optimizer="sgd")
+    config = DistillConfig(steps=4, batch_size=2, eval_every=1, lr=1e30, keep_init=False, optimizer="sgd")
     student = nn.Linear(2, 2)
     before = {key: value.clone() for key, value in student.state_dict().items()}
     targets = Remembered(torch.full((4, 2), 0.5))
@@ -119,7 +119,7 @@ def test_a_student_that_diverges_at_once_returns_its_start_all_the_same() -> Non
 
 def test_feddistill_is_swag_teachers_and_swa() -> None:
     found = variant(load("demo"), "feddistill")
-    assert found.teachers.swag_samples == 10
+    assert found.ensemble.swag_samples == 10
     assert found.distill.optimizer == "swa"
 
 
@@ -165,9 +165,9 @@ def test_fedma_averages_matched_neurons_uniformly_unless_told_otherwise() -> Non
 
 def test_the_discrepancy_is_that_to_all_data_and_not_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {
-        "data.size": 60,
+        "data.train_size": 60,
         "data.test_size": 20,
-        "clients.number": 3,
+        "clients.total": 3,
         "partition.min_size": 4,
         "local.epochs": 1,
         "rounds": 1,
@@ -208,7 +208,7 @@ def test_cifar_10_is_normalized_by_the_released_deviations_when_asked(
         assert data.train.inputs.encode.std == stds  # type: ignore[attr-defined]
     released = load("cifar10-released")
     assert released.data.normalization == "released"
-    assert not released.distill.keep_start
+    assert not released.distill.keep_init
 
 
 def test_the_share_of_local_data_is_taken_after_the_validation_split() -> None:

@@ -25,22 +25,22 @@ number = 4
 BASE = tomllib.loads(FILE)
 
 FORMERLY = {
-    "clients": "clients.number", "fraction": "clients.fraction", "quorum": "clients.quorum",
-    "attempts": "clients.attempts", "deadline": "clients.deadline", "local_epochs": "local.epochs",
-    "local_batch": "local.batch", "local_rate": "local.rate", "local_optimizer": "local.optimizer",
-    "local_decay": "local.decay", "proximal": "local.proximal", "local_binary": "local.binary",
-    "augment": "local.augment", "method": "fusion.method", "average_weights": "fusion.average",
+    "clients": "clients.total", "fraction": "clients.fraction", "quorum": "clients.quorum",
+    "attempts": "clients.attempts", "deadline": "clients.timeout", "local_epochs": "local.epochs",
+    "local_batch": "local.batch_size", "local_rate": "local.lr", "local_optimizer": "local.optimizer",
+    "local_decay": "local.lr_schedule", "proximal": "local.prox_mu", "local_binary": "local.binary",
+    "augment": "local.augment", "method": "fusion.method", "average_weights": "fusion.aggregation",
     "batchnorm": "fusion.batchnorm", "server_momentum": "fusion.momentum", "drop_worst": "fusion.drop_worst",
     "fedma_growth": "fedma.growth", "pool": "pool.sources", "pool_size": "pool.size", "pool_augment": "pool.augment",
-    "mode": "teachers.ask", "teacher_average": "teachers.average", "teacher_weights": "teachers.weights",
-    "swag_samples": "teachers.swag_samples", "swag_scale": "teachers.swag_scale", "temperature": "distill.temperature",
-    "start": "distill.start", "stop": "distill.stop", "held_out": "distill.held_out",
+    "mode": "ensemble.cache", "teacher_average": "ensemble.combine", "teacher_weights": "ensemble.weights",
+    "swag_samples": "ensemble.swag_samples", "swag_scale": "ensemble.swag_scale", "temperature": "distill.temperature",
+    "start": "distill.init", "stop": "distill.early_stopping", "held_out": "distill.held_out",
     "distill_optimizer": "distill.optimizer", "distill_clip": "distill.clip", "distill_steps": "distill.steps",
-    "distill_batch": "distill.batch", "distill_rate": "distill.rate", "distill_check": "distill.check",
+    "distill_batch": "distill.batch_size", "distill_rate": "distill.lr", "distill_check": "distill.eval_every",
     "distill_patience": "distill.patience", "distill_threads": "run.threads", "log_clients": "run.log_clients",
     "log_ensemble": "run.log_ensemble", "compile": "run.compile", "engine": "run.engine",
     "ray_address": "run.ray_address", "workers": "run.workers", "keep_checkpoints": "run.keep_checkpoints",
-    "data": "data.name", "data_dir": "data.folder", "data_size": "data.size", "test_size": "data.test_size",
+    "data": "data.name", "data_dir": "data.folder", "data_size": "data.train_size", "test_size": "data.test_size",
     "image_size": "data.image_size", "tokenizer": "data.tokenizer", "max_tokens": "data.max_tokens",
     "validation": "data.validation", "validation_split": "data.validation_split", "partition": "partition.scheme",
     "alpha": "partition.alpha", "classes_per_client": "partition.classes_per_client",
@@ -68,11 +68,15 @@ def test_every_preset_is_valid_and_says_what_it_is(name: str) -> None:
 
 def test_the_defaults_are_the_papers() -> None:
     paper = parse({"data": {"name": "cifar10"}, "pool": {"sources": ["cifar100"]}, "prototypes": ["resnet8"]})
-    assert (paper.clients.number, paper.clients.fraction, paper.rounds, paper.local.epochs) == (20, 0.4, 100, 40)
-    assert (paper.local.batch, paper.local.rate, paper.data.validation) == (64, 0.1, 0.1)
-    assert (paper.distill.steps, paper.distill.batch, paper.distill.rate) == (10_000, 128, 1e-3)
-    assert (paper.distill.check, paper.distill.patience, paper.distill.stop) == (100, 1_000, "validation")
-    assert (paper.fusion.method, paper.teachers.ask, paper.teachers.average) == ("feddf", "once", "logits")
+    assert (paper.clients.total, paper.clients.fraction, paper.rounds, paper.local.epochs) == (20, 0.4, 100, 40)
+    assert (paper.local.batch_size, paper.local.lr, paper.data.validation) == (64, 0.1, 0.1)
+    assert (paper.distill.steps, paper.distill.batch_size, paper.distill.lr) == (10_000, 128, 1e-3)
+    assert (paper.distill.eval_every, paper.distill.patience, paper.distill.early_stopping) == (
+        100,
+        1_000,
+        "validation",
+    )
+    assert (paper.fusion.method, paper.ensemble.cache, paper.ensemble.combine) == ("feddf", "once", "logits")
 
 
 MISTAKES = {
@@ -82,12 +86,12 @@ MISTAKES = {
     "alpha=nan": "partition.alpha = nan: input should be a finite number",
     "alpha='much'": "partition.alpha = 'much': input should be a valid number",
     "alpha=": "partition.alpha = '': input should be a valid number",
-    "clients.number=0": "clients.number = 0: input should be greater than or equal to 1",
-    "clients.number=2.5": "clients.number = 2.5: input should be a valid integer",
-    "clients.number=true": "clients.number = True: input should be a valid integer",
+    "clients.total=0": "clients.total = 0: input should be greater than or equal to 1",
+    "clients.total=2.5": "clients.total = 2.5: input should be a valid integer",
+    "clients.total=true": "clients.total = True: input should be a valid integer",
     "rounds=ten": "rounds = 'ten': input should be a valid integer",
     "fraction=1.5": "clients.fraction = 1.5: input should be less than or equal to 1",
-    "ask=online": "teachers.ask = 'online': input should be 'once' or 'each-batch'",
+    "ask=online": "ensemble.cache = 'online': input should be 'once' or 'each-batch'",
     "temperature=0": "distill.temperature = 0: input should be greater than 0",
     "fedma.growth=0.5": "fedma.growth = 0.5: input should be greater than or equal to 1",
     "held_out=1": "distill.held_out = 1: input should be less than 1",
@@ -101,32 +105,32 @@ MISTAKES = {
     "alhpa=1": "unknown key 'alhpa'; did you mean 'partition.alpha'?",
     "local.epoch=1": "unknown key 'local.epoch'; did you mean 'local.epochs'?",
     "local.momentum=0.1": "unknown key 'local.momentum'; did you mean 'fusion.momentum'?",
-    "distill.size=3": "unknown key 'distill.size'; did you mean 'data.size' or 'pool.size'?",
-    "lr=1": "unknown key 'lr'; did you mean 'local.rate'?",
-    "mu=0.1": "unknown key 'mu'; did you mean 'local.proximal'?",
+    "distill.size=3": "unknown key 'distill.size'; did you mean 'data.train_size' or 'pool.size'?",
+    "lr=1": "unknown key 'lr'; did you mean 'local.lr'?",
+    "mu=0.1": "unknown key 'mu'; did you mean 'local.prox_mu'?",
     "local=3": "unknown key 'local'; the keys of [local] are: epochs, batch,",
     "local.zzz=1": "unknown key 'local.zzz'; the keys of [local] are: epochs, batch,",
     "zzz=1": "unknown key 'zzz'; 'feddf config' lists all keys; the sections are: clients, local,",
-    "clients.number.x=3": "unknown key 'clients.number.x'; did you mean 'clients.number'?",
+    "clients.total.x=3": "unknown key 'clients.total.x'; did you mean 'clients.total'?",
     "pool.sources=[{name='noise',sise=3}]": "unknown key 'pool.sources.0.sise'; did you mean 'pool.sources.size'?",
     "no-equals-sign": "'no-equals-sign' is not an override; write key=value",
     "=3": "'=3' is not an override; write key=value",
     # the last part of several keys
-    "batch=8": "'batch' could mean local.batch or distill.batch; write the full name",
-    "rate=1": "'rate' could mean local.rate or distill.rate; write the full name",
+    "batch=8": "'batch' could mean local.batch_size or distill.batch_size; write the full name",
+    "rate=1": "'rate' could mean local.lr or distill.lr; write the full name",
     "optimizer=sgd": "'optimizer' could mean local.optimizer or distill.optimizer; write the full name",
-    "average=uniform": "'average' could mean fusion.average or teachers.average; write the full name",
-    "size=9": "'size' could mean data.size or pool.size; write the full name",
+    "average=uniform": "'average' could mean fusion.aggregation or ensemble.combine; write the full name",
+    "size=9": "'size' could mean data.train_size or pool.size; write the full name",
     "augment=none": "'augment' could mean local.augment or pool.augment; write the full name",
     # a name that is not known
     "method=fedvag": "fusion.method = 'fedvag': did you mean 'fedavg'? (your own is written as module:attribute)",
     "method=zz": "fusion.method = 'zz': known are: fedavg, feddf, fedma, fedprox, fedavgm, feddistill, feddf-plus",
     "method=mine:": "fusion.method = 'mine:': known are: fedavg",
     "method=:mine": "fusion.method = ':mine': known are: fedavg",
-    "fusion.average=n_k": "fusion.average = 'n_k': known are: examples, uniform",
+    "fusion.aggregation=n_k": "fusion.aggregation = 'n_k': known are: examples, uniform",
     "drop_worst=papr": "fusion.drop_worst = 'papr': did you mean 'paper'?",
-    "teachers.average=losses": "teachers.average = 'losses': known are: logits, probabilities",
-    "weights=certain": "teachers.weights = 'certain': did you mean 'certainty'?",
+    "ensemble.combine=losses": "ensemble.combine = 'losses': known are: logits, probabilities",
+    "weights=certain": "ensemble.weights = 'certain': did you mean 'certainty'?",
     "binary=error": "local.binary = 'error': known are: straight-through, error-feedback",
     "scheme=odd": "partition.scheme = 'odd': known are: dirichlet, dirichlet-equal, shards, iid",
     "data.name=cifar11": "data.name = 'cifar11': did you mean 'cifar10",
@@ -136,18 +140,18 @@ MISTAKES = {
     "prototypes=resnet9": "prototypes.model = 'resnet9': did you mean 'resnet8'?",
     # right alone and wrong together
     "fraction=0.1": "clients.fraction = 0.1: no client would be sampled from 4; it must be above 0.125",
-    "validation=0": "data.validation = 0.0: early stopping needs validation data; hold some out, or set distill.stop =",
-    "validation=0 stop=steps drop_worst=paper": "fusion.drop_worst = 'paper': it needs validation data",
-    "validation=0 stop=steps weights=validation": "teachers.weights = 'validation': it needs validation data",
-    "validation=0 stop=steps sources=validation": "pool.sources = 'validation': there are no validation inputs",
-    "start=best stop=steps": "distill.start = 'best': the best is found by a score",
-    "pool.augment=true": "pool.augment = True: only with teachers.ask = 'each-batch'",
-    "swag_samples=5 ask=each-batch": "teachers.swag_samples = 5: only with teachers.ask = 'once'",
-    "swag_samples=5 weights=validation": "teachers.weights = 'validation': sampled teachers have no",
+    "validation=0": "data.validation = 0.0: early stopping needs validation data; hold some out, or set distill.early_stopping =",
+    "validation=0 early_stopping=none drop_worst=paper": "fusion.drop_worst = 'paper': it needs validation data",
+    "validation=0 early_stopping=none weights=validation": "ensemble.weights = 'validation': it needs validation data",
+    "validation=0 early_stopping=none sources=validation": "pool.sources = 'validation': there are no validation inputs",
+    "start=best early_stopping=none": "distill.init = 'best': the best is found by a score",
+    "pool.augment=true": "pool.augment = True: only with ensemble.cache = false",
+    "swag_samples=5 cache=false": "ensemble.swag_samples = 5: only with ensemble.cache = true",
+    "swag_samples=5 weights=validation": "ensemble.weights = 'validation': sampled teachers have no",
     "method=fedma momentum=0.1": "fusion.method = 'fedma': its layers grow and are matched one by one",
     "method=fedma drop_worst=paper": "fusion.method = 'fedma': its layers grow and are matched one by one",
     "method=fedma batchnorm=local": "fusion.method = 'fedma': it has averages of its own and no BatchNorm",
-    "method=fedma fusion.average=uniform": "fusion.method = 'fedma': it has averages of its own and no BatchNorm",
+    "method=fedma fusion.aggregation=uniform": "fusion.method = 'fedma': it has averages of its own and no BatchNorm",
     "method=fedma binary=error-feedback": "local.binary = 'error-feedback': FedMA matches weights of full",
     "sources=": "pool.sources = nothing: method 'feddf' needs unlabeled inputs",
     "method=fedavg sources=[] batchnorm=recalibrate": "fusion.batchnorm = 'recalibrate': statistics are estimated",
@@ -155,7 +159,7 @@ MISTAKES = {
     "sources=train,train": "pool.sources = 'train, train': nothing would be left to train on",
     "sources=[{name='train',fraction=0.1},{name='train',fraction=0.1}]": "'train' is named twice; give it one fraction",
     "ray_address=localhost:6379": "run.ray_address = 'localhost:6379': it is the address of a Ray cluster; set run.eng",
-    "engine=in-process deadline=3": "clients.deadline = 3.0: only run.engine = 'processes' or 'ray' can end a late",
+    "engine=in-process timeout=3": "clients.timeout = 3.0: only run.engine = 'processes' or 'ray' can end a late",
     "prototypes=mlp,mlp": "prototypes = ['mlp', 'mlp']: two have the same name",
     "prototypes=mlp,cnn,resnet8,resnet20,vgg9": "there are more prototypes than clients (4)",
 }
@@ -188,7 +192,7 @@ def understood(word: str) -> str:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("clients = 3", "clients = 3: it is a section; did you mean 'clients.number'?"),
+        ("clients = 3", "clients = 3: it is a section; did you mean 'clients.total'?"),
         ('data = "toy"', "data = 'toy': it is a section; did you mean 'data.name'?"),
         ('partition = "iid"', "partition = 'iid': it is a section; did you mean 'partition.scheme'?"),
         ('pool = "plane"', "pool = 'plane': it is a section; did you mean 'pool.sources'?"),
@@ -241,13 +245,13 @@ def test_an_unknown_preset_suggests_one() -> None:
 
 
 def test_overrides_win_and_the_last_part_of_a_key_is_enough() -> None:
-    words = ["prototypes=cnn,mlp", "alpha=2", "seed=7", "name=mine", "method=fedavg", "proximal=0.1", "local.epochs=3"]
+    words = ["prototypes=cnn,mlp", "alpha=2", "seed=7", "name=mine", "method=fedavg", "prox_mu=0.1", "local.epochs=3"]
     experiment = load("demo", [*words, "sources=noise,train", "workers=2"])
     assert [spec.label for spec in experiment.prototypes] == ["cnn", "mlp"]
     assert (experiment.partition.alpha, experiment.seed, experiment.name) == (2.0, 7, "mine")
-    assert (experiment.fusion.method, experiment.local.proximal, experiment.local.epochs) == ("fedavg", 0.1, 3)
+    assert (experiment.fusion.method, experiment.local.prox_mu, experiment.local.epochs) == ("fedavg", 0.1, 3)
     assert ([source.name for source in experiment.pool.sources], experiment.run.workers) == (["noise", "train"], 2)
-    assert experiment.local.rate == load("demo").local.rate  # the others of the section stay
+    assert experiment.local.lr == load("demo").local.lr  # the others of the section stay
 
 
 def test_a_value_is_read_as_toml_or_else_taken_as_a_string() -> None:
@@ -267,8 +271,8 @@ def test_the_options_of_a_users_own_method_are_set_one_by_one() -> None:
 
 OPEN = {
     "data.name": "mine:data", "partition.scheme": "mine:scheme", "local.binary": "mine:prepare",
-    "fusion.method": "mine:method", "fusion.average": "mine.rules:median", "fusion.drop_worst": "mine:rule",
-    "teachers.average": "mine:target", "teachers.weights": "mine:weights", "prototypes": ["mine:Net"],
+    "fusion.method": "mine:method", "fusion.aggregation": "mine.rules:median", "fusion.drop_worst": "mine:rule",
+    "ensemble.combine": "mine:target", "ensemble.weights": "mine:weights", "prototypes": ["mine:Net"],
     "pool.sources": ["mine:pictures", "folder:/some/where", "generator:/some/where", "cifar100"],
 }  # fmt: skip
 

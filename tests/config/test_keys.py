@@ -74,16 +74,16 @@ def test_a_keys_kind_says_what_a_change_of_it_means() -> None:
     kinds = {kind: {n for n, key in all_keys().items() if key.kind == kind} for kind in ("task", "method", "execution")}
     assert kinds["execution"] == {
         "data.folder", "run.engine", "run.workers", "run.ray_address", "run.keep_checkpoints", "run.log_clients",
-        "run.log_ensemble", "run.device", "run.track",
+        "run.log_ensemble", "run.device", "run.loggers",
     }  # fmt: skip
     assert kinds["method"] == {
-        "fusion.method", "fusion.average", "fusion.batchnorm", "fusion.momentum", "fusion.drop_worst",
+        "fusion.method", "fusion.aggregation", "fusion.batchnorm", "fusion.momentum", "fusion.drop_worst",
         "fusion.options", "fusion.parts", "fusion.defense", "fusion.trust", "fusion.guard",
-        "local.optimizer", "local.decay", "local.proximal", "local.binary", "pool.augment", "pool.views",
-        "teachers.ask", "teachers.average", "teachers.memory", "teachers.weights", "teachers.swag_samples",
-        "teachers.swag_scale",
-        "distill.start", "distill.stop", "distill.held_out", "distill.optimizer", "distill.swa_cycle", "distill.clip",
-        "distill.keep_start", "local.logit_adjustment", "fedma.own_start", "fedma.neuron_weights",
+        "local.optimizer", "local.lr_schedule", "local.prox_mu", "local.binary", "pool.augment", "pool.views",
+        "ensemble.cache", "ensemble.combine", "ensemble.ema", "ensemble.weights", "ensemble.swag_samples",
+        "ensemble.swag_scale",
+        "distill.init", "distill.early_stopping", "distill.held_out", "distill.optimizer", "distill.swa_cycle", "distill.clip",
+        "distill.keep_init", "local.logit_adjustment", "fedma.own_start", "fedma.neuron_weights",
         "distill.temperature", "fedma.growth",
     }  # fmt: skip
     assert sum(map(len, kinds.values())) == len(all_keys())
@@ -110,8 +110,8 @@ def shown(text: str) -> set[str]:
         (("prototypes",), {"prototypes", "prototypes.model", "prototypes.name"}),
         (("local.epochs",), {"local.epochs"}),
         (("alpha",), {"partition.alpha"}),
-        (("rate",), {"local.rate", "distill.rate"}),
-        (("mu",), {"local.proximal"}),
+        (("rate",), {"local.lr", "distill.lr"}),
+        (("mu",), {"local.prox_mu"}),
         (("local_epochs",), {"local.epochs"}),
     ],
 )
@@ -163,4 +163,4 @@ def test_a_short_name_stands_for_one_key_only() -> None:
     for name in keys_of(Experiment):
         ends = [other for other in all_keys() if other.rpartition(".")[2] == short(name)]
         assert short(name) == name or ends == [name]
-    assert (short("partition.alpha"), short("local.rate")) == ("alpha", "local.rate")
+    assert (short("partition.alpha"), short("local.lr")) == ("alpha", "local.lr")

@@ -149,12 +149,12 @@ def test_a_new_worker_is_sent_what_the_dead_one_knew(one_worker: Processes) -> N
 CHANGES: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "feddf": {},
-    "feddf each batch, certainty": {"teachers.ask": "each-batch", "teachers.weights": "certainty"},
+    "feddf each batch, certainty": {"ensemble.cache": False, "ensemble.weights": "certainty"},
     "feddf swag, held out": {
-        "teachers.swag_samples": 2,
-        "distill.stop": "held-out-loss",
+        "ensemble.swag_samples": 2,
+        "distill.early_stopping": "held-out-loss",
         "distill.held_out": 0.25,
-        "distill.start": "best",
+        "distill.init": "best",
     },
 }
 

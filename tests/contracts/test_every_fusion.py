@@ -15,7 +15,7 @@ import torch
 
 from conftest import Tiny, make_tiny, update_of
 from feddf.client import together
-from feddf.config import ConfigError, DistillConfig, FusionConfig, Settings, TeachersConfig, with_values
+from feddf.config import ConfigError, DistillConfig, EnsembleConfig, FusionConfig, Settings, with_values
 from feddf.config.names import AVERAGES, DROP_RULES, METHODS, PARTS, TARGETS, TEACHER_WEIGHTS
 from feddf.config.sections import Section
 from feddf.engines import in_process
@@ -29,7 +29,7 @@ from feddf.states import copy, digest, is_statistic
 from feddf.types import Engine, Failure, Fused, Fusion, Job, Method, Refusal, ServerState, State, Update
 
 WITHOUT_TEACHERS = {"fedavg", "fedma"}
-"""The methods that never look at the sections [teachers] and [distill], and whose next model is what they start from.
+"""The methods that never look at the sections [ensemble] and [distill], and whose next model is what they start from.
 Any other method is tried with all that is in them."""
 
 
@@ -47,20 +47,21 @@ def choices(name: str, section: type[Section]) -> Iterator[tuple[str, str]]:
 
 FUSING: list[tuple[str, Any]] = [
     *choices("fusion", FusionConfig),
-    *(("fusion.average", name) for name in AVERAGES if name != FusionConfig().average),
+    *(("fusion.aggregation", name) for name in AVERAGES if name != FusionConfig().average),
     *(("fusion.drop_worst", name) for name in (*DROP_RULES, f"{__name__}:nobody")),
     ("fusion.momentum", 0.3),
     *(("fusion.parts", (name,)) for name in PARTS),
 ]
 TEACHING: list[tuple[str, Any]] = [
-    *choices("teachers", TeachersConfig),
+    *choices("ensemble", EnsembleConfig),
+    ("ensemble.cache", False),
     *choices("distill", DistillConfig),
-    *(("teachers.average", name) for name in TARGETS if name != TeachersConfig().average),
-    *(("teachers.weights", name) for name in TEACHER_WEIGHTS if name != TeachersConfig().weights),
-    ("teachers.swag_samples", 3),
+    *(("ensemble.combine", name) for name in TARGETS if name != EnsembleConfig().combine),
+    *(("ensemble.weights", name) for name in TEACHER_WEIGHTS if name != EnsembleConfig().weights),
+    ("ensemble.swag_samples", 3),
     ("distill.temperature", 2.0),
 ]
-FURTHER = {"distill.optimizer": {"distill.swa_cycle": 2}, "distill.stop": {"distill.held_out": 0.25}}
+FURTHER = {"distill.optimizer": {"distill.swa_cycle": 2}, "distill.early_stopping": {"distill.held_out": 0.25}}
 """What goes with a choice, so that it does something in a run as short as these."""
 
 
@@ -94,11 +95,11 @@ def changes(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def test_every_name_is_tried() -> None:
     tried = {(key, value) for changes in VARIANTS.values() for key, value in changes.items()}
-    defaults = {("fusion.average", "examples"), ("teachers.average", "logits"), ("teachers.weights", "uniform")}
+    defaults = {("fusion.aggregation", "examples"), ("ensemble.combine", "logits"), ("ensemble.weights", "uniform")}
     assert {("fusion.parts", (name,)) for name in PARTS} <= tried
     for names in (METHODS, AVERAGES, DROP_RULES, TARGETS, TEACHER_WEIGHTS):
         assert {(names.key, name) for name in names} <= tried | defaults
-    assert {("teachers.ask", "each-batch"), ("distill.start", "best"), ("fusion.batchnorm", "local")} <= tried
+    assert {("ensemble.cache", False), ("distill.init", "best"), ("fusion.batchnorm", "local")} <= tried
 
 
 @pytest.fixture
@@ -210,7 +211,7 @@ SHARES: dict[str, Callable[[Update], float]] = {"examples": lambda update: updat
 def test_it_starts_from_the_average_of_each_prototype(fuse: Fusion, tiny: Tiny, updates: list[Update]) -> None:
     weighted = [replace(update, n_examples=10 * (i + 1)) for i, update in enumerate(updates)]
     fused = fuse(tiny.server, weighted, 1)
-    average = tiny.settings.fusion.average
+    average = tiny.settings.fusion.aggregation
     if tiny.settings.fusion.defense == "robust":
         pytest.skip("it starts from the best of several averages: tests/fusion/test_defense.py")
     for name in tiny.prototypes:

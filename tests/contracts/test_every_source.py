@@ -59,7 +59,7 @@ def sources(request: pytest.FixtureRequest, folder: Path) -> list[Any]:
 
 def pool_of(sources: list[Any], data: str) -> tuple[Inputs, Task]:
     values = {
-        "data.name": data, "prototypes": ["mlp"], "clients.number": 4, "run.engine": "in-process", "pool.size": 8,
+        "data.name": data, "prototypes": ["mlp"], "clients.total": 4, "run.engine": "in-process", "pool.size": 8,
         "pool.sources": sources,
     }  # fmt: skip
     task = build_task(parse(nested({}, values)), trust=True)

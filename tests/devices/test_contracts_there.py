@@ -42,7 +42,7 @@ from runs import test_knobs as knobs
 def federation(changes: dict[str, Any], device: str) -> Tiny:
     for norm in ("batch", "none"):  # some methods cannot handle BatchNorm, and say so
         tiny = make_tiny(clients=4, fraction=1.0, norm=norm)
-        short = {"distill.steps": 4, "distill.check": 2, "run.device": device, "run.threads": 1}
+        short = {"distill.steps": 4, "distill.eval_every": 2, "run.device": device, "run.threads": 1}
         settings = with_values(tiny.settings, {**changes, **short})
         try:
             method = method_of(tiny.resources, settings, in_process)
@@ -110,7 +110,7 @@ IMAGES = Examples(
 
 
 def one_step(model: nn.Module, device: torch.device) -> list[Tensor]:
-    local = LocalConfig(epochs=1, batch=4, rate=0.01)
+    local = LocalConfig(epochs=1, batch_size=4, lr=0.01)
     return _train(model.train(), torch.arange(4), IMAGES, 5, local, Steps(), None, Execution(), device)
 
 
@@ -142,7 +142,7 @@ def test_every_model_passes_a_dry_run_of_a_step_on_meta(prototype: Prototype, mo
     assert model(torch.zeros(2, *models.SHAPE, device=meta)).shape == (2, models.CLASSES)
     monkeypatch.setattr(Snapshots, "enough", lambda *_: False)  # it reads, and there is nothing to read
     monkeypatch.setattr("feddf.fusion.early_stopping.on_cpu", dict)
-    config = DistillConfig(steps=1, batch=4, stop="steps")
+    config = DistillConfig(steps=1, batch_size=4, early_stopping="none")
     targets = torch.full((4, models.CLASSES), 1 / models.CLASSES)
     student = distill(model, Remembered(targets), IMAGES.inputs, config, score=None, seed=0)
     assert student.state.keys() == model.state_dict().keys()
@@ -200,10 +200,10 @@ WHOLE: dict[str, dict[str, Any]] = {
         "fusion.batchnorm": "recalibrate",
         "fusion.drop_worst": "paper",
         "fusion.momentum": 0.2,
-        "teachers.swag_samples": 1,
-        "distill.stop": "validation",
+        "ensemble.swag_samples": 1,
+        "distill.early_stopping": "validation",
     },
-    "asked again": {"teachers.ask": "each-batch", "pool.augment": True, "local.binary": "error-feedback"},
+    "asked again": {"ensemble.cache": False, "pool.augment": True, "local.binary": "error-feedback"},
     "with states": {"fusion.method": "feddf-plus", "fusion.parts": ["scaffold"], "rounds": 2},
 }
 

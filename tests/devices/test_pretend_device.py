@@ -39,7 +39,7 @@ def job(n: int = 48) -> Job:
 
 
 def trained(execution: Execution, epochs: int = 2, **changes: Any) -> Any:
-    config = LocalConfig(epochs=epochs, batch=16, rate=0.05)
+    config = LocalConfig(epochs=epochs, batch_size=16, lr=0.05)
     return local_update(
         job(), prototypes={"cnn": PROTOTYPE}, train=TRAIN, **{"local": config, "execution": execution, **changes}
     )
@@ -73,13 +73,13 @@ def test_feddf_finds_it_by_its_name() -> None:
 # Local training
 
 
-ADJUSTED = LocalConfig(epochs=2, batch=16, rate=0.05, logit_adjustment=1.0)
+ADJUSTED = LocalConfig(epochs=2, batch_size=16, lr=0.05, logit_adjustment=1.0)
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "augmented": {"augment": flip_crop},
-    "proximal": {"local": LocalConfig(epochs=2, batch=16, rate=0.05, proximal=0.5)},
+    "proximal": {"local": LocalConfig(epochs=2, batch_size=16, lr=0.05, prox_mu=0.5)},
     "adjusted loss": {"local": ADJUSTED},
-    "Adam": {"local": LocalConfig(epochs=2, batch=16, rate=0.001, optimizer="adam", decay="cosine")},
+    "Adam": {"local": LocalConfig(epochs=2, batch_size=16, lr=0.001, optimizer="adam", lr_schedule="cosine")},
     "disclosed": {"half": class_counts.tell},
     "control variates": {"half": scaffold.follow},
     "straight-through": {"half": straight_through},
@@ -149,7 +149,7 @@ def test_data_move_once_and_leave_with_their_tensor() -> None:
 
 VALIDATION, POOL = stripes(30, 4), stripes(48, 3).inputs
 TARGETS = torch.softmax(torch.randn(48, CLASSES, generator=torch.Generator().manual_seed(0)), dim=1)
-SMALL = DistillConfig(steps=12, batch=16, check=4, patience=100)
+SMALL = DistillConfig(steps=12, batch_size=16, eval_every=4, patience=100)
 
 
 def distilled(device: str, config: DistillConfig = SMALL, **changes: Any) -> Any:

@@ -80,7 +80,7 @@ def test_a_damaged_registry_is_put_aside(tmp_path: Path, content: bytes) -> None
 
 
 def strategy(folder: Path, **given: Any) -> FedDF:
-    settings = FlowerSettings(clients=ClientsConfig(number=3), distill=DistillConfig(stop="steps"))
+    settings = FlowerSettings(clients=ClientsConfig(total=3), distill=DistillConfig(early_stopping="none"))
     return FedDF({"line": lambda: nn.Linear(4, 2)}, settings, folder=folder, **given)
 
 
@@ -108,7 +108,7 @@ def test_the_servers_own_data_are_checked_before_the_first_round(
 
 def test_the_defense_is_on_unless_it_is_turned_off(tmp_path: Path) -> None:
     assert strategy(tmp_path, pool=BROKEN[:4]).settings.fusion.defense == "robust"
-    clients = ClientsConfig(number=3)
+    clients = ClientsConfig(total=3)
     assert FlowerSettings(clients=clients, fusion=FusionConfig(momentum=0.3)).fusion.defense == "robust"
     assert FlowerSettings(clients=clients, fusion=FusionConfig(defense="none")).fusion.defense == "none"
 
@@ -129,7 +129,7 @@ def test_a_client_that_claims_a_billion_examples_does_not_decide_the_average(tmp
         return app
 
     settings = FlowerSettings(
-        clients=ClientsConfig(number=4, fraction=1.0),
+        clients=ClientsConfig(total=4, fraction=1.0),
         fusion=FusionConfig(method="fedavg", defense="none"),
         flower=FlowerConfig(evaluate_fraction=0.0),
     )

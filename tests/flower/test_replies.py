@@ -517,5 +517,5 @@ def test_clients_without_names_are_not_waited_for_when_their_ids_have_changed(tm
     for base in (10, 20, 30):
         nodes = {base + number: Node(ClientApp(), {}) for number in range(3)}
         registry = registry_of(LocalGrid(nodes), tmp_path, ["small"])
-        registry.gather(ClientsConfig(number=3, quorum=1.0), wait=5.0, poll=0.01)
+        registry.gather(ClientsConfig(total=3, quorum=1.0), wait=5.0, poll=0.01)
         assert [client.id for client in registry.clients] == [f"node-{base + number}" for number in range(3)]

@@ -18,7 +18,7 @@ from soak import SOAK
 
 pytestmark = pytest.mark.xdist_group("engines")  # it starts a Ray cluster of its own: one at a time
 
-CONFIG = nested(BASE, {} if SOAK else {"rounds": 2, "clients.number": 3, "clients.fraction": 0.7, "run.workers": 1})
+CONFIG = nested(BASE, {} if SOAK else {"rounds": 2, "clients.total": 3, "clients.fraction": 0.7, "run.workers": 1})
 OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",

@@ -54,7 +54,7 @@ def settings(clients: int, changes: dict[str, Any] | None = None) -> FlowerSetti
 
 
 def grid_of(planned: Experiment, states: Path | None = None) -> LocalGrid:
-    app, number = client_app_of(planned, states=states), planned.clients.number
+    app, number = client_app_of(planned, states=states), planned.clients.total
     return LocalGrid({1000 + 7 * place: Node(app, {"partition-id": place}) for place in range(number)})
 
 
@@ -80,10 +80,10 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
     [
         {},
         {"fusion.method": "feddf-plus"},
-        {"fusion.method": "fedavg+scaffold", "fusion.average": "class-counts"},
+        {"fusion.method": "fedavg+scaffold", "fusion.aggregation": "class-counts"},
         {"fusion.method": "fedavg", "fusion.momentum": 0.3, "fusion.drop_worst": "paper"},
-        {"fusion.method": "fedavg", "local.proximal": 0.1, "prototypes": ["mlp"], "local.optimizer": "adam"},
-        {"distill.stop": "held-out-loss", "data.validation": 0.0, "clients.fraction": 1.0},
+        {"fusion.method": "fedavg", "local.prox_mu": 0.1, "prototypes": ["mlp"], "local.optimizer": "adam"},
+        {"distill.early_stopping": "held-out-loss", "data.validation": 0.0, "clients.fraction": 1.0},
         {"run.log_ensemble": False},
         {"fusion.method": "fedma", "rounds": 5},
         {"fusion.method": "fedma", "fedma.own_start": False, "prototypes": ["mlp"]},
@@ -171,7 +171,7 @@ def test_dead_and_late_nodes_are_recorded_under_their_own_names(tmp_path: Path) 
     grid = grid_of(planned)
     grid.nodes[1000].behave = died
     grid.nodes[1007].behave = lambda message, reply: None
-    over = strategy(planned, tmp_path / "run", {"clients.deadline": 0.5})
+    over = strategy(planned, tmp_path / "run", {"clients.timeout": 0.5})
     over.start(grid)
     (record,) = RunFolder.open(tmp_path / "run").records()
     dropped = {one["client"]: one["reason"] for one in record["dropped"]}
@@ -264,7 +264,7 @@ def test_an_app_that_knows_nothing_of_feddf_takes_part(tmp_path: Path) -> None:
     grid = LocalGrid({number: Node(own_app(), {"partition-id": number}) for number in range(3)})
     over = FedDF(
         {"net": line(6)},
-        settings(3, {"distill.stop": "steps", "distill.steps": 30, "flower.evaluate_fraction": 1.0}),
+        settings(3, {"distill.early_stopping": "none", "distill.steps": 30, "flower.evaluate_fraction": 1.0}),
         pool=some(50, 8)[0],
         test=some(200, 9),
         folder=tmp_path / "run",
@@ -298,7 +298,7 @@ def test_clients_of_ones_own_and_of_feddf_with_different_architectures_learn_tog
     grid = LocalGrid({5: Node(ours, {"partition-id": 1}), 6: Node(theirs, {"partition-id": 2})})
     over = FedDF(
         {"net": line(6), "big": line(20)},
-        settings(2, {"distill.steps": 40, "distill.check": 20, "local.epochs": 20}),
+        settings(2, {"distill.steps": 40, "distill.eval_every": 20, "local.epochs": 20}),
         pool=some(50, 8)[0],
         validation=some(50, 7),
         folder=tmp_path / "run",
@@ -351,7 +351,7 @@ def test_its_folder_can_be_reported_on_but_not_resumed_by_the_command(tmp_path: 
         ({"fusion.method": "fedma"}, "fusion.method = 'fedma': its layers grow .*, so fusion.defense"),
         ({"pool": None}, "pool = nothing: method 'feddf' needs unlabeled inputs"),
         ({"validation": None}, "validation = nothing: early stopping needs validation data"),
-        ({"clients": {}}, "the key 'clients.number' is missing: say how many are expected"),
+        ({"clients": {}}, "the key 'clients.total' is missing: say how many are expected"),
         ({"flower.evaluate_fraction": 1.1}, "flower.evaluate_fraction = 1.1: "),
         ({"clients": 3}, "clients = 3: it is a section"),
         ({"validation": (some(9, 2)[0], some(8, 2)[1])}, "9 inputs and 8 labels of torch.int64"),
@@ -413,7 +413,7 @@ def test_a_shard_without_the_last_class_discloses_all_the_classes(tmp_path: Path
     grid = LocalGrid({5: Node(client_app({"net": line(6)}, only_zeros), {"partition-id": 1})})
     over = FedDF(
         {"net": line(6)},
-        settings(1, {"teachers.weights": "class-counts", "distill.steps": 2, "local.epochs": 1}),
+        settings(1, {"ensemble.weights": "class-counts", "distill.steps": 2, "local.epochs": 1}),
         pool=some(9, 1)[0],
         validation=some(9, 2),
         folder=tmp_path / "run",

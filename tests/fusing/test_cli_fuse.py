@@ -43,8 +43,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 WORDS = [
     "fuse", "--teacher", "first", "--teacher", "last", "--student", "{model = 'cnn', options = {width = 4}}",
-    "--unlabeled", "pictures", "--test", "small_teachers:bands", "--cache", "cache", "steps=60", "distill.rate=0.01",
-    "distill.batch=32", "run.threads=1",
+    "--unlabeled", "pictures", "--test", "small_teachers:bands", "--cache", "cache", "steps=60", "distill.lr=0.01",
+    "distill.batch_size=32", "run.threads=1",
 ]  # fmt: skip
 
 
@@ -159,9 +159,9 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "lines": (["--unlabeled", "lines.txt"], "pool.sources = 'lines:lines.txt': no model reads texts"),
     "twice": (["student.classes=['top', 'middle', 'bottom', 'top']"], "'top' is named twice"),
     "student": (["student.classes=['top', 'middle']"], "the student cannot express all classes"),
-    "start": (["student.start=first"], "it cannot express all classes: 'bottom' is none of its outputs"),
-    "average": (["student.start=average"], "there is nothing to average"),
-    "no such start": (["student.start=frist"], "no teacher has this name; did you mean 'first'?"),
+    "start": (["student.init=first"], "it cannot express all classes: 'bottom' is none of its outputs"),
+    "average": (["student.init=average"], "there is nothing to average"),
+    "no such start": (["student.init=frist"], "no teacher has this name; did you mean 'first'?"),
     "labels": (["ensemble.weights=validation"], "it needs labeled examples; name some with validation.name"),
     "architecture": (["student.model=resnet9"], "student.model = 'resnet9': did you mean 'resnet"),
     "key": (["student.sise=8"], "did you mean 'student.size'?"),

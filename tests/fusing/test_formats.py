@@ -112,7 +112,7 @@ def test_a_file_is_opened_once_for_all_sets(
         IMAGES,
         validation=stripes(30, 4),
         test=stripes(40, 5),
-        distill=DistillConfig(steps=2, batch=8, stop="steps"),
+        distill=DistillConfig(steps=2, batch_size=8, early_stopping="none"),
         cache=tmp_path / "cache",
     )
     assert len(opened) == times

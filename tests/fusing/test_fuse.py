@@ -27,7 +27,7 @@ from feddf.fusion.ensemble import Remembered, avg_logits, avg_probabilities
 from feddf.seeds import derive
 from feddf.types import Vote
 
-QUICK = DistillConfig(steps=40, batch=32, rate=0.01, stop="steps")
+QUICK = DistillConfig(steps=40, batch_size=32, lr=0.01, early_stopping="none")
 POOL = stripes(96, 3).inputs
 
 
@@ -38,7 +38,7 @@ def plan(**values: object) -> feddf.StudentSpec:
 @pytest.mark.parametrize(("average", "target"), [("logits", avg_logits), (None, avg_probabilities)])
 def test_it_is_the_distillation_of_feddf(average: str | None, target: Any) -> None:
     """Against the pieces put together by hand: averaged answers, then one distillation from the same start."""
-    ensemble = FuseEnsembleConfig(average=average) if average else FuseEnsembleConfig()
+    ensemble = FuseEnsembleConfig(combine=average) if average else FuseEnsembleConfig()
     student = models()["last"].__class__((1, 8, 8), 3, width=4)
     fused = feddf.fuse([models()["all"], models()["wide"]], student, POOL, ensemble=ensemble, distill=QUICK, seed=7)
     answers = target([Vote(logits(models()[name], POOL)) for name in ("all", "wide")])
@@ -69,7 +69,7 @@ def test_only_new_teachers_are_asked(tmp_path: Path) -> None:
     assert asked(folders[:1]) == ("a",)
     assert asked(folders[:2]) == ()  # the same weights under another name
     assert asked(folders) == ("c",)
-    assert asked(folders, seed=3, ensemble=FuseEnsembleConfig(average="probabilities")) == ()
+    assert asked(folders, seed=3, ensemble=FuseEnsembleConfig(combine="probabilities")) == ()
 
 
 def test_an_interrupted_teacher_leaves_no_answers_and_the_others_keep_theirs(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_module_in_memory_is_asked_every_time(tmp_path: Path) -> None:
 
 def test_a_student_starts_as_a_teacher_or_as_an_average(tmp_path: Path) -> None:
     folders = [as_folder(models()["all"], spec_of(), tmp_path / name) for name in ("a", "b")]
-    nothing = DistillConfig(steps=1, rate=1e-12, stop="steps")
+    nothing = DistillConfig(steps=1, lr=1e-12, early_stopping="none")
     for start in ("a", "average"):
         found = feddf.fuse(folders, plan(start=start), POOL, distill=nothing, cache=tmp_path / "cache")
         weights = found.model.state_dict()
@@ -157,7 +157,7 @@ def test_an_average_is_of_those_that_are_not_dropped_by_their_examples(tmp_path:
         POOL,
         validation=stripes(60, 4),
         ensemble=FuseEnsembleConfig(drop_worst="paper"),
-        distill=DistillConfig(steps=1, rate=1e-12, stop="steps"),
+        distill=DistillConfig(steps=1, lr=1e-12, early_stopping="none"),
     )
     assert list(found.report.notes["dropped_worst"]["clients"]) == ["c"]
     for key, tensor in known["a"].state_dict().items():
@@ -205,7 +205,7 @@ def test_the_folder_holds_a_model_that_can_be_used(config: str, tmp_path: Path) 
     from PIL import Image
 
     asked = load_fuse(config, {"cache": str(tmp_path / "cache")})
-    assert asked.distill.stop == "held-out-loss"  # nobody gave labels
+    assert asked.distill.early_stopping == "held-out-loss"  # nobody gave labels
     result = fuse_to_folder(asked, tmp_path / "out")
     model = feddf.load_model(tmp_path / "out")
     test = stripes(90, 12)

@@ -27,7 +27,7 @@ from feddf.states import digest
 from pretend_device import NAME, pretend_device
 
 POOL = stripes(60, 3).inputs
-SHORT = DistillConfig(steps=6, batch=16, check=3)
+SHORT = DistillConfig(steps=6, batch_size=16, eval_every=3)
 
 
 class Seen(nn.Module):

@@ -113,8 +113,8 @@ def test_the_settings_name_the_rule() -> None:
     tiny = make_tiny()
     start, updates = tiny.server.models["cnn"], moved(tiny)
     expected: dict[str, Rule] = {
-        "fusion.average=examples": average,
-        "fusion.average=uniform": uniform_average,
+        "fusion.aggregation=examples": average,
+        "fusion.aggregation=uniform": uniform_average,
         "fusion.batchnorm=last": last_statistics(average),
         "fusion.batchnorm=recalibrate": recalibrated(average, tiny.resources),
         "fusion.defense=robust": robust_start(average, tiny.resources),

@@ -82,10 +82,10 @@ def test_the_parts_follow_from_what_the_server_has(
     )
     found = robust_settings(settings, resources)
     assert (found.fusion.trust, found.fusion.guard) == expected
-    assert found.teachers.average == "probabilities"
-    chosen = with_values(settings, {"teachers.average": "cronus", "fusion.guard": 0.5})
+    assert found.ensemble.combine == "probabilities"
+    chosen = with_values(settings, {"ensemble.combine": "cronus", "fusion.guard": 0.5})
     kept = robust_settings(chosen, tiny.resources)
-    assert (kept.teachers.average, kept.fusion.guard) == ("cronus", 0.5)  # the user's own choice stays
+    assert (kept.ensemble.combine, kept.fusion.guard) == ("cronus", 0.5)  # the user's own choice stays
     jobs = [Job(one, 1, tiny.server.models[one.prototype], 7) for one in tiny.federation.clients]
     updates = [update_of(tiny.local(job)) for job in jobs]
     fused = method_of(resources, settings, in_process).fuse(tiny.server, updates, 1)

@@ -50,7 +50,7 @@ def test_the_loss_is_the_divergence_from_the_teachers_to_the_student(p: np.ndarr
 
 def test_a_student_that_can_agree_with_its_teacher_comes_to_agree() -> None:
     student = linear()
-    distill(student, teacher, POOL, DistillConfig(steps=1500, batch=64, rate=0.1), score=None, seed=0)
+    distill(student, teacher, POOL, DistillConfig(steps=1500, batch_size=64, lr=0.1), score=None, seed=0)
     everything = torch.arange(64)
     with torch.no_grad():
         difference = student(POOL.raw).softmax(dim=1) - teacher(everything, POOL.raw)
@@ -63,7 +63,7 @@ def scripted(scores: list[float]) -> Callable[[nn.Module], float]:
 
 
 def test_stops_after_patience_and_returns_the_best_snapshot() -> None:
-    config = DistillConfig(steps=1000, batch=8, check=10, patience=30)
+    config = DistillConfig(steps=1000, batch_size=8, eval_every=10, patience=30)
     snapshots: list[str] = []
 
     def score(model: nn.Module) -> float:
@@ -79,21 +79,21 @@ def test_stops_after_patience_and_returns_the_best_snapshot() -> None:
 def test_is_never_worse_than_its_start() -> None:
     student = linear()
     before = digest({"m": student.state_dict()})
-    config = DistillConfig(steps=40, batch=8, check=10, patience=1000)
+    config = DistillConfig(steps=40, batch_size=8, eval_every=10, patience=1000)
     result = distill(student, teacher, POOL, config, score=scripted([0.9, 0.1, 0.2, 0.3, 0.9]), seed=0)
     assert (result.best_step, result.steps) == (0, 40)
     assert digest({"m": result.state}) == before
 
 
 def test_the_last_step_is_scored_too() -> None:
-    config = DistillConfig(steps=25, batch=8, check=10, patience=1000)
+    config = DistillConfig(steps=25, batch_size=8, eval_every=10, patience=1000)
     result = distill(linear(), teacher, POOL, config, score=scripted([0.1, 0.2, 0.3, 0.4]), seed=0)
     assert (result.best_step, result.best_score) == (25, 0.4)
 
 
 def test_without_a_score_all_steps_are_taken_and_the_last_weights_returned() -> None:
     student = linear()
-    result = distill(student, teacher, POOL, DistillConfig(steps=37, batch=8), score=None, seed=0)
+    result = distill(student, teacher, POOL, DistillConfig(steps=37, batch_size=8), score=None, seed=0)
     assert (result.steps, result.best_step, result.best_score) == (37, 37, None)
     assert digest({"m": result.state}) == digest({"m": student.state_dict()})
 
@@ -112,7 +112,7 @@ def test_is_adam_with_cosine_annealing() -> None:
             m[i], v[i] = 0.9 * m[i] + 0.1 * gradient, 0.999 * v[i] + 0.001 * gradient**2
             step = m[i] / (1 - 0.9 ** (j + 1)) / ((v[i] / (1 - 0.999 ** (j + 1))).sqrt() + 1e-8)
             weights[i] = (weights[i] - eta * step).detach().requires_grad_()
-    distill(student, teacher, POOL, DistillConfig(steps=steps, batch=64, rate=rate), score=None, seed=0)
+    distill(student, teacher, POOL, DistillConfig(steps=steps, batch_size=64, lr=rate), score=None, seed=0)
     for parameter, weight in zip(student.parameters(), weights, strict=True):
         torch.testing.assert_close(parameter.double(), weight, atol=1e-4, rtol=1e-4)
 
@@ -125,7 +125,7 @@ def test_a_student_that_diverges_is_never_returned(scored: bool) -> None:
     student = linear()
     before = digest({"m": student.state_dict()})
     score = (lambda model: float(torch.isnan(model.weight).any())) if scored else None  # it likes what is broken
-    config = DistillConfig(steps=40, batch=8, check=10)
+    config = DistillConfig(steps=40, batch_size=8, eval_every=10)
     result = distill(student, mad, POOL, config, score=score, seed=0)
     assert digest({"m": result.state}) == before
     assert (result.steps, result.best_step) == (10, 0)  # where it was seen, and what is returned
@@ -138,7 +138,7 @@ def test_the_pool_is_gone_through_evenly() -> None:
         seen.extend(chosen.tolist())
         return teacher(chosen, inputs)
 
-    distill(linear(), watching, POOL, DistillConfig(steps=12, batch=16), score=None, seed=0)
+    distill(linear(), watching, POOL, DistillConfig(steps=12, batch_size=16), score=None, seed=0)
     assert np.bincount(seen).tolist() == [3] * 64
 
 
@@ -149,7 +149,7 @@ def test_a_pool_smaller_than_a_batch_is_used_whole() -> None:
         sizes.append(len(set(chosen.tolist())))
         return teacher(chosen, inputs)
 
-    distill(linear(), watching, POOL, DistillConfig(steps=3, batch=128), score=None, seed=0)
+    distill(linear(), watching, POOL, DistillConfig(steps=3, batch_size=128), score=None, seed=0)
     assert sizes == [64, 64, 64]
 
 
@@ -194,7 +194,7 @@ def test_sgd_has_momentum_and_the_same_annealing() -> None:
             velocity[i] = MOMENTUM * velocity[i] + gradient
             eta = rate / 2 * (1 + np.cos(np.pi * j / steps))
             weights[i] = (weights[i] - eta * velocity[i]).detach().requires_grad_()
-    config = DistillConfig(steps=steps, batch=64, rate=rate, optimizer="sgd")
+    config = DistillConfig(steps=steps, batch_size=64, lr=rate, optimizer="sgd")
     distill(student, teacher, POOL, config, score=None, seed=0)
     for parameter, weight in zip(student.parameters(), weights, strict=True):
         torch.testing.assert_close(parameter.double(), weight, atol=1e-5, rtol=1e-5)
@@ -216,7 +216,7 @@ def test_swa_returns_the_mean_of_the_weights_at_the_ends_of_its_cycles() -> None
             weights[i] = (weights[i] - rate * (1 - t + LOWEST * t) * velocity[i]).detach().requires_grad_()
         if (j + 1) % cycle == 0 and j + 1 > steps // 4:
             ends.append([weight.detach() for weight in weights])
-    config = DistillConfig(steps=steps, batch=64, rate=rate, optimizer="swa", swa_cycle=cycle)
+    config = DistillConfig(steps=steps, batch_size=64, lr=rate, optimizer="swa", swa_cycle=cycle)
     result = distill(student, teacher, POOL, config, score=None, seed=0)
     assert len(ends) == 6
     for i, tensor in enumerate(result.state.values()):
@@ -227,7 +227,7 @@ def test_swa_estimates_batchnorm_statistics_again(tiny: Tiny) -> None:
     """The averaged weights never saw data, so their statistics have to be those of the pool."""
     prototype = tiny.prototypes["cnn"]
     student = prototype.load(tiny.server.models["cnn"])
-    config = DistillConfig(steps=60, batch=16, rate=0.01, optimizer="swa")
+    config = DistillConfig(steps=60, batch_size=16, lr=0.01, optimizer="swa")
     targets = torch.full((48, 3), 1 / 3)
     result = distill(student, Remembered(targets), tiny.pool, config, score=None, seed=0)
     model = prototype.load(result.state)
@@ -239,7 +239,7 @@ def test_swa_estimates_batchnorm_statistics_again(tiny: Tiny) -> None:
 def test_clipping_bounds_each_step() -> None:
     student = linear()
     before = [p.detach().clone() for p in student.parameters()]
-    config = DistillConfig(steps=1, batch=64, rate=1.0, optimizer="sgd", clip=1e-3)
+    config = DistillConfig(steps=1, batch_size=64, lr=1.0, optimizer="sgd", clip=1e-3)
     distill(student, teacher, POOL, config, score=None, seed=0)
     moved = torch.cat([(p.detach() - b).flatten() for p, b in zip(student.parameters(), before, strict=True)])
     assert float(moved.norm()) == pytest.approx(1e-3, rel=1e-3)
@@ -260,7 +260,7 @@ def test_held_out_inputs_are_scored_by_the_loss_and_never_learned_from() -> None
         loss = float(kl_divergence(teacher(held_out, POOL.raw[held_out]), student(POOL.raw[held_out])))
     assert score(student) == pytest.approx(-loss)
     result = distill(
-        student, watching, POOL, DistillConfig(steps=50, batch=16, rate=0.05), score=score, seed=0, chosen_from=rest
+        student, watching, POOL, DistillConfig(steps=50, batch_size=16, lr=0.05), score=score, seed=0, chosen_from=rest
     )
     assert seen == set(rest.tolist())
     assert result.best_score is not None
@@ -273,7 +273,7 @@ def test_held_out_inputs_are_scored_by_the_loss_and_never_learned_from() -> None
 def test_scoring_in_the_background_gives_the_same_student(rate: float, patience: int, optimizer: Any) -> None:
     def distilled(background: bool) -> tuple[Any, ...]:
         scores = iter([0.1, 0.3, 0.2, 0.5, 0.4, 0.4, 0.6, 0.1, 0.1, 0.1, 0.1, 0.1])
-        config = DistillConfig(steps=95, check=10, patience=patience, rate=rate, batch=16, optimizer=optimizer)
+        config = DistillConfig(steps=95, eval_every=10, patience=patience, lr=rate, batch_size=16, optimizer=optimizer)
         execution = Execution(background=background)
         done = distill(linear(), teacher, POOL, config, score=lambda model: next(scores), seed=3, execution=execution)
         return digest({"x": done.state}), done.best_step, done.steps, done.first_score, done.best_score
@@ -295,7 +295,7 @@ def test_the_student_goes_on_while_a_snapshot_is_scored() -> None:
             assert went_on.wait(60), "the student waited for its score"
         return 0.5
 
-    config = DistillConfig(steps=20, check=10, patience=100, batch=16)
+    config = DistillConfig(steps=20, eval_every=10, patience=100, batch_size=16)
     assert distill(linear(), counting, POOL, config, score=score, seed=3, execution=IN_THE_BACKGROUND).steps == 20
 
 
@@ -305,7 +305,7 @@ def test_a_score_that_fails_fails_the_student() -> None:
             raise ValueError("no score")
         return 0.5
 
-    config = DistillConfig(steps=20, check=10, patience=100, batch=16)
+    config = DistillConfig(steps=20, eval_every=10, patience=100, batch_size=16)
     with pytest.raises(ValueError, match="no score"):
         distill(linear(), teacher, POOL, config, score=score, seed=3, execution=IN_THE_BACKGROUND)
 
@@ -316,7 +316,7 @@ def test_a_network_with_batchnorm_is_scored_in_the_background_as_within_the_loop
     target = torch.full((len(tiny.pool), 3), 1 / 3)
 
     def distilled(background: bool) -> tuple[Any, ...]:
-        config = DistillConfig(steps=120, check=2, patience=1000, batch=16)
+        config = DistillConfig(steps=120, eval_every=2, patience=1000, batch_size=16)
         student = prototype.load(tiny.server.models["cnn"])
         execution = Execution(background=background)
         done = distill(student, Remembered(target), tiny.pool, config, score=score, seed=3, execution=execution)
@@ -335,7 +335,7 @@ def seen(seed: int, student: nn.Module | None = None, disturb: int = 0, **option
 
     student = student or linear()
     torch.manual_seed(disturb)
-    config = DistillConfig(steps=20, batch=16)
+    config = DistillConfig(steps=20, batch_size=16)
     distill(student, answers, POOL, config, score=None, seed=seed, **options)
     return batches, digest({"m": student.state_dict()})
 
@@ -379,7 +379,7 @@ def test_the_student_and_its_teachers_see_augmented_inputs() -> None:
             linear(),
             answers,
             POOL,
-            DistillConfig(steps=3, batch=64),
+            DistillConfig(steps=3, batch_size=64),
             score=None,
             seed=seed,
             augment=partial(moved, seed=seed),
@@ -389,7 +389,7 @@ def test_the_student_and_its_teachers_see_augmented_inputs() -> None:
 
 
 def test_swa_is_the_student_until_its_first_cycle_has_ended() -> None:
-    config = DistillConfig(steps=40, batch=16, check=10, optimizer="swa", swa_cycle=20, rate=0.01)
+    config = DistillConfig(steps=40, batch_size=16, eval_every=10, optimizer="swa", swa_cycle=20, lr=0.01)
     scored: list[str] = []
 
     def score(model: nn.Module) -> float:

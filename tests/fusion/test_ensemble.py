@@ -82,16 +82,18 @@ def loudest(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = 
     return (loud / temperature).softmax(dim=-1)
 
 
-@pytest.mark.parametrize("ask", ["once", "each-batch"])
+@pytest.mark.parametrize("cache", [True, False])
 @pytest.mark.parametrize(
     ("name", "target"),
     [("logits", avg_logits), ("probabilities", avg_probabilities), (f"{__name__}:loudest", loudest)],
 )
-def test_a_target_is_used_by_its_name_as_it_is_directly(tiny: Tiny, name: str, target: Target, ask: str) -> None:
+def test_a_target_is_used_by_its_name_as_it_is_directly(tiny: Tiny, name: str, target: Target, cache: bool) -> None:
     updates = updates_of(tiny)
     votes = [Vote(logits(tiny.prototypes[one.prototype].load(one.state), tiny.pool)) for one in updates]
     everything = torch.arange(len(tiny.pool))
-    settings = with_values(tiny.settings, {"teachers.average": name, "teachers.ask": ask, "distill.temperature": 3.0})
+    settings = with_values(
+        tiny.settings, {"ensemble.combine": name, "ensemble.cache": cache, "distill.temperature": 3.0}
+    )
     targets = ensemble(tiny.resources, settings, in_process)(updates, 0, {}).targets
     assert TARGETS[name] is target
     torch.testing.assert_close(targets(everything, tiny.pool.batch(everything)), target(votes, 3.0))
@@ -110,10 +112,10 @@ def recording(calls: list[list[str]]) -> Engine:
 
 
 @pytest.mark.parametrize(
-    ("ask", "expected"), [("once", [["c0", "c1", "c2", "c3"], ["cnn", "mlp"]]), ("each-batch", [["cnn", "mlp"]])]
+    ("cache", "expected"), [(True, [["c0", "c1", "c2", "c3"], ["cnn", "mlp"]]), (False, [["cnn", "mlp"]])]
 )
 def test_asked_again_on_each_batch_the_teachers_are_not_asked_before(
-    tiny: Tiny, ask: str, expected: list[list[str]]
+    tiny: Tiny, cache: bool, expected: list[list[str]]
 ) -> None:
     """With 'once' the first jobs are the teachers' answers for the whole pool; else there are only the students'."""
     calls: list[list[str]] = []
@@ -125,25 +127,29 @@ def test_asked_again_on_each_batch_the_teachers_are_not_asked_before(
 
     updates = updates_of(tiny)
     resources = replace(tiny.resources, pool=replace(tiny.pool, encode=encode))
-    settings = with_values(tiny.settings, {"teachers.ask": ask})
+    settings = with_values(tiny.settings, {"ensemble.cache": cache})
     ensemble(resources, settings, recording(calls))(updates, 1, {})
     assert calls == expected[:-1]
-    assert sum(read) == (len(tiny.pool) * len(updates) if ask == "once" else 0)
+    assert sum(read) == (len(tiny.pool) * len(updates) if cache else 0)
     calls.clear()
     feddf(resources, settings, recording(calls))(tiny.server, updates, 1)
     assert calls == expected
 
 
-@pytest.mark.parametrize("ask", ["once", "each-batch"])
+@pytest.mark.parametrize("cache", [True, False])
 @pytest.mark.parametrize("stop", ["validation", "held-out-loss", "steps"])
 def test_a_teacher_with_logits_that_are_not_finite_is_refused_and_the_round_fused_without_it(
-    tiny: Tiny, ask: str, stop: str
+    tiny: Tiny, cache: bool, stop: str
 ) -> None:
     """Asked on each batch, it is a student that meets it: what comes of the round is the same."""
     updates = updates_of(tiny)
     broken = replace(updates[1], state={**updates[1].state, "layers.5.bias": torch.full((3,), torch.inf)})
     rest = [updates[0], *updates[2:]]
-    fuse = feddf(tiny.resources, with_values(tiny.settings, {"teachers.ask": ask, "distill.stop": stop}), in_process)
+    fuse = feddf(
+        tiny.resources,
+        with_values(tiny.settings, {"ensemble.cache": cache, "distill.early_stopping": stop}),
+        in_process,
+    )
     fused, left, refused = fuse_usable(fuse, tiny.server, [updates[0], broken, *updates[2:]], 1, 5)
     assert refused == [Failure("c1", "its model's logits are not finite")]
     assert [update.client_id for update in left] == ["c0", "c2", "c3"]
@@ -210,7 +216,7 @@ def test_an_ensemble_without_a_pool_is_refused() -> None:
 
 
 def test_weights_by_accuracy_need_validation_data(tiny: Tiny) -> None:
-    settings = with_values(tiny.settings, {"teachers.weights": "validation"})
+    settings = with_values(tiny.settings, {"ensemble.weights": "validation"})
     ask = ensemble(replace(tiny.resources, validation=None), settings, in_process)
     with pytest.raises(ValueError, match="these weights need validation data"):
         ask(updates_of(tiny), 0, {})
@@ -280,7 +286,7 @@ def test_a_class_that_no_teacher_knows_is_left_to_those_who_knew_it() -> None:
 def test_a_fusion_remembers_its_ensemble_for_the_next_round(tiny: Tiny) -> None:
     updates = updates_of(tiny)
     fuse = feddf(
-        tiny.resources, with_values(tiny.settings, {"teachers.memory": 0.5, "distill.stop": "steps"}), in_process
+        tiny.resources, with_values(tiny.settings, {"ensemble.ema": 0.5, "distill.early_stopping": "none"}), in_process
     )
     first = fuse(tiny.server, updates[:2], 0).server
     forgetful = fuse(replace(first, memory={}), updates[2:], 1).server
@@ -291,7 +297,7 @@ def test_a_fusion_remembers_its_ensemble_for_the_next_round(tiny: Tiny) -> None:
 
 def test_asked_on_each_batch_a_teacher_that_cannot_be_loaded_is_refused_by_its_name(tiny: Tiny) -> None:
     updates = [Update("c0", "cnn", 1, {"nothing": torch.ones(1)}, 20), updates_of(tiny)[1]]
-    settings = with_values(tiny.settings, {"teachers.ask": "each-batch"})
+    settings = with_values(tiny.settings, {"ensemble.cache": False})
     targets = ensemble(tiny.resources, settings, in_process)(updates, 0, {}).targets
     chosen = torch.arange(4)
     with pytest.raises(Refusal) as refusal:
@@ -300,11 +306,11 @@ def test_asked_on_each_batch_a_teacher_that_cannot_be_loaded_is_refused_by_its_n
     assert "could not be asked" in refusal.value.failures[0].reason
 
 
-@pytest.mark.parametrize("ask", ["once", "each-batch"])
-def test_weights_that_depend_on_the_sample_and_trust_reach_the_target(tiny: Tiny, ask: str) -> None:
+@pytest.mark.parametrize("cache", [True, False])
+def test_weights_that_depend_on_the_sample_and_trust_reach_the_target(tiny: Tiny, cache: bool) -> None:
     """w_k(d) = trust_k exp(−H(σ(z_k(d)))), against NumPy."""
     updates = [replace(update, trust=trust) for update, trust in zip(updates_of(tiny)[:2], (1.0, 0.25), strict=True)]
-    changes = {"teachers.ask": ask, "teachers.weights": "certainty"}
+    changes = {"ensemble.cache": cache, "ensemble.weights": "certainty"}
     taught = ensemble(tiny.resources, with_values(tiny.settings, changes), in_process)(updates, 0, {})
     chosen = torch.arange(10)
     inputs = tiny.pool.batch(chosen)
@@ -318,15 +324,15 @@ def test_weights_that_depend_on_the_sample_and_trust_reach_the_target(tiny: Tiny
     np.testing.assert_allclose(taught.targets(chosen, inputs), softmax(total / weights, axis=1), atol=1e-5)
 
 
-@pytest.mark.parametrize("ask", ["once", "each-batch"])
-def test_weights_by_class_and_trust_reach_the_target(tiny: Tiny, ask: str) -> None:
+@pytest.mark.parametrize("cache", [True, False])
+def test_weights_by_class_and_trust_reach_the_target(tiny: Tiny, cache: bool) -> None:
     """w_kc = trust_k n_kc, of the counts in the updates' payloads, against NumPy."""
     counts, trust = np.array([[20, 0, 5], [5, 15, 0]]), (1.0, 0.25)
     updates = [
         replace(update, n_examples=int(row.sum()), trust=much, payload={CLASS_COUNTS: {"counts": torch.tensor(row)}})
         for update, row, much in zip(updates_of(tiny)[:2], counts, trust, strict=True)
     ]
-    changes = {"teachers.ask": ask, "teachers.weights": "class-counts"}
+    changes = {"ensemble.cache": cache, "ensemble.weights": "class-counts"}
     taught = ensemble(tiny.resources, with_values(tiny.settings, changes), in_process)(updates, 0, {})
     chosen = torch.arange(10)
     inputs = tiny.pool.batch(chosen)
@@ -336,12 +342,12 @@ def test_weights_by_class_and_trust_reach_the_target(tiny: Tiny, ask: str) -> No
     np.testing.assert_allclose(taught.targets(chosen, inputs), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("ask", ["once", "each-batch"])
-def test_the_ensemble_that_taught_can_be_asked_about_other_inputs(tiny: Tiny, ask: str) -> None:
+@pytest.mark.parametrize("cache", [True, False])
+def test_the_ensemble_that_taught_can_be_asked_about_other_inputs(tiny: Tiny, cache: bool) -> None:
     """As it taught: with its weights, its trust and its temperature."""
     trust = (1.0, 0.25, 1.0, 0.5)
     updates = [replace(one, trust=much) for one, much in zip(updates_of(tiny), trust, strict=True)]
-    changes = {"teachers.ask": ask, "teachers.weights": "certainty", "distill.temperature": 3.0}
+    changes = {"ensemble.cache": cache, "ensemble.weights": "certainty", "distill.temperature": 3.0}
     taught = ensemble(tiny.resources, with_values(tiny.settings, changes), in_process)(updates, 0, {})
     assert taught.ensemble is not None
     other, everything = stripes(20, 9).inputs, torch.arange(len(tiny.pool))
@@ -356,7 +362,7 @@ def test_the_ensemble_that_taught_can_be_asked_about_other_inputs(tiny: Tiny, as
 
 
 def test_with_a_memory_the_ensemble_is_known_for_the_pool_only(tiny: Tiny) -> None:
-    ask = ensemble(tiny.resources, with_values(tiny.settings, {"teachers.memory": 0.5}), in_process)
+    ask = ensemble(tiny.resources, with_values(tiny.settings, {"ensemble.ema": 0.5}), in_process)
     first = ask(updates_of(tiny), 0, {})
     assert first.ensemble is not None, "there is nothing to remember yet"
     second = ask(updates_of(tiny), 1, first.memory)
@@ -375,7 +381,7 @@ def test_those_that_do_not_teach_are_not_asked(tiny: Tiny) -> None:
 
 
 def test_an_ensemble_says_what_does_not_go_together(tiny: Tiny) -> None:
-    each_batch = with_values(tiny.settings, {"teachers.ask": "each-batch"})
+    each_batch = with_values(tiny.settings, {"ensemble.cache": False})
     sampled = each_batch.model_copy(
         update={
             "teachers": each_batch.teachers.model_copy(update={"swag_samples": 2})
@@ -384,5 +390,5 @@ def test_an_ensemble_says_what_does_not_go_together(tiny: Tiny) -> None:
     with pytest.raises(ValueError, match="statistics for the whole pool only, not for each batch"):
         ensemble(tiny.resources, sampled, in_process)
     augmented = replace(tiny.resources, augment=lambda raw, generator: raw)
-    with pytest.raises(ValueError, match="needs ask = 'each-batch'"):
+    with pytest.raises(ValueError, match="ensemble.cache = false"):
         ensemble(augmented, tiny.settings, in_process)

@@ -42,7 +42,7 @@ def distance(tiny: Tiny, name: str, state: Any, updates: list[Update]) -> float:
 
 def test_a_prototype_without_clients_learns_from_the_others(tiny: Tiny) -> None:
     updates = trained(tiny, only="mlp")
-    fuse = fusion(tiny, {"distill.stop": "steps", "distill.steps": 200, "distill.rate": 1e-2})
+    fuse = fusion(tiny, {"distill.early_stopping": "none", "distill.steps": 200, "distill.lr": 1e-2})
     fused = fuse(tiny.server, updates, 1)
     before = distance(tiny, "cnn", tiny.server.models["cnn"], updates)
     assert distance(tiny, "cnn", fused.server.models["cnn"], updates) < 0.5 * before
@@ -50,7 +50,7 @@ def test_a_prototype_without_clients_learns_from_the_others(tiny: Tiny) -> None:
 
 def test_students_come_closer_to_the_ensemble_of_all_architectures(tiny: Tiny) -> None:
     updates = trained(tiny)
-    fuse = fusion(tiny, {"distill.stop": "steps", "distill.steps": 300, "distill.rate": 1e-2})
+    fuse = fusion(tiny, {"distill.early_stopping": "none", "distill.steps": 300, "distill.lr": 1e-2})
     fused = fuse(tiny.server, updates, 1)
     for name in tiny.prototypes:
         start = distance(tiny, name, fused.start[name], updates)
@@ -71,8 +71,8 @@ def test_with_one_prototype_it_is_algorithm_1(tiny: Tiny) -> None:
 def test_teachers_asked_once_or_on_each_batch_give_almost_the_same_student(tiny: Tiny) -> None:
     updates = trained(tiny)
     once, again = (
-        fusion(tiny, {"distill.stop": "steps", "teachers.ask": ask})(tiny.server, updates, 1).server.models
-        for ask in ("once", "each-batch")
+        fusion(tiny, {"distill.early_stopping": "none", "ensemble.cache": cache})(tiny.server, updates, 1).server.models
+        for cache in (True, False)
     )
     for name in tiny.prototypes:
         for key in once[name]:
@@ -81,7 +81,7 @@ def test_teachers_asked_once_or_on_each_batch_give_almost_the_same_student(tiny:
 
 def test_is_never_worse_on_validation_than_the_average(tiny: Tiny) -> None:
     updates = trained(tiny)
-    fuse = fusion(tiny, {"distill.steps": 30, "distill.batch": 128, "distill.rate": 1.0, "distill.check": 10})
+    fuse = fusion(tiny, {"distill.steps": 30, "distill.batch_size": 128, "distill.lr": 1.0, "distill.eval_every": 10})
     result = fuse(tiny.server, updates, 1)
     for name, prototype in tiny.prototypes.items():
         after, before = (prototype.load(models[name]) for models in (result.server.models, result.start))
@@ -96,7 +96,7 @@ def test_its_notes_say_what_each_student_did(tiny: Tiny) -> None:
 
 
 def test_it_hands_on_the_ensemble_that_taught_or_says_why_there_is_none(tiny: Tiny) -> None:
-    updates, fuse = trained(tiny), fusion(tiny, {"teachers.memory": 0.5})
+    updates, fuse = trained(tiny), fusion(tiny, {"ensemble.ema": 0.5})
     first = fuse(tiny.server, updates, 1)
     assert [teacher.id for teacher in first.ensemble.teachers] == [update.client_id for update in updates]
     second = fuse(first.server, updates, 2)
@@ -117,7 +117,7 @@ def test_a_student_may_start_from_the_average_from_before_or_from_the_better(tin
 
     def weights(start: str, validation: Examples | None) -> tuple[Tensor, Tensor]:
         stop = "steps" if validation is None else "validation"
-        changes = {"distill.steps": 1, "distill.rate": 1e-30, "distill.start": start, "distill.stop": stop}
+        changes = {"distill.steps": 1, "distill.lr": 1e-30, "distill.init": start, "distill.early_stopping": stop}
         resources = replace(tiny.resources, validation=validation)
         fused = fusion(tiny, changes, resources)(tiny.server, updates, 1)
         return fused.server.models["mlp"]["layers.1.weight"], fused.start["mlp"]["layers.1.weight"]
@@ -134,7 +134,12 @@ def test_a_student_may_start_from_the_average_from_before_or_from_the_better(tin
 
 
 def test_the_held_out_part_of_the_pool_stops_the_distillation_without_labels(tiny: Tiny) -> None:
-    changes = {"distill.stop": "held-out-loss", "distill.held_out": 0.25, "distill.steps": 60, "distill.rate": 1e-2}
+    changes = {
+        "distill.early_stopping": "held-out-loss",
+        "distill.held_out": 0.25,
+        "distill.steps": 60,
+        "distill.lr": 1e-2,
+    }
     fuse = fusion(tiny, changes, replace(tiny.resources, validation=None))
     fused = fuse(tiny.server, trained(tiny), 1)
     for student in fused.notes["distillation"].values():
@@ -143,13 +148,13 @@ def test_the_held_out_part_of_the_pool_stops_the_distillation_without_labels(tin
 
 @pytest.mark.parametrize(("n", "share", "expected"), [(100, 0.1, 10), (4, 0.1, 1), (4, 0.9, 2)])
 def test_something_is_held_out_and_something_is_left(n: int, share: float, expected: int) -> None:
-    kept, held_out = held_out_inputs(n, DistillConfig(stop="held-out-loss", held_out=share))
+    kept, held_out = held_out_inputs(n, DistillConfig(early_stopping="held-out-loss", held_out=share))
     assert (len(kept), len(held_out)) == (n - expected, expected)
     assert sorted([*kept.tolist(), *held_out.tolist()]) == list(range(n))
 
 
 def test_all_views_of_an_input_are_held_out_together() -> None:
-    kept, held_out = held_out_inputs(60, DistillConfig(stop="held-out-loss", held_out=0.2), views=3)
+    kept, held_out = held_out_inputs(60, DistillConfig(early_stopping="held-out-loss", held_out=0.2), views=3)
     assert (len(kept), len(held_out)) == (48, 12)
     assert {int(i) % 20 for i in kept}.isdisjoint({int(i) % 20 for i in held_out})
     assert sorted([*kept.tolist(), *held_out.tolist()]) == list(range(60))
@@ -157,7 +162,7 @@ def test_all_views_of_an_input_are_held_out_together() -> None:
 
 @pytest.mark.parametrize("stop", ["validation", "steps"])
 def test_nothing_is_held_out_where_something_else_stops_the_student(stop: Any) -> None:
-    kept, held_out = held_out_inputs(50, DistillConfig(stop=stop))
+    kept, held_out = held_out_inputs(50, DistillConfig(early_stopping=stop))
     assert (kept.tolist(), len(held_out)) == (list(range(50)), 0)
 
 
@@ -174,16 +179,16 @@ def noted(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = cl
 def test_sampled_teachers_join_the_clients(tiny: Tiny) -> None:
     updates = trained(tiny)
     heard.clear()
-    fusion(tiny, {"teachers.average": f"{__name__}:noted", "teachers.swag_samples": 4})(tiny.server, updates, 1)
+    fusion(tiny, {"ensemble.combine": f"{__name__}:noted", "ensemble.swag_samples": 4})(tiny.server, updates, 1)
     assert [teachers for teachers, _ in heard] == [len(updates) + 2 * 4]  # four of each prototype
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"distill.start": "best", "distill.stop": "steps"}, "the best is found by a score"),
-        ({"pool.augment": True}, "only with teachers.ask = 'each-batch'"),
-        ({"teachers.ask": "each-batch", "teachers.swag_samples": 2}, "only with teachers.ask = 'once'"),
+        ({"distill.init": "best", "distill.early_stopping": "none"}, "the best is found by a score"),
+        ({"pool.augment": True}, "only with ensemble.cache = false"),
+        ({"ensemble.cache": False, "ensemble.swag_samples": 2}, "only with ensemble.cache = true"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], reason: str) -> None:
@@ -199,15 +204,15 @@ def test_asked_on_each_batch_teachers_see_the_augmented_pool_that_the_student_se
     def blacken(raw: Tensor, generator: torch.Generator) -> Tensor:
         return black.expand(len(raw), *black.shape[1:]).clone()
 
-    changes = {"teachers.ask": "each-batch", "teachers.average": f"{__name__}:noted", "distill.stop": "steps"}
+    changes = {"ensemble.cache": False, "ensemble.combine": f"{__name__}:noted", "distill.early_stopping": "none"}
     heard.clear()
     fusion(tiny, changes, replace(tiny.resources, augment=blacken))(tiny.server, trained(tiny), 1)
     assert len(heard) == 2 * 12  # two students, twelve steps each
     assert all(torch.allclose(batch, batch[:1].expand_as(batch), atol=1e-6) for _, batch in heard)
 
 
-@pytest.mark.parametrize("ask", ["once", "each-batch"])
-def test_a_teacher_whose_logits_overflow_leaves_the_average_too(ask: str) -> None:
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_teacher_whose_logits_overflow_leaves_the_average_too(cache: bool) -> None:
     """Its weights pass the gate; its logits do not. The round ends as if the client had never answered."""
     tiny = make_tiny(fraction=1.0)
 
@@ -227,7 +232,7 @@ def test_a_teacher_whose_logits_overflow_leaves_the_average_too(ask: str) -> Non
         return raw.to(torch.float32) * 1e22
 
     pool = replace(tiny.pool, encode=overflow_at_once)
-    fuse = fusion(tiny, {"teachers.ask": ask}, replace(tiny.resources, pool=pool))
+    fuse = fusion(tiny, {"ensemble.cache": cache}, replace(tiny.resources, pool=pool))
     closed, reference = (
         run_round(tiny.server, tiny.federation, engine=in_process, train=train, fuse=fuse)
         for train in (overflowing, absent)
@@ -248,7 +253,10 @@ def test_fusing_good_clients_gives_a_good_model() -> None:
 
 
 def test_the_rounds_seed_decides_how_students_learn(tiny: Tiny) -> None:
-    updates, fuse = trained(tiny), fusion(tiny, {"distill.stop": "steps", "distill.steps": 5, "distill.batch": 8})
+    updates, fuse = (
+        trained(tiny),
+        fusion(tiny, {"distill.early_stopping": "none", "distill.steps": 5, "distill.batch_size": 8}),
+    )
     one, same, other = (digest(fuse(tiny.server, updates, seed).server.models) for seed in (1, 1, 2))
     assert one == same != other
 
@@ -261,7 +269,7 @@ def test_students_learn_from_nothing_that_is_held_out(tiny: Tiny, monkeypatch: p
         return distill(student, targets, pool, config, **options)
 
     monkeypatch.setattr("feddf.fusion.students.distill", spied)
-    fuse = fusion(tiny, {"distill.stop": "held-out-loss", "distill.steps": 5})
+    fuse = fusion(tiny, {"distill.early_stopping": "held-out-loss", "distill.steps": 5})
     fuse(tiny.server, trained(tiny), 1)
     config = tiny.settings.distill.model_copy(update={"stop": "held-out-loss"})
     kept, held_out = held_out_inputs(len(tiny.pool), config)

@@ -160,11 +160,11 @@ def test_matched_layers_stay_as_they_are_while_the_clients_train_the_rest() -> N
         local_update,
         prototypes={"mlp": mlp},
         train=tiny.train,
-        local=LocalConfig(epochs=3, batch=8, rate=0.05),
+        local=LocalConfig(epochs=3, batch_size=8, lr=0.05),
         half=freeze_matched(Resources({"mlp": mlp}), rounds=3, own_start=False).half,
     )
     clients = [Client(f"c{k}", "mlp", torch.arange(k, 120, 4)) for k in range(4)]
-    federation = Federation(clients, ClientsConfig(number=4, fraction=0.75), 0, rounds_per_cohort=3)
+    federation = Federation(clients, ClientsConfig(total=4, fraction=0.75), 0, rounds_per_cohort=3)
     server = ServerState(0, {"mlp": initial(mlp, 0)})
     seen: list[dict[str, Reply]] = []
 
@@ -230,7 +230,7 @@ def test_layers_that_grew_are_loaded_and_trained() -> None:
 
 def test_the_same_clients_are_sampled_for_a_whole_model() -> None:
     clients = [Client(f"c{k:02d}", "mlp") for k in range(30)]
-    config = ClientsConfig(number=30, fraction=0.3)
+    config = ClientsConfig(total=30, fraction=0.3)
     drawn = [sample(Federation(clients, config, 0, rounds_per_cohort=3), number) for number in range(1, 10)]
     assert drawn[0] == drawn[1] == drawn[2] != drawn[3] == drawn[4]
     assert [sample(Federation(clients, config, 0), number) for number in (1, 2, 3)] == [drawn[0], drawn[3], drawn[6]]

@@ -66,13 +66,13 @@ def weights_after(rounds: int, part: Part | None, folder: Path, clients: int, fr
     members = [Client(f"c{k}", "w", torch.tensor([k])) for k in range(clients)]
     parts = (part,) if part else ()
     half = together([quadratic, *(one.half for one in parts)])
-    local = LocalConfig(epochs=STEPS, batch=2, rate=RATE)
+    local = LocalConfig(epochs=STEPS, batch_size=2, lr=RATE)
     fuse = fedavg(average)
     for one in parts:
         fuse = one.fuse(fuse)
     rounds_of = run_rounds(
         ServerState(0, {"w": {"weight": torch.tensor([[3.0]])}}),
-        Federation(members, ClientsConfig(number=clients, fraction=fraction)),
+        Federation(members, ClientsConfig(total=clients, fraction=fraction)),
         engine=KeptStates(folder).engine(in_process),
         train=partial(local_update, prototypes={"w": prototype}, train=train, local=local, half=half),
         fuse=fuse,
@@ -132,7 +132,7 @@ def test_it_is_the_papers_algorithm(tmp_path: Path) -> None:
 EXPERIMENT = load(
     "toy",
     [
-        *("rounds=3", "clients.number=4", "clients.fraction=0.5", "local.epochs=1", "distill.steps=2"),
+        *("rounds=3", "clients.total=4", "clients.fraction=0.5", "local.epochs=1", "distill.steps=2"),
         *("run.engine=in-process", "fusion.method=feddf+scaffold", "partition.min_size=2"),
     ],
 )

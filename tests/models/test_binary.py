@@ -24,7 +24,7 @@ from feddf.states import digest, initial, n_bytes
 from feddf.types import Client, Failure, Job, Prototype, Reply, Update
 
 SHAPE = (3, 16, 16)
-LOCAL = LocalConfig(epochs=2, batch=8, rate=0.05)
+LOCAL = LocalConfig(epochs=2, batch_size=8, lr=0.05)
 
 
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 99))

@@ -258,8 +258,8 @@ def write_with(path: Path, extra: str) -> Run:
 def test_a_methods_name_says_what_is_unusual_about_it(tmp_path: Path) -> None:
     extras = {
         "": "feddf",
-        "local.proximal = 0.0\n": "feddf",
-        "local.proximal = 0.01\nteachers.swag_samples = 10\n": "feddf+proximal=0.01+swag_samples=10",
+        "local.prox_mu = 0.0\n": "feddf",
+        "local.prox_mu = 0.01\nteachers.swag_samples = 10\n": "feddf+prox_mu=0.01+swag_samples=10",
         'local.optimizer = "adam"\n': "feddf+local.optimizer=adam",
         "fusion.options.x = 3\n": "feddf+fusion.options.x=3",
         "run.log_ensemble = false\n": "feddf",
@@ -274,9 +274,9 @@ def test_a_methods_name_says_what_is_unusual_about_it(tmp_path: Path) -> None:
     ("extra", "groups"),
     [
         ('name = "other"\nabout = "x"\n', 1),  # the same experiment
-        ("teachers.swag_samples = 3\n", 1),  # another method on it
+        ("ensemble.swag_samples = 3\n", 1),  # another method on it
         ('run.workers = 3\ndata.folder = "/x"\nversions.cpu = "y"\n', 1),  # elsewhere
-        ("data.size = 100\n", 2),  # another experiment
+        ("data.train_size = 100\n", 2),  # another experiment
         ("local.epochs = 3\n", 2),
         ("run.threads = 2\n", 2),  # it changes the last bits
         ('pool.sources = [{name = "noise"}]\n', 2),
@@ -290,6 +290,6 @@ def test_runs_are_drawn_together_if_they_are_about_one_experiment(tmp_path: Path
 
 def test_a_value_that_a_run_does_not_say_is_the_default(tmp_path: Path) -> None:
     run = read_run(write(tmp_path / "run", "feddf", 0, [0.2]))
-    assert (run.value("clients.number"), run.value("local.epochs"), run.value("pool.size")) == (4, 40, None)
+    assert (run.value("clients.total"), run.value("local.epochs"), run.value("pool.size")) == (4, 40, None)
     assert not run.over_flower
     assert write_with(tmp_path / "flower", "flower.evaluate_fraction = 0.5\n").over_flower

@@ -210,4 +210,4 @@ def test_the_command_runs_attacks_in_this_process_and_in_others(
 
 def test_the_configuration_is_what_the_page_says() -> None:
     experiment = load(str(ATTACKED))
-    assert (experiment.clients.number, experiment.clients.fraction, experiment.attack.share) == (20, 1.0, 0.2)
+    assert (experiment.clients.total, experiment.clients.fraction, experiment.attack.share) == (20, 1.0, 0.2)

@@ -40,7 +40,7 @@ def test_clients_that_are_alike_cannot_be_told_apart_and_clients_of_one_class_ca
 
 
 def test_a_client_with_most_of_the_data_is_not_far_from_them() -> None:
-    parts = parts_with({"partition.scheme": "iid", "clients.number": 2, "local.epochs": 5})
+    parts = parts_with({"partition.scheme": "iid", "clients.total": 2, "local.epochs": 5})
     most = torch.arange(700)
     clients = [
         replace(parts.federation.clients[0], indices=most),

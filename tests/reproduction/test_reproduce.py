@@ -48,7 +48,7 @@ def test_the_cpu_scale_is_as_small_as_it_says() -> None:
     for name in NAMES:
         for cell, (experiment,) in experiments_of(find(name), "cpu", [0]).items():
             assert experiment.rounds <= 12, cell
-            seen = experiment.local.epochs * (experiment.data.size or 0) / experiment.clients.number
+            seen = experiment.local.epochs * (experiment.data.train_size or 0) / experiment.clients.total
             assert seen <= 10_000 or name in ("fig1", "fig8"), cell  # examples that a client sees in a round
 
 
@@ -59,10 +59,10 @@ def test_the_small_task_is_the_same_for_every_method_but_for_what_was_tuned() ->
         (prox,), (momentum,), (plain,) = (
             mine[f"{method}, E = 20, C = 0.4, α = {alpha:g}"] for method in ("FedProx", "FedAvgM", "FedAvg")
         )
-        assert prox.local.proximal == TUNED["local.proximal"][alpha]
+        assert prox.local.prox_mu == TUNED["local.prox_mu"][alpha]
         assert momentum.fusion.momentum == TUNED["fusion.momentum"][alpha]
-        assert plain.local.proximal == plain.fusion.momentum == 0
-        assert with_values(prox, {"local.proximal": 0.0}) == with_values(momentum, {"fusion.momentum": 0.0}) == plain
+        assert plain.local.prox_mu == plain.fusion.momentum == 0
+        assert with_values(prox, {"local.prox_mu": 0.0}) == with_values(momentum, {"fusion.momentum": 0.0}) == plain
 
 
 def test_group_norm_stays_group_norm_where_networks_are_narrow() -> None:
@@ -259,7 +259,7 @@ def test_a_key_that_came_later_changes_no_name_and_every_value_does() -> None:
     base = load("cifar10-resnet8")
     table, known = frozen_defaults(), keys_of(Experiment)
     assert set(known) - set(json.loads(DEFAULTS.read_text())) >= {"fusion.parts", "clients.lost_state"}
-    for name, other in (("fusion.parts", ["scaffold"]), ("clients.lost_state", "anew"), ("distill.keep_start", False)):
+    for name, other in (("fusion.parts", ["scaffold"]), ("clients.lost_state", "anew"), ("distill.keep_init", False)):
         assert table[name] == json.loads(json.dumps(known[name].default))
         assert hash_of(with_values(base, {name: other})) != hash_of(base)
     assert all(value != table.get(name) for name, value in decisive_values(base).items())

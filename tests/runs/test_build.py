@@ -93,7 +93,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "unknown model": ({"prototypes": ["resnet9"]}, r"prototypes\.model = 'resnet9': did you mean 'resnet8'"),
     "unknown option": ({"prototypes": [{"model": "mlp", "depth": 3}]}, "unexpected keyword argument 'depth'"),
     "image model on points": ({"prototypes": ["resnet8"]}, r"does not work on inputs of shape \(2,\)"),
-    "too many clients": ({"clients.number": 100}, r"clients\.number = 100: with at least 10 examples each .* 540"),
+    "too many clients": ({"clients.total": 100}, r"clients\.number = 100: with at least 10 examples each .* 540"),
     "more classes than data": ({"data.name": "test_build:crowded"}, "1000 classes are more than its 60 examples"),
     "labels out of range": ({"data.name": "test_build:mislabeled"}, "has labels from -1 to 1, and must have 0 to 2"),
     "a lambda and workers": (
@@ -212,7 +212,7 @@ def test_validation_test_pool_and_shards_do_not_overlap() -> None:
 
 
 def test_prototypes_are_dealt_evenly() -> None:
-    parts = build(experiment({"clients.number": 7, "prototypes": [{"model": "mlp", "name": n} for n in "abc"]}))
+    parts = build(experiment({"clients.total": 7, "prototypes": [{"model": "mlp", "name": n} for n in "abc"]}))
     assert [client.prototype for client in parts.federation.clients] == list("abcabca")
 
 
@@ -247,7 +247,7 @@ def last_wins(resources: Resources, settings: Settings, engine: Engine) -> Metho
 def test_own_methods_and_schemes_by_name(tmp_path: Path) -> None:
     changes = {
         "fusion.method": "test_build:last_wins", "fusion.options": {"note": "mine", "hold": 2}, "rounds": 2,
-        "partition.scheme": "test_build:thirds", "clients.number": 3, "clients.fraction": 0.34, "local.epochs": 1,
+        "partition.scheme": "test_build:thirds", "clients.total": 3, "clients.fraction": 0.34, "local.epochs": 1,
     }  # fmt: skip
     parts = build(experiment(changes))
     assert [shard[:2].tolist() for shard in parts.task.shards] == [[0, 3], [1, 4], [2, 5]]
@@ -271,7 +271,7 @@ def trained_twice(parts: Parts, client: Client) -> State:
 
 def test_every_method_can_be_named_in_a_configuration(tmp_path: Path) -> None:
     """FedProx, FedAvgM, Adam and drop-worst, all at once and under FedDF; and what a fusion remembers is kept."""
-    values = {"local.proximal": 0.1, "fusion.momentum": 0.3, "local.optimizer": "adam", "local.rate": 0.01}
+    values = {"local.prox_mu": 0.1, "fusion.momentum": 0.3, "local.optimizer": "adam", "local.lr": 0.01}
     small = {"rounds": 2, "local.epochs": 1, "distill.steps": 20, "clients.fraction": 1.0}
     parts = build(experiment({**values, **small, "fusion.drop_worst": "released"}))
     folder = RunFolder.create(tmp_path / "run", parts.experiment)
@@ -286,7 +286,7 @@ def test_a_part_is_added_by_its_name() -> None:
     named = build(experiment({"fusion.method": "fedavg+scaffold"}))
     assert named.experiment == build(experiment({"fusion.method": "fedavg", "fusion.parts": ["scaffold"]})).experiment
     assert [part.keeps for part in named.method.parts] == [True]
-    assert [part.keeps for part in build(experiment({"fusion.average": "class-counts"})).method.parts] == [False]
+    assert [part.keeps for part in build(experiment({"fusion.aggregation": "class-counts"})).method.parts] == [False]
     assert build(experiment()).method.parts == ()
 
 
@@ -301,7 +301,7 @@ def test_nothing_is_fused_before_the_engines_are_open() -> None:
 
 
 def test_a_small_budget_takes_some_examples() -> None:
-    sizes = {"data.size": 100, "data.test_size": 50}
+    sizes = {"data.train_size": 100, "data.test_size": 50}
     small = build(experiment(sizes)).task
     assert (len(small.train) + len(small.validation), len(small.data.test)) == (100, 50)
     other = build(experiment({**sizes, "seed": 1})).task

@@ -16,32 +16,32 @@ BASE = parse({"data": {"name": "toy"}, "pool": {"sources": ["plane"]}, "prototyp
 
 
 def test_methods_are_named_by_their_parts() -> None:
-    assert variant(BASE, "fedprox") == with_values(BASE, {"fusion.method": "fedavg", "local.proximal": 0.01})
+    assert variant(BASE, "fedprox") == with_values(BASE, {"fusion.method": "fedavg", "local.prox_mu": 0.01})
     assert variant(BASE, "fedavgm").fusion.momentum == 0.2
     both = variant(BASE, "feddf+prox+swag")
-    assert (both.fusion.method, both.local.proximal, both.teachers.swag_samples) == ("feddf", 0.01, 10)
+    assert (both.fusion.method, both.local.prox_mu, both.ensemble.swag_samples) == ("feddf", 0.01, 10)
 
 
 def test_a_users_own_method_is_one_of_them() -> None:
     found = grid(BASE, ["fedavg", "mine:method+prox"], [0])
     assert [one.folder for one in found] == ["fedavg-seed0", "mine.method+prox-seed0"]
     mine = found[1].experiment
-    assert (mine.fusion.method, mine.local.proximal) == ("mine:method", 0.01)
+    assert (mine.fusion.method, mine.local.prox_mu) == ("mine:method", 0.01)
 
 
 def test_a_value_belongs_to_the_methods_that_name_its_part() -> None:
-    """Otherwise "fedavg" next to "fedprox" with proximal=0.1 would be FedProx too."""
-    tuned = with_values(BASE, {"local.proximal": 0.1, "fusion.momentum": 0.3})
+    """Otherwise "fedavg" next to "fedprox" with prox_mu=0.1 would be FedProx too."""
+    tuned = with_values(BASE, {"local.prox_mu": 0.1, "fusion.momentum": 0.3})
     found = grid(tuned, ["fedavg", "fedprox", "fedavgm"], [0])
-    values = [(each.experiment.local.proximal, each.experiment.fusion.momentum) for each in found]
+    values = [(each.experiment.local.prox_mu, each.experiment.fusion.momentum) for each in found]
     assert values == [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3)]
     alone = grid(tuned, ["fedavg", "feddf"], [0])  # no method names them: they are the experiment's
-    assert {each.experiment.local.proximal for each in alone} == {0.1}
+    assert {each.experiment.local.prox_mu for each in alone} == {0.1}
 
 
 def test_a_value_of_the_configuration_wins() -> None:
-    tuned = with_values(BASE, {"local.proximal": 0.5})
-    assert variant(tuned, "fedprox").local.proximal == 0.5
+    tuned = with_values(BASE, {"local.prox_mu": 0.5})
+    assert variant(tuned, "fedprox").local.prox_mu == 0.5
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -77,8 +77,8 @@ def test_a_name_with_parts_is_a_method_of_every_configuration(method: str) -> No
 
 def test_feddf_plus_adjusts_the_loss_and_weighs_by_class_counts() -> None:
     plus, private = variant(BASE, "feddf-plus"), variant(BASE, "feddf-plus-private")
-    assert (plus.teachers.weights, plus.teachers.average) == ("class-counts", "probabilities")
-    assert (private.teachers.weights, private.teachers.average) == ("uniform", "logits")
+    assert (plus.ensemble.weights, plus.ensemble.combine) == ("class-counts", "probabilities")
+    assert (private.ensemble.weights, private.ensemble.combine) == ("uniform", "logits")
     assert (part_names(plus), part_names(private)) == (["class-counts"], [])
     assert (plus.fusion.average, private.fusion.average) == ("class-counts", "examples")
     assert plus.local.logit_adjustment == private.local.logit_adjustment == 1.0
@@ -87,11 +87,11 @@ def test_feddf_plus_adjusts_the_loss_and_weighs_by_class_counts() -> None:
 @pytest.mark.parametrize(
     ("method", "changes", "names"),
     [
-        ("fedavg", {"teachers.weights": "class-counts"}, []),  # it has no teachers: its clients tell nothing
-        ("fedavg", {"fusion.average": "class-counts"}, ["class-counts"]),
-        ("feddf", {"teachers.weights": "class-counts"}, ["class-counts"]),
-        ("mine:method", {"teachers.weights": "class-counts"}, ["class-counts"]),
-        ("feddf", {"teachers.weights": "examples"}, []),
+        ("fedavg", {"ensemble.weights": "class-counts"}, []),  # it has no teachers: its clients tell nothing
+        ("fedavg", {"fusion.aggregation": "class-counts"}, ["class-counts"]),
+        ("feddf", {"ensemble.weights": "class-counts"}, ["class-counts"]),
+        ("mine:method", {"ensemble.weights": "class-counts"}, ["class-counts"]),
+        ("feddf", {"ensemble.weights": "examples"}, []),
         ("feddf-plus+scaffold", {}, ["class-counts", "scaffold"]),
         ("feddf-plus", {"fusion.parts": ("mine:part", "class-counts")}, ["class-counts", "mine:part"]),  # each once
     ],
@@ -133,5 +133,5 @@ def test_reports_call_a_method_by_its_short_name(method: str) -> None:
 
 
 def test_reports_say_what_the_short_name_does_not() -> None:
-    other = with_values(variant(BASE, "feddf-plus"), {"local.proximal": 0.1})
-    assert method_name(flat(other.model_dump())) == "feddf-plus+proximal=0.1"
+    other = with_values(variant(BASE, "feddf-plus"), {"local.prox_mu": 0.1})
+    assert method_name(flat(other.model_dump())) == "feddf-plus+prox_mu=0.1"

@@ -109,7 +109,7 @@ FOREIGN = {
     "fusion.method": "nowhere:rule",
     "data.name": "nowhere:data",
     "pool.sources": ["generator:somewhere"],
-    "run.track": ["nowhere:Tracker"],
+    "run.loggers": ["nowhere:Tracker"],
     "run": {"engine": "ray", "ray_address": "somewhere:6379"},
 }
 HIDDEN = {

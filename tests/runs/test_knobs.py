@@ -44,52 +44,52 @@ BASE: dict[str, Any] = {
 }
 MATCHED = [{"model": "mlp", "width": 12}]
 KNOBS: dict[str, dict[str, Any]] = {
-    "local decay": {"local.decay": "linear"},
-    "local cosine": {"local.decay": "cosine"},
-    "local Adam": {"local.optimizer": "adam", "local.rate": 1e-3},
+    "local decay": {"local.lr_schedule": "linear"},
+    "local cosine": {"local.lr_schedule": "cosine"},
+    "local Adam": {"local.optimizer": "adam", "local.lr": 1e-3},
     "straight-through": {"local.binary": "straight-through"},
     "error feedback": {"local.binary": "error-feedback"},
     "validation split": {"data.validation_split": "last"},
-    "FedProx": {"local.proximal": 0.5},
+    "FedProx": {"local.prox_mu": 0.5},
     "adjusted loss": {"local.logit_adjustment": 1.0},
     "FedAvg": {"fusion.method": "fedavg"},
     "FedAvgM": {"fusion.method": "fedavg", "fusion.momentum": 0.3},
-    "uniform average": {"fusion.average": "uniform"},
+    "uniform average": {"fusion.aggregation": "uniform"},
     "last statistics": {"fusion.batchnorm": "last"},
     "recalibrated": {"fusion.batchnorm": "recalibrate"},
     "recalibrated FedAvg": {"fusion.method": "fedavg", "fusion.batchnorm": "recalibrate"},
     "local statistics": {"fusion.batchnorm": "local", "clients.fraction": 1.0},
     "drop the worst": {"fusion.drop_worst": "paper", "partition.alpha": 0.05},
-    "probabilities": {"teachers.average": "probabilities"},
-    "weights n_k": {"teachers.weights": "examples"},
-    "weights validation": {"teachers.weights": "validation"},
-    "weights certainty": {"teachers.weights": "certainty"},
-    "weights class counts": {"teachers.weights": "class-counts"},
-    "earlier rounds": {"teachers.memory": 0.5},
+    "probabilities": {"ensemble.combine": "probabilities"},
+    "weights n_k": {"ensemble.weights": "examples"},
+    "weights validation": {"ensemble.weights": "validation"},
+    "weights certainty": {"ensemble.weights": "certainty"},
+    "weights class counts": {"ensemble.weights": "class-counts"},
+    "earlier rounds": {"ensemble.ema": 0.5},
     "defense": {"fusion.defense": "robust"},
     "trust": {"fusion.trust": "expguard"},
-    "guard": {"fusion.guard": 0.01, "distill.rate": 0.5},
+    "guard": {"fusion.guard": 0.01, "distill.lr": 0.5},
     "temperature": {"distill.temperature": 3.0},
-    "swag": {"teachers.swag_samples": 3},
-    "swag scale": {"teachers.swag_samples": 3, "teachers.swag_scale": 1.0},
-    "from previous": {"distill.start": "previous"},
-    "held-out loss": {"distill.stop": "held-out-loss"},
-    "held-out share": {"distill.stop": "held-out-loss", "distill.held_out": 0.4, "distill.rate": 2e-3},
-    "validation": {"distill.stop": "validation", "distill.rate": 0.5},
-    "a start that is not kept": {"distill.stop": "validation", "distill.rate": 0.5, "distill.keep_start": False},
+    "swag": {"ensemble.swag_samples": 3},
+    "swag scale": {"ensemble.swag_samples": 3, "ensemble.swag_scale": 1.0},
+    "from previous": {"distill.init": "previous"},
+    "held-out loss": {"distill.early_stopping": "held-out-loss"},
+    "held-out share": {"distill.early_stopping": "held-out-loss", "distill.held_out": 0.4, "distill.lr": 2e-3},
+    "validation": {"distill.early_stopping": "validation", "distill.lr": 0.5},
+    "a start that is not kept": {"distill.early_stopping": "validation", "distill.lr": 0.5, "distill.keep_init": False},
     "SGD": {"distill.optimizer": "sgd"},
     "SWA": {"distill.optimizer": "swa", "distill.steps": 30},
     "SWA's cycle": {"distill.optimizer": "swa", "distill.steps": 30, "distill.swa_cycle": 4},
     "clip": {"distill.clip": 1e-9, "distill.optimizer": "sgd"},
     "views": {"pool.views": 3},
-    "augmented pool": {"teachers.ask": "each-batch", "pool.augment": True},
+    "augmented pool": {"ensemble.cache": False, "pool.augment": True},
     "SCAFFOLD": {"fusion.parts": ["scaffold"]},
     "FedMA's growth": {"fusion.method": "fedma", "fedma.growth": 1.0, "prototypes": MATCHED},
     "FedMA's start": {"fusion.method": "fedma", "fedma.own_start": False, "prototypes": MATCHED},
     "FedMA's weights": {"fusion.method": "fedma", "fedma.neuron_weights": "examples", "prototypes": MATCHED},
 }
 
-SIZES = ("clients.fraction", "distill.steps", "distill.rate", "partition.alpha", "prototypes")
+SIZES = ("clients.fraction", "distill.steps", "distill.lr", "partition.alpha", "prototypes")
 
 
 def experiment(changes: dict[str, Any]) -> Experiment:
@@ -147,7 +147,9 @@ def test_counts_that_nobody_uses_change_no_model_and_cost_their_bytes() -> None:
 def test_the_best_start_is_never_below_the_average_on_validation() -> None:
     """The scores at the start, of each round, with the same models before it: only round one can be compared."""
     best, average, previous = (
-        outcome({"distill.start": start, "distill.stop": "validation"})[1][0]["distillation"]["cnn"]["score_before"]
+        outcome({"distill.init": start, "distill.early_stopping": "validation"})[1][0]["distillation"]["cnn"][
+            "score_before"
+        ]
         for start in ("best", "average", "previous")
     )
     assert best == max(average, previous)

@@ -50,7 +50,7 @@ def test_no_folder_is_made_where_one_holds_another_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("parallel", [0, 2])
 def test_too_few_clients_are_a_failure_for_good_and_the_others_run(tmp_path: Path, parallel: int) -> None:
-    diverging = {**seeds(tmp_path), tmp_path / "0": with_values(BASE, {"local.rate": 1e30, "clients.attempts": 1})}
+    diverging = {**seeds(tmp_path), tmp_path / "0": with_values(BASE, {"local.lr": 1e30, "clients.attempts": 1})}
     outcome = {path.name: failure for path, failure in run_many(diverging, parallel)}
     assert outcome["1"] == ""
     assert outcome["0"] == failure_of(tmp_path / "0")

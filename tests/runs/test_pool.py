@@ -198,11 +198,11 @@ def test_a_mistake_is_one_line(mistake: str) -> None:
     ("changes", "said"),
     [
         (
-            {"data.name": "toy", "pool.sources": "plane", "pool.augment": True, "teachers.ask": "each-batch"},
+            {"data.name": "toy", "pool.sources": "plane", "pool.augment": True, "ensemble.cache": False},
             "'toy' are not images",
         ),
         (
-            {"pool.sources": {"name": "noise", "size": 3}, "distill.stop": "held-out-loss"},
+            {"pool.sources": {"name": "noise", "size": 3}, "distill.early_stopping": "held-out-loss"},
             "a pool of 3 is too small",
         ),
         (
@@ -218,4 +218,4 @@ def test_what_would_fail_later_is_said_before_training(changes: dict[str, Any], 
 
 def test_without_validation_there_is_nothing_to_distil_on() -> None:
     with pytest.raises(ConfigError, match="no validation inputs to distill on"):
-        task_with("validation", {"data.validation": 0.0, "distill.stop": "steps"})
+        task_with("validation", {"data.validation": 0.0, "distill.early_stopping": "none"})

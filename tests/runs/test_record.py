@@ -28,7 +28,7 @@ from feddf.states import n_bytes
 from feddf.types import Failure, Job, Method, Round, ServerState, Update, Vote
 
 EXECUTION = Execution()
-SHORT = {"distill.steps": 2, "distill.check": 1, "run.threads": 1}
+SHORT = {"distill.steps": 2, "distill.eval_every": 1, "run.threads": 1}
 
 
 def put_together(changes: dict[str, Any]) -> tuple[Tiny, Method]:
@@ -93,13 +93,13 @@ def by_counts(updates: Sequence[Update], zs: Sequence[Tensor]) -> Tensor:
 
 ENSEMBLES: dict[str, tuple[dict[str, Any], Any]] = {
     "plain": ({}, lambda updates, zs: avg_logits(map(Vote, zs))),
-    "probabilities": ({"teachers.average": "probabilities"}, lambda updates, zs: avg_probabilities(map(Vote, zs))),
+    "probabilities": ({"ensemble.combine": "probabilities"}, lambda updates, zs: avg_probabilities(map(Vote, zs))),
     "examples": (
-        {"teachers.weights": "examples"},
+        {"ensemble.weights": "examples"},
         lambda updates, zs: avg_logits([Vote(z, one.n_examples) for z, one in zip(zs, updates, strict=True)]),
     ),
-    "class counts": ({"teachers.weights": "class-counts", "teachers.average": "probabilities"}, by_counts),
-    "each batch": ({"teachers.ask": "each-batch"}, lambda updates, zs: avg_logits(map(Vote, zs))),
+    "class counts": ({"ensemble.weights": "class-counts", "ensemble.combine": "probabilities"}, by_counts),
+    "each batch": ({"ensemble.cache": False}, lambda updates, zs: avg_logits(map(Vote, zs))),
 }
 
 
@@ -121,7 +121,7 @@ def test_the_ensemble_is_the_one_that_taught(case: str) -> None:
 
 
 def test_sampled_teachers_are_in_the_ensemble_and_in_nothing_else() -> None:
-    tiny, method = put_together({"teachers.swag_samples": 3, "teachers.swag_scale": 4.0})
+    tiny, method = put_together({"ensemble.swag_samples": 3, "ensemble.swag_scale": 4.0})
     updates = some_updates(tiny)
     closed = fused_of(tiny, method, updates)
     drawn = swag(updates, 3, samples=3, scale=4.0)
@@ -153,7 +153,7 @@ def test_clients_that_do_not_teach_are_asked_but_not_in_the_ensemble() -> None:
 
 @pytest.mark.parametrize("method_name", ["fedavg", "feddf"])
 def test_an_ensemble_that_cannot_be_measured_says_why(method_name: str) -> None:
-    tiny, method = put_together({"fusion.method": method_name, "teachers.memory": 0.5})
+    tiny, method = put_together({"fusion.method": method_name, "ensemble.ema": 0.5})
     first = round_of(tiny, method)
     second = round_of(tiny, method, first.server)
     records = [recorded(tiny, first), recorded(tiny, second)]

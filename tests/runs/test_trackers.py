@@ -85,7 +85,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_unknown_tracker_is_a_mistake() -> None:
-    with pytest.raises(ConfigError, match=r"run.track = 'tensorbord': did you mean 'tensorboard'\?"):
+    with pytest.raises(ConfigError, match=r"run.loggers = 'tensorbord': did you mean 'tensorboard'\?"):
         small(["tensorbord"])
 
 

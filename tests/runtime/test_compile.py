@@ -45,7 +45,7 @@ def as_it_is(raw: Tensor) -> Tensor:
 PROTOTYPES = {"net": Prototype("net", small_net)}
 ROWS = torch.randn(64, 12, generator=torch.Generator().manual_seed(0))
 TRAIN = Examples(Inputs(ROWS, as_it_is), torch.arange(64) % 3, classes(3))
-LOCAL = LocalConfig(epochs=2, batch=32, rate=0.1)
+LOCAL = LocalConfig(epochs=2, batch_size=32, lr=0.1)
 
 plain = partial(local_update, prototypes=PROTOTYPES, train=TRAIN, local=LOCAL)
 compiled = partial(plain, execution=Execution(compile=True))
@@ -100,7 +100,7 @@ torch.set_num_threads(1)
 kinds = {"cnn": Prototype("cnn", partial(CNN, (3, 16, 16), 4))}
 draw = torch.Generator().manual_seed(0)
 train = Examples(Inputs(torch.randn(64, 3, 16, 16, generator=draw), lambda raw: raw), torch.arange(64) % 4, classes(4))
-local = LocalConfig(epochs=2, batch=32, rate=0.1)
+local = LocalConfig(epochs=2, batch_size=32, lr=0.1)
 for size in map(int, sys.argv[1:]):
     job = Job(Client("c", "cnn", torch.arange(size)), 1, initial(kinds["cnn"], 0), 5)
     update = local_update(job, prototypes=kinds, train=train, local=local, execution=Execution(compile=True))

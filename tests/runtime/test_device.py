@@ -122,7 +122,7 @@ def test_work_for_which_there_is_no_room_alone_has_failed_and_the_line_says_what
     (outcome,) = alone_if_full(in_process)(partial(full, tried=tried, until=9), [Number(1)])
     assert isinstance(outcome, OutOfMemory)
     assert outcome.client_id == "n1"
-    for word in ("run.workers", "local.batch", "distill.batch", "0 MiB", "CUDA out of memory"):
+    for word in ("run.workers", "local.batch_size", "distill.batch_size", "0 MiB", "CUDA out of memory"):
         assert word in outcome.reason
     assert "\n" not in outcome.reason
     assert len(tried) == 2

@@ -34,8 +34,8 @@ def bands(data: DataConfig) -> Dataset:
 
 def run(folder: Path, **values: object) -> list[feddf.Record]:
     given = {
-        "data.name": f"{__name__}:bands", "prototypes": ["mlp", {"model": "cnn", "width": 4}], "clients.number": 4,
-        "clients.fraction": 1.0, "rounds": 1, "local.epochs": 2, "local.rate": 0.05, "pool.sources": ["noise"],
+        "data.name": f"{__name__}:bands", "prototypes": ["mlp", {"model": "cnn", "width": 4}], "clients.total": 4,
+        "clients.fraction": 1.0, "rounds": 1, "local.epochs": 2, "local.lr": 0.05, "pool.sources": ["noise"],
         "pool.size": 32, "distill.steps": 2, "run.engine": "in-process", **values,
     }  # fmt: skip
     experiment = parse(nested({}, given))

@@ -95,7 +95,7 @@ def list_presets(
         else:
             print(known[name], end="")
         return
-    about = {preset: str(read(preset).get("about", "")) for preset in known}
+    about = {preset: str(read(preset).get("description", "")) for preset in known}
     if as_json:
         print_json(about)
         return

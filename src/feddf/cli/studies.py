@@ -38,7 +38,7 @@ def tune(
         list[str] | None,
         typer.Argument(
             metavar="KEY[=V1,V2,...]... [seeds=0] [parallel=1] [extensions=4] [KEY=VALUE]...",
-            help="What to tune, with a grid of your own or the paper's (local.rate, proximal, momentum), and values "
+            help="What to tune, with a grid of your own or the paper's (local.lr, prox_mu, momentum), and values "
             "that replace those of the configuration.",
             show_default=False,
         ),
@@ -118,7 +118,7 @@ def partition(
         list[str] | None,
         typer.Argument(
             metavar="[alpha=A1,A2,...] [KEY=VALUE]...",
-            help="One or several α, and values that replace those of the configuration (scheme, clients.number, ...).",
+            help="One or several α, and values that replace those of the configuration (scheme, clients.total, ...).",
             show_default=False,
         ),
     ] = None,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.config.sections import ClientsConfig as ClientsConfig
     from feddf.config.sections import DataConfig as DataConfig
     from feddf.config.sections import DistillConfig as DistillConfig
+    from feddf.config.sections import EnsembleConfig as EnsembleConfig
     from feddf.config.sections import FedMAConfig as FedMAConfig
     from feddf.config.sections import FusionConfig as FusionConfig
     from feddf.config.sections import LocalConfig as LocalConfig
@@ -30,14 +31,13 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.config.sections import PrototypeConfig as PrototypeConfig
     from feddf.config.sections import RunConfig as RunConfig
     from feddf.config.sections import SourceConfig as SourceConfig
-    from feddf.config.sections import TeachersConfig as TeachersConfig
 
 _HOMES = {
     "errors": "ConfigError",
     "experiment": "Experiment Settings differences load parse with_values",
     "records": "Record",
     "sections": "ClientsConfig DataConfig DistillConfig FedMAConfig FusionConfig LocalConfig PartitionConfig "
-    "PoolConfig PrototypeConfig RunConfig SourceConfig TeachersConfig",
+    "PoolConfig PrototypeConfig RunConfig SourceConfig EnsembleConfig",
 }
 _HOME = {name: f"feddf.config.{module}" for module, names in _HOMES.items() for name in names.split()}
 

@@ -17,6 +17,7 @@ from feddf.config.sections import (
     ClientsConfig,
     DataConfig,
     DistillConfig,
+    EnsembleConfig,
     FedMAConfig,
     FusionConfig,
     LocalConfig,
@@ -25,7 +26,6 @@ from feddf.config.sections import (
     PrototypeConfig,
     RunConfig,
     Section,
-    TeachersConfig,
     key,
 )
 
@@ -37,13 +37,13 @@ class Settings(Section):
     """All that a run is made of except its data and architectures."""
 
     name: str = key("experiment", "a name for folders and titles", pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)
-    about: str = key("", "one line about the experiment")
+    description: str = key("", "one line about the experiment")
     seed: int = key(0, "every random choice follows from it", ge=0)
     rounds: int = key(100, "T, the communication rounds", ge=1)
     clients: ClientsConfig = ClientsConfig()
     local: LocalConfig = LocalConfig()
     fusion: FusionConfig = FusionConfig()
-    teachers: TeachersConfig = TeachersConfig()
+    ensemble: EnsembleConfig = EnsembleConfig()
     distill: DistillConfig = DistillConfig()
     fedma: FedMAConfig = FedMAConfig()
     run: RunConfig = RunConfig()
@@ -67,48 +67,48 @@ class Settings(Section):
             "run.ray_address",
             "it is the address of a Ray cluster; set run.engine = 'ray'",
         )
-        least = 0.5 / self.clients.number
+        least = 0.5 / self.clients.total
         yield (
             self.clients.cohort < 1,
             "clients.fraction",
-            f"no client would be sampled from {self.clients.number}; it must be above {least:g}",
+            f"no client would be sampled from {self.clients.total}; it must be above {least:g}",
         )
 
     def _mistakes_in_distillation(self, labeled: bool, pooled: bool) -> Iterator[Mistake]:
-        teachers, distill = self.teachers, self.distill
+        ensemble, distill = self.ensemble, self.distill
         yield (
             self.distills and not pooled,
             "pool.sources",
             "method 'feddf' needs unlabeled inputs, for instance pool.sources = ['cifar100']",
         )
         yield (
-            self.distills and distill.stop == "validation" and not labeled,
+            self.distills and distill.early_stopping == "validation" and not labeled,
             "data.validation",
-            "early stopping needs validation data; hold some out, or set distill.stop = 'held-out-loss' or 'steps'",
+            "hold some validation data out, or set distill.early_stopping = 'held-out-loss' or 'none'",
         )
         yield (
-            self.distills and distill.start == "best" and distill.stop == "steps",
-            "distill.start",
-            "the best is found by a score; set distill.stop = 'validation' or 'held-out-loss'",
+            self.distills and distill.init == "best" and distill.early_stopping == "none",
+            "distill.init",
+            "the best is found by a score; set distill.early_stopping = 'validation' or 'held-out-loss'",
         )
         yield (
-            teachers.memory > 0 and teachers.ask == "each-batch",
-            "teachers.memory",
-            "what earlier rounds answered is known for the whole pool only; it needs teachers.ask = 'once'",
+            ensemble.ema > 0 and not ensemble.cache,
+            "ensemble.ema",
+            "what earlier rounds answered is known for the whole pool only; it needs ensemble.cache = true",
         )
         yield (
-            teachers.swag_samples > 0 and teachers.ask == "each-batch",
-            "teachers.swag_samples",
-            "only with teachers.ask = 'once'",
+            ensemble.swag_samples > 0 and not ensemble.cache,
+            "ensemble.swag_samples",
+            "only with ensemble.cache = true",
         )
         yield (
-            teachers.weights == "validation" and not labeled,
-            "teachers.weights",
+            ensemble.weights == "validation" and not labeled,
+            "ensemble.weights",
             "it needs validation data; set data.validation above 0",
         )
         yield (
-            teachers.swag_samples > 0 and teachers.weights == "validation",
-            "teachers.weights",
+            ensemble.swag_samples > 0 and ensemble.weights == "validation",
+            "ensemble.weights",
             "sampled teachers have no validation accuracy of their own; use other weights, or swag_samples = 0",
         )
 
@@ -151,9 +151,9 @@ class Settings(Section):
             "its layers grow and are matched one by one, so neither fusion.momentum nor fusion.drop_worst can be used",
         )
         yield (
-            matched and (fusion.batchnorm != "average" or fusion.average != "examples"),
+            matched and (fusion.batchnorm != "average" or fusion.aggregation != "examples"),
             "fusion.method",
-            "it has averages of its own and no BatchNorm, so neither fusion.batchnorm nor fusion.average can be chosen",
+            "it has averages of its own and no BatchNorm: fusion.batchnorm and fusion.aggregation cannot be chosen",
         )
         yield (
             matched and len(fusion.parts) > 0,
@@ -192,10 +192,8 @@ class Experiment(Settings):
         labels = [prototype.label for prototype in self.prototypes]
         if len(set(labels)) < len(labels):
             raise ConfigError.at("prototypes", labels, "two have the same name; give each a name of its own")
-        if len(labels) > self.clients.number:
-            raise ConfigError.at(
-                "prototypes", labels, f"there are more prototypes than clients ({self.clients.number})"
-            )
+        if len(labels) > self.clients.total:
+            raise ConfigError.at("prototypes", labels, f"there are more prototypes than clients ({self.clients.total})")
         self.refuse(self.mistakes(labeled=self.data.validation > 0, pooled=bool(self.pool.sources)))
         self.refuse(self._mistakes_in_pool())
         return self
@@ -219,13 +217,13 @@ class Experiment(Settings):
         )
         yield sources.count("train") > 1, "pool.sources", "'train' is named twice; give it one fraction"
         yield (
-            self.pool.augment and self.teachers.ask == "once",
+            self.pool.augment and self.ensemble.cache,
             "pool.augment",
-            "only with teachers.ask = 'each-batch'",
+            "only with ensemble.cache = false",
         )
         yield (
-            self.run.engine == "in-process" and self.clients.deadline is not None,
-            "clients.deadline",
+            self.run.engine == "in-process" and self.clients.timeout is not None,
+            "clients.timeout",
             "only run.engine = 'processes' or 'ray' can end a late client",
         )
 

@@ -11,7 +11,7 @@ from feddf.config.errors import ConfigError
 from feddf.config.experiment import parse
 from feddf.config.names import DATASETS, DROP_RULES, MODELS, TEACHER_FORMATS
 from feddf.config.presets import read
-from feddf.config.sections import DistillConfig, EnsembleConfig, PoolConfig, RunConfig, Section, average_key, key
+from feddf.config.sections import CombinationConfig, DistillConfig, PoolConfig, RunConfig, Section, combine_key, key
 
 
 class InputsConfig(Section):
@@ -57,7 +57,7 @@ class StudentConfig(InputsConfig):
 
     model: str | None = key(None, "its architecture (default: that of the teacher that it starts as)", names=MODELS)
     options: dict[str, Any] = key({}, "the options of that architecture")
-    start: str = key("new", "its first weights: 'new', 'average' (of the teachers like it), or a teacher's name")
+    init: str = key("new", "its first weights: 'new', 'average' (of the teachers like it), or a teacher's name")
     classes: tuple[str, ...] = key((), "its classes, in order (default: all that some teacher knows)")
 
 
@@ -73,12 +73,12 @@ class LabeledConfig(Section):
     classes: tuple[str, ...] = key((), "the names of its classes, in order (default: what the data set says)")
 
 
-class FuseEnsembleConfig(EnsembleConfig):
+class FuseEnsembleConfig(CombinationConfig):
     """``[ensemble]``: how the teachers' predictions become one."""
 
     place = "ensemble"
 
-    average: str = average_key("probabilities")
+    combine: str = combine_key("probabilities")
     drop_worst: str = key(
         "none", "leave out teachers that know nothing, by which rule", kind="method", names=DROP_RULES, also="none"
     )
@@ -88,7 +88,7 @@ class FuseConfig(Section):
     """Everything that determines a fusion of trained models."""
 
     name: str = key("fused", "a name for the model card", pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)
-    about: str = key("", "one line about the fusion")
+    description: str = key("", "one line about the fusion")
     seed: int = key(0, "every random choice follows from it", ge=0)
     teachers: tuple[TeacherConfig, ...] = key(..., "the models to fuse", min_length=1)
     student: StudentConfig
@@ -118,17 +118,17 @@ class FuseConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        pool, student, ensemble, stop = self.pool, self.student, self.ensemble, self.distill.stop
+        pool, student, ensemble, stop = self.pool, self.student, self.ensemble, self.distill.early_stopping
         none, needs = self.validation is None, "it needs labeled examples; name some with validation.name"
         twice = [name for name in student.classes if student.classes.count(name) > 1]
-        unnamed = student.model is None and student.start in ("new", "average")
+        unnamed = student.model is None and student.init in ("new", "average")
         for wrong, name, given, allowed in (
             (not pool.sources, "pool.sources", None, "name unlabeled inputs: a data set, or folder:DIR of images"),
-            (self.distill.start != "average", "distill.start", self.distill.start, "say it with student.start"),
-            (unnamed, "student.model", None, "name an architecture, or a teacher as student.start"),
+            (self.distill.init != "average", "distill.init", self.distill.init, "say it with student.init"),
+            (unnamed, "student.model", None, "name an architecture, or a teacher as student.init"),
             (twice, "student.classes", list(student.classes), f"'{''.join(twice[:1])}' is named twice"),
             (pool.augment, "pool.augment", True, "teachers predict once, so the pool stays as it is"),
-            (none and stop == "validation", "distill.stop", stop, needs),
+            (none and stop == "validation", "distill.early_stopping", stop, needs),
             (none and ensemble.weights == "validation", "ensemble.weights", ensemble.weights, needs),
             (none and ensemble.drop_worst != "none", "ensemble.drop_worst", ensemble.drop_worst, needs),
         ):

@@ -18,9 +18,40 @@ from feddf.config.sections import PrototypeConfig, Section, SourceConfig, extra_
 
 SECTIONS = [
     *("", "data", "partition", "clients", "prototypes", "local", "pool", "pool.sources"),
-    *("fusion", "teachers", "distill", "fedma", "attack", "run"),
+    *("fusion", "ensemble", "distill", "fedma", "attack", "run"),
 ]
 """The sections in the order in which a reader wants them."""
+
+RENAMED = {
+    "about": "description",
+    "data.normalisation": "data.normalization",
+    "data.size": "data.train_size",
+    "clients.number": "clients.total",
+    "clients.spare": "clients.over_selection",
+    "clients.deadline": "clients.timeout",
+    "local.batch": "local.batch_size",
+    "local.rate": "local.lr",
+    "local.decay": "local.lr_schedule",
+    "local.proximal": "local.prox_mu",
+    "fusion.average": "fusion.aggregation",
+    "fusion.defence": "fusion.defense",
+    "teachers.ask": "ensemble.cache",
+    "teachers.average": "ensemble.combine",
+    "teachers.weights": "ensemble.weights",
+    "teachers.memory": "ensemble.ema",
+    "teachers.swag_samples": "ensemble.swag_samples",
+    "teachers.swag_scale": "ensemble.swag_scale",
+    "ensemble.average": "ensemble.combine",
+    "distill.start": "distill.init",
+    "distill.batch": "distill.batch_size",
+    "distill.rate": "distill.lr",
+    "distill.stop": "distill.early_stopping",
+    "distill.keep_start": "distill.keep_init",
+    "distill.check": "distill.eval_every",
+    "student.start": "student.init",
+    "run.track": "run.loggers",
+}
+"""Keys of version 0.1, and what they are called now."""
 
 _TITLES = {"": "On top", "prototypes": "`[[prototypes]]`", "pool.sources": "An entry of `pool.sources`"}
 
@@ -34,7 +65,6 @@ class Key:
     allowed: str
     meaning: str
     kind: str
-    synonyms: tuple[str, ...] = ()
 
     @property
     def last(self) -> str:
@@ -119,9 +149,8 @@ def suggestion(word: str, kind: type[Section]) -> str:
     section, _, last = word.rpartition(".")
     if entries:  # of a list of tables, which have keys of their own
         known = {name: key for name, key in all_keys().items() if name.startswith(f"{section}.")} or known
-    for key in known.values():
-        if word in key.synonyms or last in key.synonyms:
-            return f"did you mean '{key.name}'?"
+    if new := RENAMED.get(word):
+        return f"it is called '{new}' now"
     if inside := _inside(word, known):
         return inside
     if same := [key.name for key in known.values() if key.last == last]:
@@ -177,7 +206,7 @@ def find(word: str) -> list[Key]:
     if word in known:
         return [known[word], *(key for name, key in known.items() if name.startswith(f"{word}."))]
     found = [key for name, key in known.items() if name.startswith(f"{word}.")]
-    found = found or [key for key in known.values() if key.last == word or word in key.synonyms]
+    found = found or [key for key in known.values() if key.last == word]
     if not found:
         raise ConfigError(f"no key or section is called '{word}'; {nearest(word, known)}")
     return found
@@ -200,14 +229,14 @@ def tables(known: Mapping[str, Key], titles: Mapping[str, str], level: str) -> s
 
 
 def _prefixed(section: str, key: Key) -> Key:
-    return Key(f"{section}.{key.name}", key.default, key.allowed, key.meaning, key.kind, key.synonyms)
+    return Key(f"{section}.{key.name}", key.default, key.allowed, key.meaning, key.kind)
 
 
 def _key(name: str, field: FieldInfo) -> Key:
     extra = extra_of(field)
     allowed = _allowed(field, extra)
     default = field.default if field.default_factory is None else field.get_default(call_default_factory=True)
-    return Key(name, default, allowed, field.description or "", extra.get("kind", "task"), tuple(extra["synonyms"]))
+    return Key(name, default, allowed, field.description or "", extra.get("kind", "task"))
 
 
 def _allowed(field: FieldInfo, extra: Mapping[str, Any]) -> str:

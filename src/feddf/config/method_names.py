@@ -12,26 +12,26 @@ from feddf.config.names import PARTS as NAMED
 from feddf.config.sections import Section
 
 PARTS: dict[str, tuple[str, Any]] = {
-    "prox": ("local.proximal", 0.01),
+    "prox": ("local.prox_mu", 0.01),
     "momentum": ("fusion.momentum", 0.2),
     "adam": ("local.optimizer", "adam"),
-    "decay": ("local.decay", "linear"),
+    "decay": ("local.lr_schedule", "linear"),
     "adjusted": ("local.logit_adjustment", 1.0),
     "robust": ("fusion.defense", "robust"),
     "drop-worst": ("fusion.drop_worst", "paper"),
-    "swag": ("teachers.swag_samples", 10),
+    "swag": ("ensemble.swag_samples", 10),
     "swa": ("distill.optimizer", "swa"),
     "sgd": ("distill.optimizer", "sgd"),
-    "previous": ("distill.start", "previous"),
-    "best": ("distill.start", "best"),
-    "probabilities": ("teachers.average", "probabilities"),
-    "class-rows": ("fusion.average", "class-counts"),
-    "class-counts": ("teachers.weights", "class-counts"),
-    "certainty": ("teachers.weights", "certainty"),
+    "previous": ("distill.init", "previous"),
+    "best": ("distill.init", "best"),
+    "probabilities": ("ensemble.combine", "probabilities"),
+    "class-rows": ("fusion.aggregation", "class-counts"),
+    "class-counts": ("ensemble.weights", "class-counts"),
+    "certainty": ("ensemble.weights", "certainty"),
     "views": ("pool.views", 4),
-    "memory": ("teachers.memory", 0.5),
-    "held-out": ("distill.stop", "held-out-loss"),
-    "steps": ("distill.stop", "steps"),
+    "ema": ("ensemble.ema", 0.5),
+    "held-out": ("distill.early_stopping", "held-out-loss"),
+    "steps": ("distill.early_stopping", "none"),
 }
 """What may be added to a method's name with a plus, and the key and value that it stands for."""
 
@@ -49,9 +49,9 @@ def changes_of(method: str) -> tuple[str, dict[str, Any]]:
     """Return the method without its parts, and the keys and values that the parts stand for.
 
     >>> changes_of("fedprox")
-    ('fedavg', {'local.proximal': 0.01})
+    ('fedavg', {'local.prox_mu': 0.01})
     >>> changes_of("fedprox+momentum")
-    ('fedavg', {'local.proximal': 0.01, 'fusion.momentum': 0.2})
+    ('fedavg', {'local.prox_mu': 0.01, 'fusion.momentum': 0.2})
     """
     first, *added = method.split("+")
     name, *parts = [*SHORT.get(first, first).split("+"), *added]
@@ -69,7 +69,7 @@ def changes_of(method: str) -> tuple[str, dict[str, Any]]:
 def spelled_out(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return nested tables in which ``fusion.method`` is a plain method and its parts are keys of their own.
 
-    A part stands for its value in :data:`PARTS`, unless the configuration has another than the default (``proximal =
+    A part stands for its value in :data:`PARTS`, unless the configuration has another than the default (``prox_mu =
     0.1`` is FedProx's).
     """
     fusion = values.get("fusion")
@@ -86,7 +86,7 @@ def spelled_out(values: Mapping[str, Any]) -> Mapping[str, Any]:
 def short_name(method: str, keys: Collection[str]) -> str:
     """Return the name of a method in which some keys are not at their default: that which stands for most of them.
 
-    >>> short_name("fedavg", ["local.proximal"]), short_name("feddf", ["local.proximal"])
+    >>> short_name("fedavg", ["local.prox_mu"]), short_name("feddf", ["local.prox_mu"])
     ('fedprox', 'feddf')
     """
     fitting = {

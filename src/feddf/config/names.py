@@ -103,7 +103,7 @@ METHOD_PARTS = Names("fusion.method", {"fedma": "feddf.fusion.fedma:freeze_match
 """(resources, what a client is told) -> a part that a method asks of its clients, by the name that they are sent."""
 
 AVERAGES = Names(
-    "fusion.average",
+    "fusion.aggregation",
     {
         "examples": "feddf.fusion.average:average",
         "uniform": "feddf.fusion.average:uniform_average",
@@ -128,7 +128,7 @@ DROP_RULES = Names(
 """(accuracy by client, number of classes, number of examples) -> the clients to drop."""
 
 TARGETS = Names(
-    "teachers.average",
+    "ensemble.combine",
     {
         "logits": "feddf.fusion.ensemble:avg_logits",
         "probabilities": "feddf.fusion.ensemble:avg_probabilities",
@@ -139,7 +139,7 @@ TARGETS = Names(
 """(votes, temperature, outputs) -> what a student should answer."""
 
 TEACHER_WEIGHTS = Names(
-    "teachers.weights",
+    "ensemble.weights",
     {
         "uniform": "feddf.fusion.weights:uniform",
         "examples": "feddf.fusion.weights:by_examples",
@@ -241,7 +241,7 @@ SOURCES = Names(
 """(source, task, seed) -> raw inputs. Every data set is a source as well."""
 
 TRACKERS = Names(
-    "run.track",
+    "run.loggers",
     {
         "tensorboard": "feddf.runs.trackers:tensorboard",
         "mlflow": "feddf.runs.trackers:mlflow",

@@ -46,15 +46,14 @@ def key(
     names: Names | None = None,
     others: tuple[Names, ...] = (),
     also: str = "",
-    synonyms: str = "",
     **bounds: Any,
 ) -> Any:
     """Return a field of a section.
 
-    ``names`` is the dictionary that the value is looked up in, ``others`` are further ones, ``also`` is a further value
-    that is allowed, and ``synonyms`` are words under which people may look for the key.
+    ``names`` is the dictionary that the value is looked up in, ``others`` are further ones, and ``also`` is a further
+    value that is allowed.
     """
-    extra: Any = {"kind": kind, "names": names, "others": others, "also": also, "synonyms": synonyms.split()}
+    extra: Any = {"kind": kind, "names": names, "others": others, "also": also}
     return Field(default, description=meaning, json_schema_extra=extra, **bounds)
 
 
@@ -99,14 +98,13 @@ class Section(BaseModel):
 class DataConfig(Section):
     """``[data]``: the examples that the clients hold together, and what the server keeps of them."""
 
-    name: str = key(..., "the data set", names=DATASETS, synonyms="data dataset")
+    name: str = key(..., "the data set", names=DATASETS)
     folder: str | None = key(
         None,
         "the folder of all data sets (default: that of the variable FEDDF_DATA, or data)",
         kind="execution",
-        synonyms="data_dir root path",
     )
-    size: int | None = key(None, "use only so many training examples, chosen at random", ge=2, synonyms="data_size")
+    train_size: int | None = key(None, "use only so many training examples, chosen at random", ge=2)
     test_size: int | None = key(None, "use only so many test examples", ge=1)
     image_size: int | None = key(
         None, "the side to which images are resized (those of a folder are cut to a square first)", ge=1
@@ -126,23 +124,21 @@ class DataConfig(Section):
 class PartitionConfig(Section):
     """``[partition]``: who holds which examples."""
 
-    scheme: str = key("dirichlet", "how examples are dealt to clients", names=PARTITIONS, synonyms="partition")
+    scheme: str = key("dirichlet", "how examples are dealt to clients", names=PARTITIONS)
     alpha: float = key(1.0, "α of the Dirichlet distribution: small is skewed, large is even", gt=0)
     classes_per_client: int = key(2, "pieces of the sorted data a client gets (scheme 'shards')", ge=1)
-    min_size: int = key(10, "the least examples a client has (scheme 'dirichlet')", ge=2, synonyms="min_shard")
+    min_size: int = key(10, "the least examples a client has (scheme 'dirichlet')", ge=2)
 
 
 class ClientsConfig(Section):
     """``[clients]``: how many there are, how many take part in a round, and what happens if some do not answer."""
 
-    number: int = key(20, "K, the number of clients", ge=1, synonyms="clients n_clients num_clients")
+    total: int = key(20, "K, the number of clients", ge=1)
     fraction: float = key(0.4, "C, the share of the clients that take part in a round", gt=0, le=1)
     quorum: float = key(0.5, "the share of the sampled clients without which a round is abandoned", gt=0, le=1)
     attempts: int = key(3, "how often an abandoned round is tried again, with other clients", ge=1)
-    spare: int = key(
-        0, "further clients that are sampled in each round, for those that may not answer", ge=0, synonyms="overselect"
-    )
-    deadline: float | None = key(None, "seconds after which a client counts as failed", gt=0, synonyms="timeout")
+    over_selection: int = key(0, "further clients that are sampled in each round, for those that may not answer", ge=0)
+    timeout: float | None = key(None, "seconds after which a client counts as failed", gt=0)
     lost_state: Literal["refuse", "anew"] = key(
         "refuse", "a client whose kept state is lost (methods that keep one) is refused, or begins anew"
     )
@@ -150,7 +146,7 @@ class ClientsConfig(Section):
     @property
     def cohort(self) -> int:
         """The number of clients sampled in a round."""
-        return cohort_size(self.number, self.fraction)
+        return cohort_size(self.total, self.fraction)
 
 
 def cohort_size(clients: int, fraction: float) -> int:
@@ -183,18 +179,17 @@ class PrototypeConfig(Section):
 class LocalConfig(Section):
     """``[local]``: what a client does with its examples (Algorithm 2)."""
 
-    epochs: int = key(40, "E, the passes over the client's examples", ge=1, synonyms="local_epochs")
-    batch: int = key(64, "examples in a mini-batch", ge=2, synonyms="local_batch batch_size")
-    rate: float = key(0.1, "the learning rate", gt=0, synonyms="lr learning_rate local_rate")
+    epochs: int = key(40, "E, the passes over the client's examples", ge=1)
+    batch_size: int = key(64, "examples in a mini-batch", ge=2)
+    lr: float = key(0.1, "the learning rate", gt=0)
     optimizer: Literal["sgd", "adam"] = key("sgd", "the optimizer, new in every round", kind="method")
-    decay: Literal["none", "linear", "cosine"] = key("none", "how the rate falls during a round", kind="method")
-    proximal: float = key(0.0, "FedProx's μ", kind="method", ge=0, synonyms="mu prox fedprox")
+    lr_schedule: Literal["none", "linear", "cosine"] = key("none", "how the rate falls during a round", kind="method")
+    prox_mu: float = key(0.0, "FedProx's μ", kind="method", ge=0)
     logit_adjustment: float = key(
         0.0,
         "τ: the loss is adjusted by the client's own class prior, τ log p(c)",
         kind="method",
         ge=0,
-        synonyms="tau fedlc",
     )
     binary: str = key(
         "none",
@@ -202,7 +197,6 @@ class LocalConfig(Section):
         kind="method",
         names=BINARIZATIONS,
         also="none",
-        synonyms="local_binary",
     )
     augment: Literal["auto", "none", "flip-crop"] = key(
         "auto", "mirror and shift images; 'auto': where the data allow it"
@@ -243,18 +237,15 @@ class SourceConfig(Section):
 class PoolConfig(Section):
     """``[pool]``: the server's unlabeled inputs, on which students are distilled."""
 
-    sources: tuple[SourceConfig, ...] = key((), "where they come from: one or several", synonyms="pool source")
-    size: int | None = key(None, "use at most so many inputs, chosen at random", ge=2, synonyms="pool_size")
+    sources: tuple[SourceConfig, ...] = key((), "where they come from: one or several")
+    size: int | None = key(None, "use at most so many inputs, chosen at random", ge=2)
     views: int = key(
         1,
         "versions of each image: itself, and copies that are shifted, and mirrored where the data allow it",
         kind="method",
         ge=1,
-        synonyms="pool_views copies",
     )
-    augment: bool = key(
-        False, "mirror and shift them (only with teachers.ask = 'each-batch')", kind="method", synonyms="pool_augment"
-    )
+    augment: bool = key(False, "mirror and shift them (only with ensemble.cache = false)", kind="method")
 
     @field_validator("sources", mode="before")
     @classmethod
@@ -283,19 +274,16 @@ class FusionConfig(Section):
         kind="method",
         names=METHODS,
     )
-    average: str = key(
+    aggregation: str = key(
         "examples",
         "the weights of the average: n_k, all alike, or n_kc for the last layer's row of class c; or a robust rule",
         kind="method",
         names=AVERAGES,
-        synonyms="average_weights rule",
     )
     batchnorm: Literal["average", "last", "recalibrate", "local"] = key(
         "average", "what becomes of BatchNorm's statistics in the average", kind="method"
     )
-    momentum: float = key(
-        0.0, "server momentum β (FedAvgM)", kind="method", ge=0, lt=1, synonyms="server_momentum beta"
-    )
+    momentum: float = key(0.0, "server momentum β (FedAvgM)", kind="method", ge=0, lt=1)
     drop_worst: str = key(
         "none",
         "leave out clients that learned nothing, by which rule",
@@ -317,7 +305,6 @@ class FusionConfig(Section):
         "none",
         "'robust': start, ensemble and trust that stand hostile clients, and a guard (docs/decisions/defense.md)",
         kind="method",
-        synonyms="byzantine robust",
     )
     parts: tuple[str, ...] = key(
         (), "what is added to the method, on the clients' side and on the server's", kind="method", names=PARTS
@@ -325,39 +312,36 @@ class FusionConfig(Section):
     options: dict[str, Any] = key({}, "whatever a method of your own wants to be told", kind="method")
 
 
-def average_key(default: str) -> Any:
-    """Return the key ``average`` of an ensemble's section, whose default is the one thing in which sections differ."""
+def combine_key(default: str) -> Any:
+    """Return the key ``combine`` of an ensemble's section, whose default is the one thing in which sections differ."""
     meaning = (
-        "what is averaged over the teachers (default of a run: logits, as in the paper; of a fusion: probabilities)"
+        "how the teachers' predictions are combined: their mean (in a run of logits, as in the paper; in a fusion of"
+        " files of probabilities), or a robust rule"
     )
-    return key(default, meaning, kind="method", names=TARGETS, synonyms="teacher_average target")
+    return key(default, meaning, kind="method", names=TARGETS)
 
 
-class EnsembleConfig(Section):
-    """How the teachers' predictions become one: ``[teachers]`` in a run, ``[ensemble]`` in a fusion of files."""
+class CombinationConfig(Section):
+    """What ``[ensemble]`` has in common in a run and in a fusion of files."""
 
-    average: str = average_key("logits")
-    weights: str = key(
-        "uniform", "how much each teacher counts", kind="method", names=TEACHER_WEIGHTS, synonyms="teacher_weights"
-    )
+    combine: str = combine_key("logits")
+    weights: str = key("uniform", "how much each teacher counts", kind="method", names=TEACHER_WEIGHTS)
 
 
-class TeachersConfig(EnsembleConfig):
-    """``[teachers]``: how the clients' models answer as an ensemble."""
+class EnsembleConfig(CombinationConfig):
+    """``[ensemble]``: how the clients' models predict together."""
 
-    ask: Literal["once", "each-batch"] = key(
-        "once",
-        "ask them once a round for the whole pool, or again for each batch, as the pseudo code has it",
+    cache: bool = key(
+        True,
+        "evaluate each teacher once a round on the whole pool; false: again on each batch, as in the pseudo code",
         kind="method",
-        synonyms="mode cached online",
     )
-    memory: float = key(
+    ema: float = key(
         0.0,
         "γ: the ensemble of earlier rounds counts as one more teacher, with γ times its weight in the last round",
         kind="method",
         ge=0,
         lt=1,
-        synonyms="remember absent",
     )
     swag_samples: int = key(
         0, "further teachers, sampled from a Gaussian over the clients' models", kind="method", ge=0
@@ -368,28 +352,28 @@ class TeachersConfig(EnsembleConfig):
 class DistillConfig(Section):
     """``[distill]``: how a student learns from the teachers' answers (section 4.1)."""
 
-    start: Literal["average", "previous", "best"] = key(
+    init: Literal["average", "previous", "best"] = key(
         "average", "the student's first weights: averaged, previous, or the better of both", kind="method"
     )
-    steps: int = key(10_000, "N, the most steps", ge=1, synonyms="distill_steps")
-    batch: int = key(128, "unlabeled inputs in a mini-batch", ge=2, synonyms="distill_batch")
-    rate: float = key(1e-3, "the learning rate", gt=0, synonyms="distill_rate")
+    steps: int = key(10_000, "N, the most steps", ge=1)
+    batch_size: int = key(128, "unlabeled inputs in a mini-batch", ge=2)
+    lr: float = key(1e-3, "the learning rate", gt=0)
     optimizer: Literal["adam", "sgd", "swa"] = key(
         "adam",
         "'adam' and 'sgd' with cosine annealing; 'swa' averages the weights at the end of each cycle of SGD",
         kind="method",
     )
     swa_cycle: int = key(25, "steps in one of SWA's cycles", kind="method", ge=1)
-    clip: float | None = key(None, "the largest norm of a gradient", kind="method", gt=0, synonyms="distill_clip")
+    clip: float | None = key(None, "the largest norm of a gradient", kind="method", gt=0)
     temperature: float = key(1.0, "T, which softens the answers of teachers and student", kind="method", gt=0)
-    stop: Literal["validation", "held-out-loss", "steps"] = key(
+    early_stopping: Literal["validation", "held-out-loss", "none"] = key(
         "validation",
-        "stop by the accuracy on validation data, by the loss on held-out inputs of the pool, or after all steps",
+        "stop by the accuracy on validation data, by the loss on held-out inputs of the pool, or not before all steps",
         kind="method",
     )
     held_out: float = key(0.1, "the share of the pool held out by stop = 'held-out-loss'", kind="method", gt=0, lt=1)
-    keep_start: bool = key(True, "return the first weights if no snapshot scores better", kind="method")
-    check: int = key(100, "steps between two looks at the score", ge=1, synonyms="distill_check check_every")
+    keep_init: bool = key(True, "return the first weights if no snapshot scores better", kind="method")
+    eval_every: int = key(100, "steps between two looks at the score", ge=1)
     patience: int = key(1_000, "steps without a better score after which a student stops", ge=1)
 
     @property
@@ -405,7 +389,7 @@ class FedMAConfig(Section):
     neuron_weights: Literal["uniform", "examples"] = key(
         "uniform", "the weights of matched neurons: all alike, or n_k", kind="method"
     )
-    growth: float = key(1.25, "how far a matched layer may grow", kind="method", ge=1, synonyms="fedma_growth")
+    growth: float = key(1.25, "how far a matched layer may grow", kind="method", ge=1)
 
 
 class AttackConfig(Section):
@@ -416,9 +400,8 @@ class AttackConfig(Section):
         "what hostile clients do: a function of the experiment's parts",
         names=ATTACKS,
         also="none",
-        synonyms="attack byzantine",
     )
-    share: float = key(0.2, "the share of the clients that are hostile", gt=0, le=1, synonyms="attackers")
+    share: float = key(0.2, "the share of the clients that are hostile", gt=0, le=1)
     since: int = key(1, "the first round that is attacked", ge=1)
     until: int | None = key(None, "the last round that is attacked (default: the run's)", ge=1)
     scale: float | None = key(None, "the strength of an attack (default: its own)", gt=0)
@@ -442,7 +425,6 @@ class RunConfig(Section):
         "cpu, cuda, cuda:1, mps, xpu, ...; 'auto': the first accelerator that passes a self-test, else the CPU",
         kind="execution",
         pattern=r"^[a-z]+(:\d+)?$",
-        synonyms="gpu cuda accelerator",
     )
     precision: Precision = key(
         "float32", "of matrix products in training and in answers; weights, means and losses stay in float32 or wider"
@@ -452,17 +434,16 @@ class RunConfig(Section):
         None,
         "torch threads of a student (default: 2 for one that learns alone and is not small, else 1)",
         ge=1,
-        synonyms="distill_threads",
     )
     compile: bool = key(False, "compile training steps (needs a C++ compiler)")
     log_clients: bool = key(False, "log each client's test accuracy", kind="execution")
     log_ensemble: bool = key(True, "log the ensemble's test accuracy", kind="execution")
     keep_checkpoints: int = key(2, "how many of the newest checkpoints are kept", kind="execution", ge=2)
-    track: tuple[str, ...] = key(
+    loggers: tuple[str, ...] = key(
         (), "send each round's numbers to tensorboard, mlflow, wandb or trackio, too", kind="execution"
     )
 
-    @field_validator("track")
+    @field_validator("loggers")
     @classmethod
     def _trackers_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:

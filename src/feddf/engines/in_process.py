@@ -33,5 +33,7 @@ def attempt(function: Callable[[J], R], job: J) -> R | Failure:
 
 def _too_much(error: BaseException) -> str:
     data = batches.resident_bytes() / 2**20
-    lower = f"lower run.workers, local.batch or distill.batch; data that stay on the device take {data:.0f} MiB"
+    lower = (
+        f"lower run.workers, local.batch_size or distill.batch_size; data that stay on the device take {data:.0f} MiB"
+    )
     return f"the device's memory is full: {lower} ({first_line(error)})"

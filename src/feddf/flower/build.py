@@ -74,7 +74,7 @@ def client_app_of(
         {label: lambda label=label: built().prototypes[label].build() for label in labels},  # type: ignore[misc]
         examples,
         prototype=lambda context: labels[_number(context) % len(labels)],
-        name=lambda context: client_name(_number(context), experiment.clients.number),
+        name=lambda context: client_name(_number(context), experiment.clients.total),
         augment=augment,
         device=Execution(device=run.device, precision=run.precision, deterministic=run.deterministic),
         parts=parts,

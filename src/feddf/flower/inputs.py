@@ -125,8 +125,8 @@ def _check_distillation(settings: FlowerSettings, pool: Inputs | None, validatio
         raise ConfigError.at("pool", None, "method 'feddf' needs unlabeled inputs")
     if len(pool) < 2:
         raise ConfigError.at("pool", f"{len(pool)} inputs", "a student learns from batches of at least 2")
-    if settings.distill.stop == "validation" and not len(validation):
-        allowed = "early stopping needs validation data; or set distill.stop = 'held-out-loss' or 'steps'"
+    if settings.distill.early_stopping == "validation" and not len(validation):
+        allowed = "early stopping needs validation data; or set distill.early_stopping = 'held-out-loss' or 'steps'"
         raise ConfigError.at("validation", None, allowed)
 
 

@@ -101,7 +101,7 @@ class ClientRegistry:
 
         Those that have no name but their node's id, and are not connected, will not return under it.
         """
-        began, expected = monotonic(), config.number
+        began, expected = monotonic(), config.total
         while (found := len(self.connected())) < expected and monotonic() - began < wait:
             sleep(poll)
         named = [one for one in self.clients if one.id in self._nodes or not one.id.startswith(UNNAMED)]

@@ -42,7 +42,7 @@ class FlowerSettings(Settings):
     """The settings of a run over Flower, as its folder keeps them. Clients have an hour to answer, by default.
 
     >>> from feddf.config import ClientsConfig
-    >>> FlowerSettings(clients=ClientsConfig(number=3)).clients.fraction
+    >>> FlowerSettings(clients=ClientsConfig(total=3)).clients.fraction
     1.0
     """
 
@@ -58,13 +58,13 @@ class FlowerSettings(Settings):
             section = section.model_dump(exclude_unset=True) if isinstance(section, Section) else section
             tables[name] = {**usual, **section} if isinstance(section, Mapping) else section
         if isinstance(tables["clients"], Mapping) and "number" not in tables["clients"]:
-            raise ConfigError("the key 'clients.number' is missing: say how many are expected")
+            raise ConfigError("the key 'clients.total' is missing: say how many are expected")
         return tables
 
     @property
     def deadline(self) -> float:
         """Seconds that a client has to answer."""
-        return self.clients.deadline or 3600.0
+        return self.clients.timeout or 3600.0
 
 
 def check_travel(settings: FlowerSettings, parts: Sequence[Part]) -> None:
@@ -89,7 +89,7 @@ def train_config(settings: FlowerSettings, parts: Sequence[Part]) -> dict[str, A
     local = {f"local-{name}": value for name, value in settings.local.model_dump().items()}
     named = parts_config(parts)
     lost = {"lost-state": settings.clients.lost_state} if named else {}
-    return {**local, "proximal-mu": settings.local.proximal, **named, **lost, **settings.flower.train_config}
+    return {**local, "proximal-mu": settings.local.prox_mu, **named, **lost, **settings.flower.train_config}
 
 
 def local_config(told: Mapping[str, Any]) -> LocalConfig:

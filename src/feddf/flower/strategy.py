@@ -51,13 +51,13 @@ class FedDF(Strategy):
     that is not connected has ``wait`` seconds to connect, in the beginning and in every round.
 
     Clients are not trusted, so ``fusion.defense`` is 'robust' unless the settings say otherwise.
-    FedAvg, FedProx, FedAvgM and drop-worst are settings: ``fusion.method``, ``local.proximal``, ``fusion.momentum``,
+    FedAvg, FedProx, FedAvgM and drop-worst are settings: ``fusion.method``, ``local.prox_mu``, ``fusion.momentum``,
     ``fusion.drop_worst``. ``flower.evaluate_fraction`` of the clients try the fused model on their own data each round.
 
     >>> import tempfile; from torch import nn, zeros
     >>> from feddf.config import ClientsConfig, DistillConfig
     >>> from feddf.flower import FlowerSettings
-    >>> settings = FlowerSettings(clients=ClientsConfig(number=3), distill=DistillConfig(stop="steps"))
+    >>> settings = FlowerSettings(clients=ClientsConfig(total=3), distill=DistillConfig(early_stopping="none"))
     >>> strategy = FedDF({"line": lambda: nn.Linear(4, 2)}, settings, pool=zeros(8, 4), folder=tempfile.mkdtemp())
     >>> strategy.settings.fusion.method
     'feddf'
@@ -111,7 +111,7 @@ class FedDF(Strategy):
         ``initial_arrays`` are weights to begin with (default: drawn by the seed); those of several prototypes are named
         ``prototype/key``. Of a run that was killed, the result has only the rounds run now; the folder has all.
         """
-        changes = {"rounds": num_rounds, "clients.deadline": timeout, "flower.train_config": train_config}
+        changes = {"rounds": num_rounds, "clients.timeout": timeout, "flower.train_config": train_config}
         given = {key: value for key, value in changes.items() if value is not None}
         self.settings = with_values(self.settings, given)
         if initial_arrays is not None:
@@ -136,7 +136,7 @@ class FedDF(Strategy):
         """Log what this strategy is about to do."""
         settings, clients, own = self.settings, self.settings.clients, self.settings.flower
         _log.info("feddf: %s over %s; seed %d", settings.fusion.method, ", ".join(own.prototypes), settings.seed)
-        expected = clients.number, clients.fraction, clients.quorum, settings.deadline
+        expected = clients.total, clients.fraction, clients.quorum, settings.deadline
         _log.info("feddf: %d clients expected, C = %g, quorum %g, deadline %g s", *expected)
         _log.info("feddf: pool of %d, validation of %d", own.pool_size, own.validation_size)
 
@@ -146,7 +146,7 @@ class FedDF(Strategy):
             return RunFolder.create(self.folder, self.settings)
         folder = RunFolder.open(self.folder)
         before = folder.settings(FlowerSettings)
-        if changed := differences(before, self.settings, also_free=("rounds", "clients.deadline")):
+        if changed := differences(before, self.settings, also_free=("rounds", "clients.timeout")):
             found = "; ".join(changed)
             raise ConfigError(f"{self.folder} holds a run with other settings: {found}; use another folder")
         return folder
@@ -164,7 +164,7 @@ class FedDF(Strategy):
         """Run rounds over the clients behind a grid; new ones join between them."""
         if self._registry is None or self._registry.queue.grid is not grid:
             path, clients = self.folder / "registry.json", self.settings.clients
-            known, most = list(self._resources.prototypes), most_clients(clients.number)
+            known, most = list(self._resources.prototypes), most_clients(clients.total)
             registry = ClientRegistry(MessageQueue(grid), path, known, self._names, most)
             registry.gather(clients, self.wait, self.poll)
             self._registry = registry

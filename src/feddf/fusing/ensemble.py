@@ -73,7 +73,7 @@ def combine_teachers(
     if unknown := [name for name, count in zip(classes, known, strict=True) if count == 0]:
         raise TeacherError(f"no teacher (that is not left out) knows the class '{unknown[0]}'")
     weighted = tuple(replace(teacher, weight=weights[teacher.id]) for teacher in teachers)
-    return TeacherEnsemble(models, classes, mappings, predictions, Ensemble(weighted, TARGETS[config.average]), notes)
+    return TeacherEnsemble(models, classes, mappings, predictions, Ensemble(weighted, TARGETS[config.combine]), notes)
 
 
 def _teacher(model: TrainedModel, mapping: ClassMapping, predictions: PredictionCache) -> Teacher:

@@ -74,12 +74,12 @@ def fuse_to_folder(config: FuseConfig, out: Path, progress: Progress = quiet, *,
 
 def _student(config: FuseConfig, teachers: Sequence[TrainedModel]) -> StudentSpec:
     student = config.student
-    start = [teacher for teacher in teachers if teacher.id == student.start]
+    start = [teacher for teacher in teachers if teacher.id == student.init]
     preprocess = student_preprocess(student, [teacher.preprocess for teacher in start or teachers])
     options = dict(student.options)
     if isinstance(preprocess, Tokens) and student.model == "transformer":
         options.setdefault("path", preprocess.tokenizer)
-    return StudentSpec(student.model, preprocess, options, student.start, student.classes)
+    return StudentSpec(student.model, preprocess, options, student.init, student.classes)
 
 
 def fingerprint(config: FuseConfig) -> str:

@@ -6,7 +6,7 @@ towards them. There are no clients and no rounds.
 >>> import torch
 >>> _ = torch.manual_seed(0)
 >>> fused = fuse([nn.Linear(4, 3), nn.Linear(4, 3)], nn.Linear(4, 3), torch.randn(64, 4),
-...              distill=DistillConfig(steps=10, stop="steps"))
+...              distill=DistillConfig(steps=10, early_stopping="none"))
 >>> fused.classes
 ('0', '1', '2')
 """
@@ -89,7 +89,7 @@ def fuse(
     labeled = {name: as_labeled(one, pool) for name, one in given.items() if one is not None}
     sets = {"pool": pool, **{name: one.raw for name, one in labeled.items()}}
     run = run.model_copy(update={"device": device}) if device is not None else run
-    distill = distill or DistillConfig(stop="validation" if validation is not None else "held-out-loss")
+    distill = distill or DistillConfig(early_stopping="validation" if validation is not None else "held-out-loss")
     with open_cache(cache, sets, spec.preprocess, progress, of_answers(run)) as predictions:
         return _fuse(as_teachers(teachers, trust), spec, predictions, labeled, ensemble, distill, run, seed)
 
@@ -133,7 +133,7 @@ def _distill(
     seed: int,
 ) -> Distilled:
     """Let the student learn what the teachers predict for the pool."""
-    execution = of_students(run, 1, partial(lone_threads, resources, distill.batch))
+    execution = of_students(run, 1, partial(lone_threads, resources, distill.batch_size))
     learn = students_of(resources, distill, in_process, execution)
     start = first_weights(student, ensemble.models, ensemble.dropped, seed)
     return learn({STUDENT: [start]}, Remembered(targets), derive(seed, "fuse"))[STUDENT]

@@ -26,7 +26,7 @@ STUDENT = "student"
 class StudentSpec:
     """What the teachers are fused into: an architecture by its name, or a module of the user's own.
 
-    ``start`` are its first weights: "new", "average" (of the teachers of the same architecture, classes and
+    ``init`` names its first weights: "new", "average" (of the teachers of the same architecture, classes and
     preprocessing), or a teacher's name. ``classes`` are all that some teacher knows, unless they are named. ``shape``
     is that of one encoded input, and ``fits`` as in :class:`~feddf.saved.model.ModelSpec`: both follow from the rest.
     """
@@ -34,7 +34,7 @@ class StudentSpec:
     model: str | nn.Module | None
     preprocess: Preprocess | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    start: str = "new"
+    init: str = "new"
     classes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
     fits: bool = False
@@ -58,37 +58,37 @@ def complete_student(
     student: StudentSpec, teachers: Sequence[TrainedModel], classes: tuple[str, ...], pool: RawInputs
 ) -> StudentSpec:
     """Return the student with all that follows from teachers and pool, once it has been tried on two inputs."""
-    if student.start not in ("new", "average"):
+    if student.init not in ("new", "average"):
         return _as_teacher(student, teachers, classes)
     student = replace(student, classes=classes)
     if not isinstance(student.model, nn.Module):
         if student.model is None:
-            raise ConfigError.at("student.model", None, "name an architecture, or a teacher as student.start")
+            raise ConfigError.at("student.model", None, "name an architecture, or a teacher as student.init")
         MODELS.check(student.model)
         shape = student.preprocess.shape if student.preprocess else tuple(pool.batch(None, 1).shape[1:])
         preprocess = student.preprocess or (Features(shape) if pool.is_plain else None)
         student = replace(student, preprocess=preprocess, shape=shape)
     _try(student, pool)
-    if student.start == "average" and not _alike(student, teachers):
+    if student.init == "average" and not _alike(student, teachers):
         allowed = "no teacher has the student's architecture, classes and preprocessing, so there is nothing to average"
-        raise ConfigError.at("student.start", "average", allowed)
+        raise ConfigError.at("student.init", "average", allowed)
     return student
 
 
 def _as_teacher(student: StudentSpec, teachers: Sequence[TrainedModel], classes: tuple[str, ...]) -> StudentSpec:
     """Return a student that starts as one of the teachers."""
-    start = student.start
+    start = student.init
     found = next((teacher for teacher in teachers if teacher.id == start), None)
     if found is None:
         names = ["new", "average", *(teacher.id for teacher in teachers)]
-        raise ConfigError.at("student.start", start, f"no teacher has this name; {nearest(start, names)}")
+        raise ConfigError.at("student.init", start, f"no teacher has this name; {nearest(start, names)}")
     spec = found.spec
     if spec is None:
-        raise ConfigError.at("student.start", start, "only weights of feddf's architectures can be trained further")
+        raise ConfigError.at("student.init", start, "only weights of feddf's architectures can be trained further")
     if spec.classes != classes:
         missing = [name for name in classes if name not in spec.classes] or list(classes)
         allowed = f"it cannot express all classes: '{missing[0]}' is none of its outputs, or they are in another order"
-        raise ConfigError.at("student.start", start, allowed)
+        raise ConfigError.at("student.init", start, allowed)
     if student.model is not None and student.model != spec.model:
         raise ConfigError.at("student.model", student.model, f"it is to start as '{start}', which is '{spec.model}'")
     return StudentSpec(spec.model, spec.preprocess, spec.options, start, spec.classes, spec.shape, spec.fits)
@@ -115,8 +115,8 @@ def _alike(student: StudentSpec, teachers: Sequence[TrainedModel]) -> list[Train
 
 def first_weights(student: StudentSpec, teachers: Sequence[TrainedModel], dropped: Collection[str], seed: int) -> State:
     """Return the student's first weights: a teacher's, the average of teachers like it, its own, or new ones."""
-    alike = [one for one in _alike(student, teachers) if student.start == "average" and one.id not in dropped]
-    sources = alike or [one for one in teachers if one.id == student.start]
+    alike = [one for one in _alike(student, teachers) if student.init == "average" and one.id not in dropped]
+    sources = alike or [one for one in teachers if one.id == student.init]
     if found := sorted(sources, key=lambda one: one.id):
         return weighted_mean([one.state() for one in found if one.state], [one.examples for one in found])
     return student.model.state_dict() if isinstance(student.model, nn.Module) else initial(student.prototype, seed)

@@ -48,7 +48,7 @@ def distill(
     """Return the student after x_j := x_{j−1} − η ∂KL(teachers(d), σ(f(x_{j−1}, d)))/∂x, j = 1, ..., N.
 
     Adam with cosine annealing over all N steps; the student's BatchNorm is in train mode. With a ``score``
-    (validation accuracy) the student is scored before the first step and every ``check`` steps; it stops after
+    (validation accuracy) the student is scored before the first step and every ``eval_every`` steps; it stops after
     ``patience`` steps without a better score, and the best snapshot is returned. So it is never worse, by that score,
     than what it started from. Without a score, all steps are taken and the last weights returned. Weights that are not
     finite are never returned.
@@ -57,8 +57,8 @@ def distill(
     ``optimizer = "swa"`` is SGD with a cyclical rate, the weights at the end of each cycle being averaged (Izmailov et
     al. 2018, as in FedDistill). ``chosen_from`` limits the pool to the inputs at these indices.
 
-    All is computed on the device that the student is on, and read off it once every ``check`` steps; what is returned
-    is on the CPU.
+    All is computed on the device that the student is on, and read off it every ``eval_every`` steps; what is
+    returned is on the CPU.
     """
     device = device_of(student)
     forward = forward_of(student, execution.compile, execution.precision)
@@ -69,7 +69,7 @@ def distill(
     learned_from = pool.take(indices) if averaged is not None else pool
     snapshots = Snapshots(student, score, config, execution)
     student.train()
-    order = islice(_endless_batches(indices, config.batch, seed), config.steps)
+    order = islice(_endless_batches(indices, config.batch_size, seed), config.steps)
     with snapshots.scored(), seeded(derive(seed, "dropout"), device):
         for step, (chosen, raw) in enumerate(batches(pool.raw, order, device), 1):
             inputs = pool.encode(augment(raw, distort) if augment else raw)  # line 13
@@ -82,7 +82,7 @@ def distill(
             rates.step()
             if averaged is not None and step > config.approach and step % config.swa_cycle == 0:
                 averaged.update_parameters(student)
-            if step % config.check == 0 or step == config.steps:
+            if step % config.eval_every == 0 or step == config.steps:
                 candidate = student if averaged is None else _averaged_model(averaged, student, learned_from)
                 if snapshots.enough(step, student, candidate):
                     break  # if it has diverged, what was best before is returned
@@ -107,9 +107,9 @@ def held_out_score(
 def _optimizer(student: nn.Module, config: DistillConfig) -> tuple[torch.optim.Optimizer, LRScheduler]:
     weights = list(student.parameters())
     if config.optimizer == "adam":
-        adam = torch.optim.Adam(weights, lr=config.rate)
+        adam = torch.optim.Adam(weights, lr=config.lr)
         return adam, CosineAnnealingLR(adam, T_max=config.steps)
-    sgd = torch.optim.SGD(weights, lr=config.rate, momentum=MOMENTUM)
+    sgd = torch.optim.SGD(weights, lr=config.lr, momentum=MOMENTUM)
     if config.optimizer == "sgd":
         return sgd, CosineAnnealingLR(sgd, T_max=config.steps)
     cycle = config.swa_cycle

@@ -43,7 +43,7 @@ class Snapshots:
     def __init__(self, student: nn.Module, score: Score | None, config: DistillConfig, execution: Execution) -> None:
         self._score, self._config, self._execution = score, config, execution
         first = float(score(student)) if score else None
-        self._best = Distilled(_snapshot(student), 0, 0, first, first if config.keep_start else None)
+        self._best = Distilled(_snapshot(student), 0, 0, first, first if config.keep_init else None)
         self._best_student: tuple[int, float | None] = 0, None
         self._pending: tuple[int, nn.Module, Future[float]] | None = None
         self._background: ThreadPoolExecutor | None = None

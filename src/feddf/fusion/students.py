@@ -97,7 +97,7 @@ def held_out_inputs(n: int, config: DistillConfig, views: int = 1) -> tuple[Tens
     Of an input that is held out, all views are.
     """
     n //= views
-    share = config.held_out if config.stop == "held-out-loss" else 0.0
+    share = config.held_out if config.early_stopping == "held-out-loss" else 0.0
     count = min(max(1, round(share * n)), n - 2) if share else 0
     order = torch.randperm(n, generator=torch_generator(derive(0, "held out")))
     all_views = order + n * torch.arange(views).unsqueeze(1)
@@ -113,11 +113,11 @@ def score_of(
     device: torch.device = CPU,
 ) -> Score | None:
     """Return what a student is stopped by: validation accuracy, the loss on held-out inputs, or nothing."""
-    if config.stop == "validation":
+    if config.early_stopping == "validation":
         return partial(evaluate.unread_accuracy, examples=resources.labeled)
-    if config.stop == "steps":
+    if config.early_stopping == "none":
         return None
-    chunks = batches(pool.raw, held_out.split(config.batch), device)
+    chunks = batches(pool.raw, held_out.split(config.batch_size), device)
     expected = torch.cat([targets(chosen, pool.encode(raw)) for chosen, raw in chunks])
     if isinstance(targets, AskedAgain):
         targets.refuse_unfit()

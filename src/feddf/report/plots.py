@@ -169,7 +169,7 @@ def _title(runs: Sequence[Run]) -> str:
         skew = f"α = {run.value('partition.alpha'):g}"
     parts = [
         str(data),
-        "" if "clients.number" in other else f"{run.value('clients.number')} clients",
+        "" if "clients.total" in other else f"{run.value('clients.total')} clients",
         "" if "clients.fraction" in other else f"C = {run.value('clients.fraction'):g}",
         "" if other & {"partition.alpha", "partition.scheme"} else skew,
     ]

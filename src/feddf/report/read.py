@@ -88,8 +88,8 @@ class Run:
 def method_name(config: Mapping[str, Any]) -> str:
     """Return a configuration's method, with all that is unusual about it.
 
-    >>> method_name({"fusion.method": "fedavg", "local.proximal": 0.1})
-    'fedprox+proximal=0.1'
+    >>> method_name({"fusion.method": "fedavg", "local.prox_mu": 0.1})
+    'fedprox+prox_mu=0.1'
     >>> method_name({"fusion.method": "feddf", "fusion.parts": ["class-counts"]})
     'feddf+class-counts'
     """
@@ -209,7 +209,7 @@ def alike(runs: Sequence[Run]) -> list[list[Run]]:
     return list(groups.values())
 
 
-_OWN = ("name", "about", "seed", "rounds")
+_OWN = ("name", "description", "seed", "rounds")
 
 
 def _kind(name: str) -> str:

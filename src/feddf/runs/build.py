@@ -132,7 +132,7 @@ def build_task(experiment: Experiment, *, trust: bool = False) -> Task:
         found = f"{data.train.n_classes} classes are more than its {len(data.train)} examples"
         raise ConfigError.at("data.name", config.name, found)
     _check_travel(experiment, "data.name", config.name, data.train.inputs.encode)
-    some = _some("data.size", config.size, data.train, derive(seed, "data_size"))
+    some = _some("data.train_size", config.train_size, data.train, derive(seed, "data_size"))
     test = _some("data.test_size", config.test_size, data.test, derive(0, "test_size"))  # one test for all seeds
     data = replace(data, train=some, test=test)
     rest, held_out = _validation_split(config, len(data.train), seed)
@@ -190,8 +190,10 @@ def _check_pool(experiment: Experiment, pool: Inputs | None) -> None:
         return
     if experiment.pool.augment and len(pool.raw.shape) != 4:
         raise ConfigError.at("pool.augment", True, f"the inputs of '{experiment.data.name}' are not images")
-    if experiment.distill.stop == "held-out-loss" and len(pool) < 4:
-        raise ConfigError.at("distill.stop", "held-out-loss", f"a pool of {len(pool)} is too small to hold some out")
+    if experiment.distill.early_stopping == "held-out-loss" and len(pool) < 4:
+        raise ConfigError.at(
+            "distill.early_stopping", "held-out-loss", f"a pool of {len(pool)} is too small to hold some out"
+        )
 
 
 def _check_travel(experiment: Experiment, key: str, given: object, thing: object) -> None:
@@ -202,10 +204,10 @@ def _check_travel(experiment: Experiment, key: str, given: object, thing: object
 
 
 def _partition(experiment: Experiment, train: Examples) -> list[Tensor]:
-    partition, number = experiment.partition, experiment.clients.number
+    partition, number = experiment.partition, experiment.clients.total
     if number * partition.min_size > len(train):
         needed = f"{partition.min_size} examples each they need {number * partition.min_size}"
-        raise ConfigError.at("clients.number", number, f"with at least {needed}, and there are {len(train)}")
+        raise ConfigError.at("clients.total", number, f"with at least {needed}, and there are {len(train)}")
     scheme = PARTITIONS[partition.scheme]
     try:
         shards: list[Tensor] = scheme(

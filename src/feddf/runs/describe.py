@@ -51,11 +51,11 @@ def card(parts: Parts, specs: dict[str, ModelSpec], records: Sequence[Record]) -
         f"# {experiment.name}",
         "",
     ]
-    if experiment.about:
-        lines += [experiment.about, ""]
+    if experiment.description:
+        lines += [experiment.description, ""]
     rounds = last["round"] if last else 0
     lines += [
-        f"Models of `{experiment.fusion.method}` after {rounds} rounds with {experiment.clients.number} clients on "
+        f"Models of `{experiment.fusion.method}` after {rounds} rounds with {experiment.clients.total} clients on "
         f"`{experiment.data.name}` ({len(classes)} classes); the whole configuration is in `config.toml`.",
         "",
         "| prototype | architecture | test accuracy % |",

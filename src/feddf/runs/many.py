@@ -33,7 +33,7 @@ FAILED = "failed.txt"
 def variant(experiment: Experiment, method: str, others: Sequence[str] = ()) -> Experiment:
     """Return the experiment with a method such as ``fedavg``, ``fedprox`` or ``feddf+prox+swag``.
 
-    What only ``others`` name is at its default: a comparison's ``proximal=0.1`` is FedProx's, and not FedAvg's.
+    What only ``others`` name is at its default: a comparison's ``prox_mu=0.1`` is FedProx's, and not FedAvg's.
     """
     mine, elsewhere = changes_of(method)[1], {key for other in others for key in changes_of(other)[1]}
     return with_values(

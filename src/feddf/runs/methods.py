@@ -61,7 +61,7 @@ CANDIDATES = {
     "previous": algorithm.from_previous,
     "best": algorithm.from_best,
 }
-"""What ``distill.start`` stands for."""
+"""What ``distill.init`` stands for."""
 
 
 def build_method(
@@ -151,8 +151,8 @@ def robust_settings(settings: Settings, resources: Resources) -> Settings:
         changes["fusion.trust"] = "mixture" if labeled else "expguard"
     if settings.fusion.guard is None and (labeled or resources.pool is not None):
         changes["fusion.guard"] = MARGIN
-    if settings.teachers.average == "logits":
-        changes["teachers.average"] = "probabilities"
+    if settings.ensemble.combine == "logits":
+        changes["ensemble.combine"] = "probabilities"
     return with_values(settings, changes)
 
 
@@ -170,7 +170,7 @@ def feddf(resources: Resources, settings: Settings, engine: Engine) -> Fusion:
         averaging_rule(resources, settings),
         ensemble(resources, settings, engine),
         students(resources, settings, engine),
-        CANDIDATES[settings.distill.start],
+        CANDIDATES[settings.distill.init],
     )
 
 
@@ -181,7 +181,7 @@ def fedma(resources: Resources, settings: Settings, engine: Engine) -> Method:
 
 def averaging_rule(resources: Resources, settings: Settings) -> Rule:
     """Return the average that the settings name, with BatchNorm's statistics treated as they say."""
-    rule: Rule = AVERAGES[settings.fusion.average]
+    rule: Rule = AVERAGES[settings.fusion.aggregation]
     execution = of_answers(settings.run)
     if settings.fusion.defense == "robust":
         rule = robust_start(rule, resources, execution)
@@ -190,22 +190,22 @@ def averaging_rule(resources: Resources, settings: Settings) -> Rule:
 
 def ensemble(resources: Resources, settings: Settings, engine: Engine) -> AskEnsemble:
     """Return the ensemble of the section ``[teachers]``."""
-    config, execution = settings.teachers, of_answers(settings.run)
+    config, execution = settings.ensemble, of_answers(settings.run)
     if resources.pool is None:
         raise ValueError("an ensemble answers for an unlabeled pool, and there is none")
-    if resources.augment is not None and config.ask == "once":
-        raise ValueError("answers given once are for the pool as it is; an augmented one needs ask = 'each-batch'")
+    if resources.augment is not None and config.cache:
+        raise ValueError("cached predictions are for the pool as it is; an augmented pool needs ensemble.cache = false")
     measure: Accuracies = validation_accuracies(resources, engine, execution) if resources.validation else _unmeasured
     return ensemble_of(
         resources.prototypes,
         resources.pool,
         engine,
-        combine=TARGETS[config.average],
+        combine=TARGETS[config.combine],
         weigh=partial(TEACHER_WEIGHTS[config.weights], resources=resources, accuracies=measure),
         temperature=settings.distill.temperature,
         outputs=resources.outputs,
-        each_batch=config.ask == "each-batch",
-        memory=config.memory,
+        each_batch=not config.cache,
+        memory=config.ema,
         swag_samples=config.swag_samples,
         swag_scale=config.swag_scale,
         execution=execution,
@@ -218,7 +218,7 @@ def _unmeasured(teachers: Sequence[Teacher]) -> dict[str, float]:
 
 def students(resources: Resources, settings: Settings, engine: Engine) -> Students:
     """Return how students learn, by the section ``[distill]``; a lone one uses as many threads as it is worth."""
-    lone = partial(lone_threads, resources, settings.distill.batch)
+    lone = partial(lone_threads, resources, settings.distill.batch_size)
     execution = of_students(settings.run, len(resources.prototypes), lone)
     return students_of(resources, settings.distill, engine, execution)
 
@@ -251,8 +251,8 @@ def named_part(name: str, resources: Resources, told: Mapping[str, bool | int | 
 
 def part_names(settings: Settings) -> list[str]:
     """Return the names of all parts that have a payload or a state, whichever key asks for them."""
-    weighted = settings.fusion.method != "fedavg" and settings.teachers.weights == "class-counts"
-    counts = ["class-counts"] if weighted or settings.fusion.average == "class-counts" else []
+    weighted = settings.fusion.method != "fedavg" and settings.ensemble.weights == "class-counts"
+    counts = ["class-counts"] if weighted or settings.fusion.aggregation == "class-counts" else []
     return list(dict.fromkeys([*counts, *settings.fusion.parts]))
 
 

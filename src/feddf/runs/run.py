@@ -36,7 +36,7 @@ def run_experiment(
     checkpoint, which the next start removes: no round is lost, and none counted twice.
     """
     experiment, task = parts.experiment, parts.task
-    with folder.locked(), open_engines(experiment.run, experiment.clients.deadline) as engines:
+    with folder.locked(), open_engines(experiment.run, experiment.clients.timeout) as engines:
         saved, _ = folder.latest()
         server = saved or parts.server
         folder.forget_after(server.round)
@@ -93,7 +93,7 @@ def record_rounds(
     """
     spool, run = DiskSpool(folder.spool), settings.run
     config = flat(settings.model_dump(mode="json", exclude_none=True))
-    with tracking(run.track, folder.path, config, server.round, complain) as track:
+    with tracking(run.loggers, folder.path, config, server.round, complain) as track:
         for closed in islice(rounds, max(0, settings.rounds - server.round)):
             record = extend(recorder.record(closed), closed.server)
             folder.append(record)

@@ -240,7 +240,7 @@ def _round_of(record: Mapping[str, Any]) -> int:
     return number if type(number) is int else 0
 
 
-NO_CODE: Any = {"about": True, "data": {"name", "folder"}, "pool": {"sources"}, "run": {"device"}}
+NO_CODE: Any = {"description": True, "data": {"name", "folder"}, "pool": {"sources"}, "run": {"device"}}
 """Keys whose text may have a colon and yet names no code; data sets and sources are looked at by themselves."""
 
 

@@ -19,8 +19,8 @@ from feddf.report.tables import Comparison, spread, statistics
 from feddf.runs.many import failure_of, run_many, unfinished
 
 PAPER: dict[str, tuple[float, ...]] = {
-    "local.rate": (0.01, 0.05, 0.1, 0.5, 1.0, 1.5),
-    "local.proximal": (0.001, 0.01, 0.1, 1.0),
+    "local.lr": (0.01, 0.05, 0.1, 0.5, 1.0, 1.5),
+    "local.prox_mu": (0.001, 0.01, 0.1, 1.0),
     "fusion.momentum": (0.1, 0.2, 0.3, 0.4),
 }
 """The initial grids of appendix C.2."""
@@ -89,7 +89,7 @@ def tune(
 def beyond(key: str, values: Sequence[float], best: float) -> float | None:
     """Return the next value outside the (sorted) grid if the best is its first or its last, else ``None``.
 
-    >>> beyond("local.rate", [0.01, 0.1, 1.0], 1.0)
+    >>> beyond("local.lr", [0.01, 0.1, 1.0], 1.0)
     10.0
     >>> beyond("fusion.momentum", [0.1, 0.2], 0.1)
     0.0

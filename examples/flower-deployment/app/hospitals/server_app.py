@@ -10,9 +10,9 @@ from hospitals.task import ARCHITECTURES, read
 app = ServerApp()
 
 SETTINGS = FlowerSettings(
-    clients=ClientsConfig(number=3, quorum=0.6),
-    local=LocalConfig(epochs=20, batch=32, rate=0.1),
-    distill=DistillConfig(steps=200, check=50),
+    clients=ClientsConfig(total=3, quorum=0.6),
+    local=LocalConfig(epochs=20, batch_size=32, lr=0.1),
+    distill=DistillConfig(steps=200, eval_every=50),
     flower=FlowerConfig(evaluate_fraction=1.0),
 )
 

@@ -18,7 +18,7 @@ def main(grid: Grid, context: Context) -> None:
     images, labels = load_test()
     strategy = FedDF(
         {name: partial(Net, width) for name, width in WIDTHS.items()},
-        FlowerSettings(clients=ClientsConfig(number=CLIENTS), distill=DistillConfig(steps=300, check=50)),
+        FlowerSettings(clients=ClientsConfig(total=CLIENTS), distill=DistillConfig(steps=300, eval_every=50)),
         pool=images[:200],
         validation=(images[200:300], labels[200:300]),
         test=(images[300:], labels[300:]),
