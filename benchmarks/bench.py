@@ -40,7 +40,7 @@ from feddf import (
     Update,
     accuracy,
     in_process,
-    initial,
+    init_state,
 )
 from feddf.client import local_update
 from feddf.data.augment import flip_crop
@@ -105,7 +105,7 @@ def gemm(threads: int, size: int = 1536) -> float:
 
 
 def jobs_of(clients: int, samples: int) -> list[Job]:
-    state = initial(RESNET["resnet8"], 0)
+    state = init_state(RESNET["resnet8"], 0)
     return [
         Job(Client(f"{k:05d}", "resnet8", torch.arange(k * samples, (k + 1) * samples)), 1, state, k)
         for k in range(clients)
@@ -195,7 +195,7 @@ def fusion(
     images = ENCODE(pool_data.inputs.raw)
     modules = [RESNET["resnet8"].build() for _ in range(teachers)]
     updates = [Update(f"{k}", "resnet8", 1, module.state_dict(), 2250) for k, module in enumerate(modules)]
-    server = ServerState(0, {"resnet8": initial(RESNET["resnet8"], 0)})
+    server = ServerState(0, {"resnet8": init_state(RESNET["resnet8"], 0)})
 
     def loop() -> float:
         torch.set_num_threads(CORES)
@@ -294,12 +294,12 @@ def fuse_many(teachers: int) -> None:
     """Fuse that many teachers, kept on disk as a run keeps them, and print this process's peak memory in MB."""
     keep_freed_memory()  # as every run does
     pool = fake(200, seed=2).inputs
-    state = initial(RESNET["resnet8"], 0)
+    state = init_state(RESNET["resnet8"], 0)
     server = ServerState(0, {"resnet8": state})
     with tempfile.TemporaryDirectory() as folder:
         spool = DiskSpool(Path(folder))
         updates = [
-            spool.keep(job, Update(job.id, "resnet8", 1, initial(RESNET["resnet8"], number), 25))
+            spool.keep(job, Update(job.id, "resnet8", 1, init_state(RESNET["resnet8"], number), 25))
             for number, job in enumerate(jobs_of(teachers, 25))
         ]
         settings = Settings(distill=DistillConfig(steps=4, early_stopping="none"), run=RunConfig(threads=1))
@@ -340,7 +340,7 @@ def agree(repeats: int = 6, rounds: int = 3, steps: int = 60, samples: int = 320
     def loop(seed: int) -> list[float]:
         torch.manual_seed(seed)
         torch.set_num_threads(CORES)
-        model, curve = RESNET["resnet8"].load(initial(RESNET["resnet8"], seed)), []
+        model, curve = RESNET["resnet8"].load(init_state(RESNET["resnet8"], seed)), []
         for _ in range(rounds):
             trained = [plain.train_client(model, images[shard], train.labels[shard], 2) for shard in shards]
             model = plain.distill(plain.average(trained, [samples] * clients), trained, unlabeled, steps)
@@ -348,7 +348,7 @@ def agree(repeats: int = 6, rounds: int = 3, steps: int = 60, samples: int = 320
         return curve
 
     def ours(seed: int) -> list[float]:
-        server, curve = ServerState(0, {"resnet8": initial(RESNET["resnet8"], seed)}), []
+        server, curve = ServerState(0, {"resnet8": init_state(RESNET["resnet8"], seed)}), []
         for number in range(1, rounds + 1):
             jobs = [
                 Job(Client(f"{k}", "resnet8", shard), number, server.models["resnet8"], 1000 * seed + 10 * number + k)

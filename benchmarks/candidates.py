@@ -24,22 +24,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddf.client import log_prior, together
+from feddf.client import combine_halves, log_prior
 from feddf.config import Experiment, Settings, load, with_values
 from feddf.engines import in_process
 from feddf.evaluate import Accuracies, Teacher, accuracy
 from feddf.fusion.class_counts import CLASS_COUNTS, counts_of, number_of_classes
-from feddf.fusion.ensemble import AskEnsemble, Memory, Taught, avg_logits
+from feddf.fusion.ensemble import EnsembleTargets, MakeTargets, Memory, avg_logits
 from feddf.fusion.feddf import feddf
 from feddf.fusion.weights import by_class_counts
 from feddf.outputs import Outputs, classes
 from feddf.rounds import run_rounds
 from feddf.runs import methods
 from feddf.runs.build import Parts, build
-from feddf.runs.kept import KeptStates
+from feddf.runs.client_states import ClientStates
 from feddf.runtime.device import device_of, threads
-from feddf.seeds import derive, seeded, torch_generator
-from feddf.states import read_off, weighted_mean
+from feddf.seeds import derive, seed_torch, torch_generator
+from feddf.states import state_of, weighted_mean
 from feddf.types import (
     Augment,
     Engine,
@@ -53,8 +53,8 @@ from feddf.types import (
     Steps,
     Training,
     Update,
-    Vote,
     Weight,
+    WeightedLogits,
 )
 from reproduction.beyond import FEDERATION, TARGETS, TASKS
 
@@ -94,12 +94,12 @@ def _between(ours: State, theirs: State, share: float) -> State:
 # More teachers: averages of the clients' models, which only teach and are not averaged again
 
 
-def with_averages(ask: AskEnsemble) -> AskEnsemble:
+def with_averages(ask: MakeTargets) -> MakeTargets:
     """Let each prototype's average teach as much as all of its clients together (FedBE, Chen & Chao 2021, has it)."""
     return _with_teachers(ask, lambda clients, seed: [[1.0] * len(clients)], share=1.0)
 
 
-def with_mixtures(ask: AskEnsemble, samples: int = 10) -> AskEnsemble:
+def with_mixtures(ask: MakeTargets, samples: int = 10) -> MakeTargets:
     """Let averages with random weights, drawn from Dirichlet(1), teach as well: FedBE's second distribution."""
 
     def draw(clients: Sequence[Update], seed: int) -> list[list[float]]:
@@ -110,9 +110,9 @@ def with_mixtures(ask: AskEnsemble, samples: int = 10) -> AskEnsemble:
 
 
 def _with_teachers(
-    ask: AskEnsemble, draw: Callable[[Sequence[Update], int], Sequence[Sequence[float]]], share: float
-) -> AskEnsemble:
-    def of_more(updates: Sequence[Update], seed: int, memory: Memory) -> Taught:
+    ask: MakeTargets, draw: Callable[[Sequence[Update], int], Sequence[Sequence[float]]], share: float
+) -> MakeTargets:
+    def of_more(updates: Sequence[Update], seed: int, memory: Memory) -> EnsembleTargets:
         more: list[Update] = []
         for prototype in sorted({update.prototype for update in updates}):
             clients = [update for update in updates if update.prototype == prototype and update.n_examples > 0]
@@ -137,9 +137,9 @@ def _averaged(name: str, clients: Sequence[Update], shares: Sequence[float], tru
     return Update(*known, payload=payload, trust=trust)
 
 
-def centered_logits(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
+def centered_logits(votes: Iterable[WeightedLogits], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
     """Average logits that sum to zero: with weights by class it matters what a teacher adds to all of its logits."""
-    centered = (Vote(vote.logits - vote.logits.mean(dim=-1, keepdim=True), vote.weight) for vote in votes)
+    centered = (WeightedLogits(vote.logits - vote.logits.mean(dim=-1, keepdim=True), vote.weight) for vote in votes)
     return avg_logits(centered, temperature, outputs)
 
 
@@ -163,7 +163,7 @@ def moved(raw: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def feddf_of(
-    wrap: Callable[[AskEnsemble], AskEnsemble], resources: Resources, settings: Settings, engine: Engine
+    wrap: Callable[[MakeTargets], MakeTargets], resources: Resources, settings: Settings, engine: Engine
 ) -> Fusion:
     """FedDF with something around its ensemble."""
     return feddf(
@@ -213,7 +213,7 @@ def fedntd(parts: Parts, beta: float = 1.0) -> Parts:
     local = parts.experiment.local
     half = partial(not_true, beta=beta, tau=local.logit_adjustment)
     plain = local.model_copy(update={"logit_adjustment": 0.0})
-    both = together([*(part.half for part in parts.method.parts), half])
+    both = combine_halves([*(part.half for part in parts.method.parts), half])
     return replace(parts, train=partial(parts.train, local=plain, half=both))
 
 
@@ -224,7 +224,7 @@ def pretrained(model: nn.Module, pool: Inputs, flips: bool, seed: int, steps: in
     """Train all but the last layer by contrast of two views of the same input (SimCLR, Chen et al. 2020)."""
     last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
     width = last.in_features
-    with seeded(derive(seed, "head")):
+    with seed_torch(derive(seed, "head")):
         head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 32))
     generator = torch_generator(derive(seed, "views"))
     optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()], lr=1e-3)
@@ -280,7 +280,7 @@ def self_supervised(parts: Parts) -> Parts:
     models = {}
     for name, state in parts.server.models.items():
         model = pretrained(parts.prototypes[name].load(state), pool, parts.task.data.flips, seed)
-        models[name] = read_off(model, like=state)
+        models[name] = state_of(model, like=state)
     return replace(parts, server=replace(parts.server, models=models))
 
 
@@ -433,7 +433,7 @@ def rounds_of(parts: Parts) -> Iterator[Round]:
     parts.engine.become(in_process)
     fuse, added = parts.method.fuse, parts.method.parts
     with TemporaryDirectory() as folder:
-        engine = KeptStates(Path(folder)).engine(in_process) if any(one.keeps for one in added) else in_process
+        engine = ClientStates(Path(folder)).engine(in_process) if any(one.keeps for one in added) else in_process
         closed = run_rounds(parts.server, parts.federation, engine=engine, train=parts.train, fuse=fuse, parts=added)
         yield from islice(closed, parts.experiment.rounds)
 

@@ -38,7 +38,7 @@ from feddf import (
     average,
     fedavg,
     in_process,
-    initial,
+    init_state,
 )
 from feddf.engines import RayWorkers
 from feddf.rounds import collect, jobs_for
@@ -84,7 +84,7 @@ def rounds_of(name: str, clients: int, parameters: int, repeats: int) -> list[fl
     if name == "flower":
         return flower_rounds(clients, parameters, repeats)
     prototype = Prototype("blank", partial(blank, parameters))
-    server = ServerState(0, {"blank": initial(prototype, 0)})
+    server = ServerState(0, {"blank": init_state(prototype, 0)})
     members = federation(clients)
     times: list[float] = []
     with opened(name) as engine, tempfile.TemporaryDirectory() as scratch:
@@ -144,7 +144,7 @@ def flower_rounds(clients: int, parameters: int, repeats: int) -> list[float]:
 def fusing(clients: int, parameters: int) -> float:
     """Seconds to average so many updates of that size, read from disk as in a run."""
     prototype = Prototype("blank", partial(blank, parameters))
-    server = ServerState(0, {"blank": initial(prototype, 0)})
+    server = ServerState(0, {"blank": init_state(prototype, 0)})
     members = federation(clients)
     with tempfile.TemporaryDirectory() as scratch:
         spool = DiskSpool(Path(scratch) / "spool")

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from feddf import evaluate
 from feddf.config import Experiment, load
 from feddf.engines.open import open_engines
-from feddf.fusion.average import start_from
+from feddf.fusion.average import average_by_prototype
 from feddf.fusion.distill import distill
 from feddf.rounds import collect, jobs_for, sample
 from feddf.runs.build import build
@@ -127,7 +127,7 @@ def trajectories(experiment: Experiment, steps: int, every: int) -> dict[str, li
         updates, _ = collect(engines.clients, parts.train, jobs, parts=asked)
         seed = derive(experiment.seed, "fuse", 1)
         answers = ensemble(resources, experiment, engines.server)(updates, seed, {}).targets
-        starts = start_from(averaging_rule(resources, experiment), parts.server, updates)
+        starts = average_by_prototype(averaging_rule(resources, experiment), parts.server, updates)
     found: dict[str, list[Look]] = {}
     for name, state in starts.items():
         watched = Watched(task.validation, task.data.test, every)

@@ -22,14 +22,14 @@ from feddf import (
     adapt,
     average,
     dirichlet,
-    ensemble_of,
     feddf,
     in_process,
-    initial,
+    init_state,
     local_update,
+    make_ensemble,
+    make_students,
     run_rounds,
     split,
-    students_of,
 )
 from feddf.models.small import CNN
 
@@ -46,11 +46,11 @@ clients = [Client(f"client-{k}", "cnn", shard) for k, shard in enumerate(shards)
 
 # The round: local training (Algorithm 2), then fusion (Algorithm 1), which is an average, an ensemble and students.
 local = partial(local_update, prototypes=prototypes, train=train, local=LocalConfig(epochs=5, lr=0.05))
-ensemble = ensemble_of(prototypes, pool, in_process)
-students = students_of(Resources(prototypes, pool, validation), DistillConfig(steps=200), in_process)
+ensemble = make_ensemble(prototypes, pool, in_process)
+students = make_students(Resources(prototypes, pool, validation), DistillConfig(steps=200), in_process)
 fuse = feddf(average, ensemble, students)
 
-server = ServerState(0, {name: initial(prototype, seed=0) for name, prototype in prototypes.items()})
+server = ServerState(0, {name: init_state(prototype, seed=0) for name, prototype in prototypes.items()})
 federation = Federation(clients, ClientsConfig(total=10, fraction=0.6), seed=0)
 for closed in islice(run_rounds(server, federation, engine=in_process, train=local, fuse=fuse), 3):
     models = {"averaged": closed.fused.start, "fused": closed.server.models}

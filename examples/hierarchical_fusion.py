@@ -25,14 +25,14 @@ from feddf import (
     adapt,
     average,
     dirichlet,
-    ensemble_of,
     feddf,
     in_process,
-    initial,
+    init_state,
     local_update,
+    make_ensemble,
+    make_students,
     run_round,
     split,
-    students_of,
 )
 from feddf.models.small import CNN
 
@@ -46,10 +46,10 @@ clients = [Client(f"client-{k:02d}", "cnn", shard) for k, shard in enumerate(sha
 
 everyone = ClientsConfig(total=12, fraction=1.0)
 local = partial(local_update, prototypes=prototypes, train=train, local=LocalConfig(epochs=5, lr=0.05))
-students = students_of(
+students = make_students(
     Resources(prototypes, pool, validation), DistillConfig(steps=100, eval_every=50, batch_size=32), in_process
 )
-fuse = feddf(average, ensemble_of(prototypes, pool, in_process), students)
+fuse = feddf(average, make_ensemble(prototypes, pool, in_process), students)
 run = partial(run_round, engine=in_process, train=local, fuse=fuse)
 
 
@@ -67,7 +67,7 @@ def in_regions(server: ServerState) -> ServerState:
     return fuse(server, updates, server.round).server
 
 
-first = ServerState(0, {"cnn": initial(prototypes["cnn"], seed=0)})
+first = ServerState(0, {"cnn": init_state(prototypes["cnn"], seed=0)})
 for name, one_round in (("flat", flat), ("in regions", in_regions)):
     server = first
     for _ in range(3):

@@ -23,7 +23,7 @@ def rule(previous: feddf.State, updates: Sequence[feddf.Update]) -> feddf.State:
 
 def median(resources: feddf.Resources, settings: feddf.Settings, engine: feddf.Engine) -> feddf.Fusion:
     def fuse(server: feddf.ServerState, updates: Sequence[feddf.Update], seed: int) -> feddf.Fused:
-        models = feddf.start_from(rule, server, updates)
+        models = feddf.average_by_prototype(rule, server, updates)
         return feddf.Fused(server.next(models), models)
 
     return fuse

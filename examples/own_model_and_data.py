@@ -26,13 +26,13 @@ from feddf import (
     ServerState,
     accuracy,
     average,
-    ensemble_of,
     feddf,
     iid,
-    initial,
+    init_state,
     local_update,
+    make_ensemble,
+    make_students,
     run_rounds,
-    students_of,
 )
 from feddf.models.small import MLP
 from feddf.outputs import classes
@@ -78,10 +78,10 @@ def main() -> None:
     local = partial(
         local_update, prototypes=prototypes, train=train, local=LocalConfig(epochs=5, batch_size=32, lr=0.1)
     )
-    server = ServerState(0, {name: initial(prototype, seed=0) for name, prototype in prototypes.items()})
+    server = ServerState(0, {name: init_state(prototype, seed=0) for name, prototype in prototypes.items()})
     with Processes(workers=2) as engine:
-        ensemble = ensemble_of(prototypes, pool.inputs, engine)
-        students = students_of(Resources(prototypes, pool.inputs, validation), DistillConfig(steps=200), engine)
+        ensemble = make_ensemble(prototypes, pool.inputs, engine)
+        students = make_students(Resources(prototypes, pool.inputs, validation), DistillConfig(steps=200), engine)
         fuse = feddf(average, ensemble, students)
         federation = Federation(clients, ClientsConfig(total=6, fraction=1.0), seed=0)
         for closed in islice(run_rounds(server, federation, engine=engine, train=local, fuse=fuse), 3):

@@ -158,7 +158,7 @@ def bound(
 ) -> None:
     """Estimate the terms of the paper's Theorem 5.1 for a run, from all its data."""
     from feddf.config import parse, with_values
-    from feddf.report.read import ensemble_of, read_run
+    from feddf.report.read import ensemble_accuracy, read_run
     from feddf.runs.build import build
     from feddf.runs.store import RunFolder
     from reproduction.theorem import estimate
@@ -169,7 +169,7 @@ def bound(
     if epochs is not None:
         experiment = with_values(experiment, {"local.epochs": epochs})
     records = read_run(run).records
-    ensemble = ensemble_of(records[-1]) if records else None
+    ensemble = ensemble_accuracy(records[-1]) if records else None
     found = estimate(build(experiment, trust=trust), most=most, delta=delta, ensemble=ensemble)
     _show(found, experiment.prototypes[0].label)
     write_atomically(run / "bound.json", json.dumps(asdict(found), indent=2).encode())

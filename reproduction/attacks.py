@@ -25,7 +25,7 @@ from feddf.config import ConfigError
 from feddf.runs.build import Attack, Parts
 from feddf.runtime.device import threads
 from feddf.seeds import derive, torch_generator
-from feddf.states import is_statistic, read_off
+from feddf.states import is_statistic, state_of
 from feddf.types import Examples, Inputs, Reply, ServerState, State
 from reproduction.hostile import Forge, Forgery, hostile
 
@@ -275,7 +275,7 @@ def _train_towards(parts: Parts, forgery: Forgery, inputs: Inputs, targets: Tens
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return read_off(model, forgery.own.state)
+    return state_of(model, forgery.own.state)
 
 
 def changes(sent: State, updates: Sequence[Reply]) -> Tensor:

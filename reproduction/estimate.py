@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from feddf.config import Experiment
 from feddf.runs.build import build_task, prototype_for
 from feddf.runtime.device import threads
-from feddf.states import initial
+from feddf.states import init_state
 
 ANSWERS_FOR_A_STEP = 3
 """A forward pass costs about a third of a training step."""
@@ -59,7 +59,7 @@ def _speed(experiment: Experiment, known: dict[str, float]) -> float:
         speeds = []
         for spec in experiment.prototypes:
             prototype = prototype_for(spec, shape, n_classes)
-            model = prototype.load(initial(prototype, 0)).train()
+            model = prototype.load(init_state(prototype, 0)).train()
             with threads(1):
                 F.cross_entropy(model(inputs), labels).backward()  # the first step prepares what the others use
                 began = perf_counter()

@@ -23,7 +23,7 @@ from feddf.outputs import classes
 from feddf.runs.build import Parts, prototype_for
 from feddf.runtime.execution import Execution, of_answers
 from feddf.seeds import derive, numpy_generator
-from feddf.states import initial
+from feddf.states import init_state
 from feddf.types import Client, Examples, Job, Prototype
 
 MEANING = {
@@ -88,7 +88,7 @@ def estimate(parts: Parts, *, most: int = 2_000, delta: float = 0.05, ensemble: 
     held_out = {name: order[: max(1, len(order) // 5)] for name, order in orders.items()}
     kept = torch.cat([order[len(held_out[name]) :] for name, order in orders.items()])
     everybody = Client("everybody", spec.label, kept)
-    pooled = prototype.load(parts.train(Job(everybody, 1, initial(prototype, seed), seed)).state)
+    pooled = prototype.load(parts.train(Job(everybody, 1, init_state(prototype, seed), seed)).state)
     global_risk = 1 - accuracy(pooled, train.take(torch.cat(list(held_out.values()))))
     work = partial(
         tell_apart,
@@ -125,7 +125,7 @@ def tell_apart(
     examples = Examples(train.take(chosen).inputs, labels, classes(2))
     order = _order(len(chosen), domain.seed)
     learned, held_out = order[: len(order) // 2], order[len(order) // 2 :]
-    job = Job(Client(domain.id, prototype.name, learned), 1, initial(prototype, domain.seed), domain.seed)
+    job = Job(Client(domain.id, prototype.name, learned), 1, init_state(prototype, domain.seed), domain.seed)
     update = local_update(job, prototypes={prototype.name: prototype}, train=examples, local=local, execution=execution)
     with execution.begun() as device:
         return domain.id, 1 - accuracy(prototype.load(update.state, device), examples.take(held_out))

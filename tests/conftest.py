@@ -19,7 +19,7 @@ from feddf.data.encode import Pixels
 from feddf.models.small import CNN, MLP
 from feddf.outputs import classes
 from feddf.rounds import Federation
-from feddf.states import initial
+from feddf.states import init_state
 from feddf.types import Client, Examples, Inputs, LocalTrain, Part, Prototype, Reply, Resources, ServerState, Update
 from pretend_device import registered
 
@@ -89,7 +89,7 @@ def make_tiny(clients: int = 6, fraction: float = 0.67, seed: int = 0, norm: str
         pool,
         prototypes,
         Federation(members, settings.clients, seed),
-        ServerState(0, {name: initial(prototype, seed) for name, prototype in prototypes.items()}),
+        ServerState(0, {name: init_state(prototype, seed) for name, prototype in prototypes.items()}),
         local,
         Resources(prototypes, pool, stripes(30, 4), outputs=classes(CLASSES)),
         settings,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from conftest import make_tiny, update_of
 from feddf.admit import LARGEST, MOST_EXAMPLES, MOST_METRICS, MOST_STEPS, admit, different_keys
 from feddf.models.small import CNN
-from feddf.states import initial
+from feddf.states import init_state
 from feddf.types import Client, Failure, Job, Part, Prototype, Reply, TensorForm, Update
 
 TINY = make_tiny()
@@ -119,7 +119,7 @@ def test_a_remote_clients_count_is_bounded_but_not_known() -> None:
 @pytest.mark.parametrize("options", [{"width": 8}, {"width": 16}])
 def test_a_last_layer_times_a_million_is_refused_on_real_sizes(options: dict[str, int]) -> None:
     prototype = Prototype("cnn", partial(CNN, (1, 28, 28), 10, **options))
-    job = Job(Client("a", "cnn"), 1, initial(prototype, 0), 0)
+    job = Job(Client("a", "cnn"), 1, init_state(prototype, 0), 0)
     scaled = {key: tensor * 1e6 if key.startswith("classifier") else tensor for key, tensor in job.state.items()}
     failure = admit(Reply("a", "cnn", 1, scaled, 5), {"a": job})
     assert isinstance(failure, Failure)

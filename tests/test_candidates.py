@@ -16,13 +16,13 @@ from feddf.config import load, with_values
 from feddf.data import datasets
 from feddf.engines import in_process
 from feddf.evaluate import teacher_of
-from feddf.fusion.average import average, start_from
+from feddf.fusion.average import average, average_by_prototype
 from feddf.fusion.class_counts import CLASS_COUNTS, told
-from feddf.fusion.ensemble import Memory, Remembered, Taught
+from feddf.fusion.ensemble import Memory, CachedTargets, EnsembleTargets
 from feddf.runs.build import build
 from feddf.runs.methods import feddf
 from feddf.states import digest
-from feddf.types import Fused, Job, ServerState, Update, Vote
+from feddf.types import Fused, Job, ServerState, Update, WeightedLogits
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -68,9 +68,9 @@ TWO = of_one_layer("two", [[3.0], [6.0]], (10, 20))
 def test_averages_teach_as_much_as_their_clients_together() -> None:
     given: list[Sequence[Update]] = []
 
-    def noted(updates: Sequence[Update], seed: int, memory: Memory) -> Taught:
+    def noted(updates: Sequence[Update], seed: int, memory: Memory) -> EnsembleTargets:
         given.append(updates)
-        return Taught(Remembered(torch.ones(1, 2) / 2), None, memory)
+        return EnsembleTargets(CachedTargets(torch.ones(1, 2) / 2), None, memory)
 
     candidates.with_averages(noted)([ONE, TWO], 0, {})
     *clients, mean = given[-1]
@@ -102,7 +102,7 @@ def test_averages_teach_and_are_not_averaged_again(tiny: Tiny, weights: str) -> 
         make(tiny.resources, settings, in_process)(tiny.server, updates, 1)
         for make in (candidates.feddf_of_averages, feddf)
     )
-    assert digest(found.start) == digest(start_from(average, tiny.server, updates)) == digest(plain.start)
+    assert digest(found.start) == digest(average_by_prototype(average, tiny.server, updates)) == digest(plain.start)
     assert digest(found.server.models) != digest(plain.server.models)
     taught = {teacher.id: torch.as_tensor(teacher.weight) for teacher in found.ensemble.teachers}
     *clients, _, _ = taught
@@ -114,7 +114,9 @@ def test_averages_teach_and_are_not_averaged_again(tiny: Tiny, weights: str) -> 
 
 def test_centered_logits_do_not_depend_on_what_a_teacher_adds_to_all() -> None:
     logits, weights = torch.randn(5, 3), [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([3.0, 0.0, 1.0])]
-    votes = [[Vote(logits + shift, weights[0]), Vote(logits.flip(0), weights[1])] for shift in (0.0, 7.0)]
+    votes = [
+        [WeightedLogits(logits + shift, weights[0]), WeightedLogits(logits.flip(0), weights[1])] for shift in (0.0, 7.0)
+    ]
     assert torch.allclose(*map(candidates.centered_logits, votes))
     assert not torch.allclose(*map(candidates.avg_logits, votes)), "with weights by class, plain ones do"
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from conftest import Tiny
-from feddf.client import local_update, log_prior, mini_batches, n_batches, together
+from feddf.client import local_update, log_prior, mini_batches, n_batches, combine_halves
 from feddf.config import LocalConfig
 from feddf.data.encode import plain
 from feddf.fusion.class_counts import CLASS_COUNTS, tell
 from feddf.outputs import classes
-from feddf.states import digest, initial
+from feddf.states import digest, init_state
 from feddf.types import Client, ClientHalf, Examples, Inputs, Job, Prototype, Sent, Steps, Training
 
 
@@ -32,7 +32,7 @@ def test_is_gradient_descent_on_the_mean_cross_entropy() -> None:
     x, y = random.normal(size=(12, 4)).astype(np.float32), random.integers(0, 3, 12)
     prototype = Prototype("linear", partial(nn.Linear, 4, 3))
     train = Examples(Inputs(torch.from_numpy(x), plain), torch.from_numpy(y), classes(3))
-    state = initial(prototype, 0)
+    state = init_state(prototype, 0)
     job = Job(Client("a", "linear", torch.arange(12)), 1, state, 5)
     local = LocalConfig(epochs=3, batch_size=12, lr=0.5)
     update = local_update(job, prototypes={"linear": prototype}, train=train, local=local)
@@ -51,7 +51,7 @@ def test_the_proximal_term_pulls_towards_what_was_sent() -> None:
     x, y = random.normal(size=(8, 3)).astype(np.float32), random.integers(0, 2, 8)
     prototype = Prototype("linear", partial(nn.Linear, 3, 2, bias=False))
     train = Examples(Inputs(torch.from_numpy(x), plain), torch.from_numpy(y), classes(2))
-    state = initial(prototype, 0)
+    state = init_state(prototype, 0)
     job = Job(Client("a", "linear", torch.arange(8)), 1, state, 5)
     local = LocalConfig(epochs=5, batch_size=8, lr=0.3, prox_mu=0.7)
     update = local_update(job, prototypes={"linear": prototype}, train=train, local=local)
@@ -141,7 +141,7 @@ def test_every_random_choice_follows_the_clients_seed_and_each_has_a_stream_of_i
             found["augment"].append(float(torch.rand((), generator=generator)))
             return raw
 
-        job = Job(Client("a", "noisy", torch.arange(8)), 1, initial(prototype, 0), seed)
+        job = Job(Client("a", "noisy", torch.arange(8)), 1, init_state(prototype, 0), seed)
         torch.manual_seed(around)
         local = LocalConfig(epochs=2, batch_size=4, lr=0.1)
         local_update(job, prototypes={"noisy": prototype}, train=train, local=local, augment=augment)
@@ -234,7 +234,7 @@ def noting(name: str, log: list[str], state: bool = False, loss: bool = False) -
 def test_halves_begin_correct_and_finish_in_their_order(tiny: Tiny) -> None:
     job, log = job_of(tiny, 1), list[str]()
     local = LocalConfig(epochs=2, batch_size=10, lr=0.1)  # 20 examples: four steps
-    both = together([noting("a", log), noting("b", log, state=True)])
+    both = combine_halves([noting("a", log), noting("b", log, state=True)])
     reply = local_update(job, prototypes=tiny.prototypes, train=tiny.train, local=local, half=both)
     assert log == ["begin a", "begin b", *["correct a", "correct b"] * 4, "finish a", "finish b"]
     assert {name: int(state["steps"]) for name, state in reply.payload.items()} == {"a": 4, "b": 4}
@@ -243,7 +243,7 @@ def test_halves_begin_correct_and_finish_in_their_order(tiny: Tiny) -> None:
 
 
 def test_two_losses_are_one_too_many(tiny: Tiny) -> None:
-    both = together([noting("a", [], loss=True), noting("b", [], loss=True)])
+    both = combine_halves([noting("a", [], loss=True), noting("b", [], loss=True)])
     with pytest.raises(ValueError, match="loss"):
         local_update(
             job_of(tiny, 1), prototypes=tiny.prototypes, train=tiny.train, local=tiny.settings.local, half=both

@@ -14,8 +14,8 @@ from feddf.evaluate import (
     Network,
     Teacher,
     accuracy,
-    evaluating,
-    folded,
+    evaluation_mode,
+    fold_batchnorm,
     logits,
     models_of,
     output_shape,
@@ -49,7 +49,7 @@ def test_every_module_keeps_its_mode_and_its_statistics() -> None:
 def test_modes_are_restored_after_an_error() -> None:
     model = CNN(SHAPE, 3, width=4).train()
     try:
-        with evaluating(model):
+        with evaluation_mode(model):
             raise RuntimeError
     except RuntimeError:
         pass
@@ -134,18 +134,18 @@ def test_folding_batch_norm_changes_nothing_but_the_work(build: Callable[[], nn.
     before = digest({"m": model.state_dict()})
     images = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        torch.testing.assert_close(folded(model)(images), model(images), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(fold_batchnorm(model)(images), model(images), atol=1e-4, rtol=1e-4)
     assert digest({"m": model.state_dict()}) == before
 
 
 def test_folding_removes_every_norm_of_a_resnet() -> None:
-    calls = [node.target for node in folded(shaken(ResNet((1, 8, 8), 3, depth=8))).graph.nodes]
+    calls = [node.target for node in fold_batchnorm(shaken(ResNet((1, 8, 8), 3, depth=8))).graph.nodes]
     assert not [target for target in calls if "norm" in str(target)]
 
 
 def test_what_cannot_be_traced_is_left_alone() -> None:
     model = Untraceable().eval()
-    assert folded(model) is model
+    assert fold_batchnorm(model) is model
 
 
 def test_recalibrated_statistics_become_the_mean_over_batches_of_the_inputs() -> None:

@@ -14,12 +14,12 @@ from feddf.config import ClientsConfig, DistillConfig, LocalConfig
 from feddf.data.encode import plain
 from feddf.engines import in_process
 from feddf.fusion.average import average
-from feddf.fusion.ensemble import ensemble_of
+from feddf.fusion.ensemble import make_ensemble
 from feddf.fusion.feddf import feddf
-from feddf.fusion.students import students_of
+from feddf.fusion.students import make_students
 from feddf.outputs import classes
 from feddf.rounds import Federation, run_round
-from feddf.states import copy, initial
+from feddf.states import copy, init_state
 from feddf.types import Client, Examples, Inputs, Prototype, Resources, ServerState
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
@@ -40,7 +40,7 @@ def test_a_round_of_both_ends_with_the_same_weights() -> None:
     pool = 6 * torch.rand(64, 2) - 3
     prototypes = {name: Prototype(name, partial(one_file.mlp, width)) for name, width in (("large", 12), ("small", 6))}
     names, shares = ("small", "large", "small"), [torch.arange(0, 50), torch.arange(50, 80), torch.arange(80, 120)]
-    starts = {name: copy(initial(prototype, 0)) for name, prototype in prototypes.items()}
+    starts = {name: copy(init_state(prototype, 0)) for name, prototype in prototypes.items()}
 
     averaged, fused = one_file.feddf_round(
         {name: loaded(prototypes[name], state) for name, state in starts.items()},
@@ -55,7 +55,9 @@ def test_a_round_of_both_ends_with_the_same_weights() -> None:
 
     train = Examples(Inputs(x, plain), y, classes(3))
     resources = Resources(prototypes, Inputs(pool, plain))
-    students = students_of(resources, DistillConfig(steps=8, batch_size=64, lr=1e-3, early_stopping="none"), in_process)
+    students = make_students(
+        resources, DistillConfig(steps=8, batch_size=64, lr=1e-3, early_stopping="none"), in_process
+    )
     closed = run_round(
         ServerState(0, starts),
         Federation(
@@ -66,7 +68,7 @@ def test_a_round_of_both_ends_with_the_same_weights() -> None:
         train=partial(
             local_update, prototypes=prototypes, train=train, local=LocalConfig(epochs=3, batch_size=64, lr=0.1)
         ),
-        fuse=feddf(average, ensemble_of(prototypes, resources.pool, in_process), students),
+        fuse=feddf(average, make_ensemble(prototypes, resources.pool, in_process), students),
     )
     for name in prototypes:
         for key, tensor in averaged[name].state_dict().items():

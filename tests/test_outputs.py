@@ -20,9 +20,9 @@ from feddf.evaluate import accuracy, accuracy_of, logits
 from feddf.fusion.ensemble import avg_logits, avg_probabilities
 from feddf.outputs import Outputs, classes
 from feddf.rounds import jobs_for
-from feddf.runs.methods import method_of
-from feddf.states import initial
-from feddf.types import Client, Examples, Prototype, Resources, ServerState, Vote
+from feddf.runs.methods import make_method
+from feddf.states import init_state
+from feddf.types import Client, Examples, Prototype, Resources, ServerState, WeightedLogits
 
 CHANNELS, POSITIONS = 2, (4, 4)
 
@@ -93,11 +93,11 @@ CHANGES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_a_round_with_labels_at_many_positions(tiny: Tiny, changes: dict[str, Any]) -> None:
     prototypes = {"pixelwise": Prototype("pixelwise", Pixelwise)}
-    server = ServerState(0, {"pixelwise": initial(prototypes["pixelwise"], 0)})
+    server = ServerState(0, {"pixelwise": init_state(prototypes["pixelwise"], 0)})
     train, validation, pool = pixels(60, 1), pixels(30, 4), stripes(48, 3).inputs
     settings: Settings = with_values(tiny.settings, changes)
     resources = Resources(prototypes, pool, validation, outputs=LABELS)
-    method = method_of(resources, settings, in_process)
+    method = make_method(resources, settings, in_process)
     learn = partial(
         local_update, prototypes=prototypes, train=train, local=LocalConfig(epochs=20, batch_size=8, lr=0.5)
     )
@@ -111,7 +111,7 @@ def test_a_round_with_labels_at_many_positions(tiny: Tiny, changes: dict[str, An
     assert after > max(before, 0.8)
     if fused.ensemble is not None:
         answers = [logits(prototypes["pixelwise"].load(update.state), validation.inputs) for update in updates]
-        target = fused.ensemble.combine(map(Vote, answers), 1.0, fused.ensemble.outputs)
+        target = fused.ensemble.combine(map(WeightedLogits, answers), 1.0, fused.ensemble.outputs)
         assert target.shape == (30, CHANNELS, *POSITIONS)
         assert accuracy_of(target, validation.labels, LABELS) > 0.8
 
@@ -123,7 +123,7 @@ def test_classes_are_a_softmax_over_channels_at_every_position() -> None:
         other, outputs = z.flip(0), classes(3)
         p, q = softmax(z.numpy(), axis=1), softmax(other.numpy(), axis=1)
         np.testing.assert_allclose(outputs.probabilities(z).numpy(), p, rtol=1e-12)
-        votes = [Vote(z), Vote(other)]
+        votes = [WeightedLogits(z), WeightedLogits(other)]
         mean = softmax((z.numpy() + other.numpy()) / 2, axis=1)
         np.testing.assert_allclose(avg_logits(votes, 1.0, outputs).numpy(), mean, rtol=1e-5)
         np.testing.assert_allclose(avg_probabilities(votes, 1.0, outputs).numpy(), (p + q) / 2, rtol=1e-5)

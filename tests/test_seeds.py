@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddf.seeds import derive, seeded
+from feddf.seeds import derive, seed_torch
 
 paths = st.lists(st.one_of(st.integers(0, 99), st.text(max_size=4)), max_size=3).map(tuple)
 
@@ -28,8 +28,8 @@ def test_seeded_restores_the_global_generator() -> None:
     expected = torch.rand(2)
     torch.manual_seed(1)
     first = torch.rand(1)
-    with seeded(5):
+    with seed_torch(5):
         inside = torch.rand(3)
-    with seeded(5):
+    with seed_torch(5):
         assert torch.equal(torch.rand(3), inside)
     assert torch.equal(torch.cat([first, torch.rand(1)]), expected)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddf.models.small import MLP
-from feddf.seeds import derive, seeded
-from feddf.states import copy, digest, initial, is_finite, is_statistic, n_bytes, read_off, weighted_mean
+from feddf.seeds import derive, seed_torch
+from feddf.states import copy, digest, init_state, is_finite, is_statistic, n_bytes, state_of, weighted_mean
 from feddf.types import Prototype
 
 numbers = st.floats(-100, 100, width=32)
@@ -88,11 +88,11 @@ def test_initial_weights_depend_on_seed_and_name_alone() -> None:
     def build() -> MLP:
         return MLP((2,), 3, width=4)
 
-    first = initial(Prototype("a", build), 0)
-    with seeded(derive(0, "init", "a")):
+    first = init_state(Prototype("a", build), 0)
+    with seed_torch(derive(0, "init", "a")):
         expected = build().state_dict()
     assert digest({"": first}) == digest({"": expected})
-    others = [initial(Prototype("a", build), 1), initial(Prototype("b", build), 0)]
+    others = [init_state(Prototype("a", build), 1), init_state(Prototype("b", build), 0)]
     assert len({digest({"": state}) for state in [first, *others]}) == 3
 
 
@@ -115,7 +115,7 @@ def test_size_and_finiteness() -> None:
 
 def test_reading_off_keeps_an_order_and_shares_nothing() -> None:
     model = torch.nn.Linear(1, 1)
-    read = read_off(model, {"bias": torch.empty(0), "weight": torch.empty(0)})
+    read = state_of(model, {"bias": torch.empty(0), "weight": torch.empty(0)})
     assert list(read) == ["bias", "weight"]
     before = read["weight"].item()
     model.weight.data.add_(1)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.data.partition import dirichlet as dirichlet
     from feddf.data.partition import iid as iid
     from feddf.data.partition import split as split
-    from feddf.data.unlabeled import adapt as adapt
+    from feddf.data.unlabeled import match_inputs as match_inputs
     from feddf.engines.in_process import in_process as in_process
     from feddf.engines.processes import Processes as Processes
     from feddf.evaluate import accuracy as accuracy
@@ -48,29 +48,29 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.fusing.teachers import TrainedModel as TrainedModel
     from feddf.fusing.teachers import of_module as of_module
     from feddf.fusion.average import average as average
+    from feddf.fusion.average import average_by_prototype as average_by_prototype
     from feddf.fusion.average import fedavg as fedavg
-    from feddf.fusion.average import start_from as start_from
     from feddf.fusion.distill import distill as distill
     from feddf.fusion.ensemble import avg_logits as avg_logits
     from feddf.fusion.ensemble import avg_probabilities as avg_probabilities
-    from feddf.fusion.ensemble import ensemble_of as ensemble_of
+    from feddf.fusion.ensemble import make_ensemble as make_ensemble
     from feddf.fusion.feddf import feddf as feddf
     from feddf.fusion.fedma import fedma as fedma
     from feddf.fusion.momentum import momentum as momentum
     from feddf.fusion.select import drop_worst as drop_worst
-    from feddf.fusion.students import students_of as students_of
+    from feddf.fusion.students import make_students as make_students
     from feddf.fusion.swag import swag as swag
     from feddf.rounds import Federation as Federation
     from feddf.rounds import QuorumError as QuorumError
     from feddf.rounds import run_round as run_round
     from feddf.rounds import run_rounds as run_rounds
     from feddf.runs.build import build as build
-    from feddf.runs.methods import method_of as method_of
+    from feddf.runs.methods import make_method as make_method
     from feddf.runs.run import run_experiment as run_experiment
     from feddf.runs.store import RunFolder as RunFolder
     from feddf.runtime.execution import Execution as Execution
     from feddf.saved.model_folder import load_model as load_model
-    from feddf.states import initial as initial
+    from feddf.states import init_state as init_state
     from feddf.types import Client as Client
     from feddf.types import ClientHalf as ClientHalf
     from feddf.types import Engine as Engine
@@ -95,37 +95,37 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.types import Target as Target
     from feddf.types import Training as Training
     from feddf.types import Update as Update
-    from feddf.types import Vote as Vote
+    from feddf.types import WeightedLogits as WeightedLogits
 
 _HOMES = {
     "config": "ClientsConfig ConfigError DataConfig DistillConfig Experiment FedMAConfig FusionConfig LocalConfig "
     "PartitionConfig PoolConfig PrototypeConfig Record RunConfig Settings SourceConfig EnsembleConfig load",
     "config.names": "DATASETS METHODS MODELS",
     "types": "Client ClientHalf Engine Examples Failure Fused Fusion Inputs Job LocalTrain Method Part Prototype Reply "
-    "Resources Round Rule Sent ServerState State Steps Target Training Update Vote",
-    "states": "initial",
+    "Resources Round Rule Sent ServerState State Steps Target Training Update WeightedLogits",
+    "states": "init_state",
     "evaluate": "accuracy",
     "data.adapters": "from_hugging_face from_image_folder from_torch",
     "data.datasets": "Dataset",
     "data.partition": "dirichlet iid split",
-    "data.unlabeled": "adapt",
+    "data.unlabeled": "match_inputs",
     "engines": "Processes in_process",
     "client": "local_update",
-    "fusion.aggregation": "average fedavg start_from",
+    "fusion.aggregation": "average fedavg average_by_prototype",
     "fusion.distill": "distill",
-    "fusion.ensemble": "avg_logits avg_probabilities ensemble_of",
+    "fusion.ensemble": "avg_logits avg_probabilities make_ensemble",
     "fusion.feddf": "feddf",
     "fusion.fedma": "fedma",
     "fusion.momentum": "momentum",
     "fusion.select": "drop_worst",
-    "fusion.students": "students_of",
+    "fusion.students": "make_students",
     "fusion.swag": "swag",
     "fusing.fuse": "FusionResult fuse",
     "fusing.student": "StudentSpec",
     "fusing.teachers": "TrainedModel of_module",
     "rounds": "Federation QuorumError run_round run_rounds",
     "runs.build": "build",
-    "runs.methods": "method_of",
+    "runs.methods": "make_method",
     "runs.run": "run_experiment",
     "runs.store": "RunFolder",
     "runtime.execution": "Execution",

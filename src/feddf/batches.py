@@ -22,7 +22,7 @@ def batches(rows: Rows, order: Iterable[Tensor], device: torch.device) -> Iterat
         for chosen in order:
             yield chosen, rows[chosen]
         return
-    there = resident(rows, device) if isinstance(rows, Tensor) and _may_stay(rows, device) else None
+    there = device_copy(rows, device) if isinstance(rows, Tensor) and _may_stay(rows, device) else None
     if there is not None:
         for chosen in order:
             at = moved(chosen, device)
@@ -42,7 +42,7 @@ _there: dict[tuple[int, torch.device], Tensor] = {}
 """What is on a device already, by the ``id`` of the tensor on the CPU that it is a copy of."""
 
 
-def resident(tensor: Tensor, device: torch.device) -> Tensor:
+def device_copy(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a tensor on a device; the copy is kept for as long as the tensor itself lives in this process."""
     if tensor.device == device:
         return tensor

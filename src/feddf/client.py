@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from feddf.batches import batches, resident
+from feddf.batches import batches, device_copy
 from feddf.config.sections import LocalConfig
 from feddf.outputs import Outputs
 from feddf.runtime.compile import forward_of
 from feddf.runtime.device import device_of
 from feddf.runtime.execution import Execution
-from feddf.seeds import derive, seeded, torch_generator
-from feddf.states import initial, read_off
+from feddf.seeds import derive, seed_torch, torch_generator
+from feddf.states import init_state, state_of
 from feddf.types import Augment, ClientHalf, Examples, Job, Prototype, Reply, Sent, Steps, Training
 
 
@@ -39,8 +39,8 @@ def local_update(
     without examples sends back what it received, with n_k = 0. One that is sent no weights draws them by its seed.
 
     A ``half`` fills the open places: what happens to the model before it is trained, the loss, a correction of the
-    gradient, and what is sent. Those of ``local.logit_adjustment`` and ``local.prox_mu`` (:func:`adjusted`,
-    :func:`proximal`) come after it.
+    gradient, and what is sent. Those of ``local.logit_adjustment`` and ``local.prox_mu`` (:func:`logit_adjustment`,
+    :func:`proximal_term`) come after it.
 
     ``execution.device`` is where all this is computed; what is sent is on the CPU.
     """
@@ -49,19 +49,19 @@ def local_update(
     with execution.begun() as device:
         prototype = prototypes[job.client.prototype]
         if not job.state:
-            job = replace(job, state=initial(prototype, job.seed))
+            job = replace(job, state=init_state(prototype, job.seed))
         model = prototype.load(job.state, device).train()  # line 2
         steps = local.epochs * n_batches(len(indices), local.batch_size)
         rates = [local.lr * share for share in map(_shape(local.lr_schedule, steps), range(steps))]
         training = Training(job, prototype, train.labels[indices], train.outputs, local.optimizer, steps, sum(rates))
-        places = together([*([half] if half else []), *halves_of(local)])(model, training)
+        places = combine_halves([*([half] if half else []), *halves_of(local)])(model, training)
         losses = _train(model, indices, train, job.seed, local, places, augment, execution, device)  # lines 3 to 5
         sent = places.finish() if places.finish else Sent()
         return Reply(  # line 6
             job.client.id,
             job.client.prototype,
             job.round,
-            read_off(model, like=job.state) if sent.state is None else sent.state,
+            state_of(model, like=job.state) if sent.state is None else sent.state,
             len(indices),
             {"train_loss": float(torch.stack(losses).mean())} if losses else {},
             sent.payload,
@@ -88,9 +88,9 @@ def _train(
     rates = LambdaLR(optimizer, _shape(local.lr_schedule, local.epochs * n_batches(len(indices), local.batch_size)))
     shuffle = torch_generator(derive(seed, "shuffle"))
     distort = torch_generator(derive(seed, "augment"))
-    labels = resident(train.labels, device)
+    labels = device_copy(train.labels, device)
     losses: list[Tensor] = []
-    with seeded(derive(seed, "dropout"), device):
+    with seed_torch(derive(seed, "dropout"), device):
         for _ in range(local.epochs):  # line 3
             losses = []
             order = mini_batches(indices, local.batch_size, shuffle)
@@ -123,13 +123,13 @@ def halves_of(local: LocalConfig) -> list[ClientHalf]:
     """Return the halves that the section ``[local]`` asks for."""
     halves: list[ClientHalf] = []
     if local.logit_adjustment:
-        halves.append(partial(adjusted, tau=local.logit_adjustment))
+        halves.append(partial(logit_adjustment, tau=local.logit_adjustment))
     if local.prox_mu:
-        halves.append(partial(proximal, mu=local.prox_mu))
+        halves.append(partial(proximal_term, mu=local.prox_mu))
     return halves
 
 
-def together(halves: Sequence[ClientHalf]) -> ClientHalf:
+def combine_halves(halves: Sequence[ClientHalf]) -> ClientHalf:
     """Return several halves as one. They begin, correct and finish in the order given.
 
     One of them at the most may have a loss of its own, and one a way to make the weights that are sent.
@@ -161,7 +161,7 @@ def _begin_all(model: nn.Module, training: Training, *, halves: Sequence[ClientH
     return Steps(losses[0] if losses else None, correct if corrections else None, finish if ends else None)
 
 
-def proximal(model: nn.Module, training: Training, *, mu: float) -> Steps:
+def proximal_term(model: nn.Module, training: Training, *, mu: float) -> Steps:
     """FedProx's half: the gradient of μ/2 ‖x − x_{t−1}‖² is added (appendix B; Li et al. 2018)."""
     weights = trained_weights(model)
     received = [weight.detach().clone() for weight in weights]
@@ -174,7 +174,7 @@ def proximal(model: nn.Module, training: Training, *, mu: float) -> Steps:
     return Steps(correct=correct)
 
 
-def adjusted(model: nn.Module, training: Training, *, tau: float) -> Steps:
+def logit_adjustment(model: nn.Module, training: Training, *, tau: float) -> Steps:
     """Logit adjustment: the loss is the cross-entropy of f(x) + τ log((n_kc + ε) / n_k), ε = 0.001 n_k/M.
 
     The n_kc are the client's own class counts, which it keeps to itself (Menon et al. 2021; balanced softmax, Ren et

@@ -16,13 +16,13 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from feddf.batches import batches, resident
+from feddf.batches import batches, device_copy
 from feddf.outcomes import in_order
 from feddf.outputs import Outputs, classes
 from feddf.runtime.compile import forward_of
-from feddf.runtime.device import CPU, device_of, wide
+from feddf.runtime.device import CPU, accumulation_dtype, device_of
 from feddf.runtime.execution import Execution
-from feddf.states import initial
+from feddf.states import init_state
 from feddf.types import (
     Engine,
     Examples,
@@ -34,8 +34,8 @@ from feddf.types import (
     Resources,
     State,
     Update,
-    Vote,
     Weight,
+    WeightedLogits,
 )
 
 BATCH = 64
@@ -56,7 +56,7 @@ def accuracy(model: nn.Module, examples: Examples) -> float:
 def unread_accuracy(model: nn.Module, examples: Examples) -> Tensor:
     """Return the score as one value on the model's device, which has not been waited for."""
     predictions = logits(model, examples.inputs)
-    return _score(predictions, resident(examples.labels, predictions.device), examples.outputs)
+    return _score(predictions, device_copy(examples.labels, predictions.device), examples.outputs)
 
 
 def accuracy_of(predictions: Tensor, labels: Tensor, outputs: Outputs = classes()) -> float:
@@ -65,15 +65,15 @@ def accuracy_of(predictions: Tensor, labels: Tensor, outputs: Outputs = classes(
 
 
 def _score(predictions: Tensor, labels: Tensor, outputs: Outputs) -> Tensor:
-    return outputs.correct(predictions, labels).to(wide(predictions.device)).mean()
+    return outputs.correct(predictions, labels).to(accumulation_dtype(predictions.device)).mean()
 
 
 def logits(model: nn.Module, inputs: Inputs, batch: int | None = None, precision: str = "float32") -> Tensor:
     """Return f(x) for every input, in order, on the device that the model is on."""
     device = device_of(model)
     size = batch or (BATCH if device.type == "cpu" else BATCH_ON_DEVICE)
-    with evaluating(model):
-        fast = forward_of(folded(model), compile=False, precision=precision)
+    with evaluation_mode(model):
+        fast = forward_of(fold_batchnorm(model), compile=False, precision=precision)
         order = torch.arange(len(inputs)).split(size)
         chunks = [fast(inputs.encode(raw)) for _, raw in batches(inputs.raw, order, device)]
     return torch.cat(chunks).clone()  # a plain tensor, not an inference one
@@ -102,9 +102,9 @@ class Network:
             return logits(module, inputs, precision=execution.precision).to(CPU)
 
 
-def weighted(logits: Tensor, weight: Weight) -> Vote:
+def weigh_logits(logits: Tensor, weight: Weight) -> WeightedLogits:
     """Return logits with how much they count."""
-    return Vote(logits, weight(logits) if callable(weight) else weight)
+    return WeightedLogits(logits, weight(logits) if callable(weight) else weight)
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,11 @@ class Teacher:
     weight: Weight = 1.0
     n_examples: int = 1
     payload: Payload = field(default_factory=dict)
-    vote: Callable[[Tensor, Weight], Vote] = weighted
+    vote: Callable[[Tensor, Weight], WeightedLogits] = weigh_logits
 
 
 @dataclass(frozen=True)
-class Answer:
+class Predictions:
     """The logits of one that predicts, for every input that it was asked about."""
 
     client_id: str
@@ -142,9 +142,9 @@ def models_of(states: Mapping[str, State], prototypes: Mapping[str, Prototype], 
     return [Teacher(f"{kind} {name}".strip(), Network(prototypes[name], state)) for name, state in states.items()]
 
 
-def answer(teacher: Teacher, *, inputs: Inputs, execution: Execution = Execution()) -> Answer:
+def answer(teacher: Teacher, *, inputs: Inputs, execution: Execution = Execution()) -> Predictions:
     """Let one that predicts answer for all inputs."""
-    return Answer(teacher.id, teacher.predict(inputs, execution))
+    return Predictions(teacher.id, teacher.predict(inputs, execution))
 
 
 class Evaluation:
@@ -154,7 +154,7 @@ class Evaluation:
         self._engine = engine
         self._answer = partial(answer, inputs=inputs, execution=execution)
 
-    def __call__(self, teachers: Sequence[Teacher]) -> Iterator[Answer | Failure]:
+    def __call__(self, teachers: Sequence[Teacher]) -> Iterator[Predictions | Failure]:
         """Yield each one's answer, or why there is none, in the order given."""
         return in_order(self._engine(self._answer, teachers), [teacher.id for teacher in teachers])
 
@@ -189,7 +189,7 @@ def validation_accuracies(resources: Resources, engine: Engine, execution: Execu
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[nn.Module]:
+def evaluation_mode(model: nn.Module) -> Iterator[nn.Module]:
     """Put the model into eval mode inside the block, without gradients, and restore each module's mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -214,7 +214,7 @@ def as_it_is() -> Iterator[None]:
         _as_it_is.reset(token)
 
 
-def folded(model: nn.Module) -> nn.Module:
+def fold_batchnorm(model: nn.Module) -> nn.Module:
     """Return a model in eval mode with each BatchNorm folded into the convolution before it; the model stays as it is.
 
     w' = w γ / √(σ² + ε), b' = β + (b − μ) γ / √(σ² + ε): the same function up to rounding, at 1.5 times the speed. A
@@ -257,7 +257,7 @@ def recalibrate(model: nn.Module, inputs: Inputs, most: int = ENOUGH_FOR_STATIST
     momenta = [norm.momentum for norm in norms]
     count = min(most, len(inputs))
     spread = torch.arange(count) * len(inputs) // count
-    with evaluating(model), torch.inference_mode(mode=False), torch.no_grad():
+    with evaluation_mode(model), torch.inference_mode(mode=False), torch.no_grad():
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None  # a cumulative mean
@@ -274,6 +274,6 @@ def recalibrate(model: nn.Module, inputs: Inputs, most: int = ENOUGH_FOR_STATIST
 def output_shape(prototype: Prototype, inputs: Inputs) -> tuple[int, ...]:
     """Return the shape of the outputs for one input, by trying the untrained model on the first input twice."""
     with torch.no_grad():
-        model = prototype.load(initial(prototype, 0))
+        model = prototype.load(init_state(prototype, 0))
         outputs: Tensor = model(inputs.batch(torch.zeros(2, dtype=torch.int64)))
     return tuple(outputs.shape[1:])

@@ -37,7 +37,7 @@ _FORKED = ("cuda", "xpu")
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+def seed_torch(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Seed torch's global generators (initial weights, dropout) inside the block, and restore them after."""
     kind = device.type if device is not None else "cpu"
     with torch.random.fork_rng([device] if kind in _FORKED else [], device_type=kind if kind in _FORKED else "cuda"):

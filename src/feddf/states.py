@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from feddf.seeds import derive, seeded
+from feddf.seeds import derive, seed_torch
 from feddf.types import Prototype, State
 
 
-def initial(prototype: Prototype, seed: int) -> State:
+def init_state(prototype: Prototype, seed: int) -> State:
     """Return the prototype's initial weights x_0 (line 2 of Algorithm 3), which the seed decides."""
-    with seeded(derive(seed, "init", prototype.name)):
+    with seed_torch(derive(seed, "init", prototype.name)):
         model = prototype.build()
     return copy(model.state_dict())
 
@@ -79,7 +79,7 @@ def on_cpu(state: State) -> State:
     return state if all(tensor.device.type == "cpu" for tensor in state.values()) else copy(state)
 
 
-def read_off(model: nn.Module, like: State) -> dict[str, Tensor]:
+def state_of(model: nn.Module, like: State) -> dict[str, Tensor]:
     """Return a model's weights and buffers, in the order of another state, with storage of their own."""
     trained = model.state_dict()
     return copy({key: trained[key] for key in like})

@@ -414,7 +414,7 @@ Weight = Tensor | float | Callable[[Tensor], Tensor]
 from its logits to n × 1 numbers."""
 
 
-class Vote(NamedTuple):
+class WeightedLogits(NamedTuple):
     """One teacher's logits, and how much they count: one number, one a sample (n × 1) or one a class (M)."""
 
     logits: Tensor
@@ -424,7 +424,9 @@ class Vote(NamedTuple):
 class Target(Protocol):
     """Combines the teachers' votes, which come as a stream, into what a student should answer."""
 
-    def __call__(self, votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
+    def __call__(
+        self, votes: Iterable[WeightedLogits], temperature: float = 1.0, outputs: Outputs = classes()
+    ) -> Tensor:
         """Return the target, one row a sample: for classes, their probabilities."""
         ...
 

@@ -19,7 +19,7 @@ from feddf.data.unlabeled import of_classes
 from feddf.engines import in_process
 from feddf.fusion.distill import distill
 from feddf.fusion.early_stopping import Snapshots
-from feddf.fusion.ensemble import Remembered
+from feddf.fusion.ensemble import CachedTargets
 from feddf.fusion.fedma import layers_of, matched_average
 from feddf.fusion.select import Dropped, drop_worst, released_rule
 from feddf.models.small import MLP
@@ -31,7 +31,7 @@ from feddf.runs.build import build, build_task
 from feddf.runs.many import variant
 from feddf.runs.methods import fedma
 from feddf.runtime.execution import Execution
-from feddf.states import initial
+from feddf.states import init_state
 from feddf.types import Client, Fused, Job, Method, Prototype, Resources, ServerState, Training, Update
 from reproduction import tables, theorem
 
@@ -109,7 +109,7 @@ def test_a_student_that_diverges_at_once_returns_its_start_all_the_same() -> Non
     config = DistillConfig(steps=4, batch_size=2, eval_every=1, lr=1e30, keep_init=False, optimizer="sgd")
     student = nn.Linear(2, 2)
     before = {key: value.clone() for key, value in student.state_dict().items()}
-    targets = Remembered(torch.full((4, 2), 0.5))
+    targets = CachedTargets(torch.full((4, 2), 0.5))
     pool = stripes(4, 0).inputs
     flat = type(pool)(torch.randn(4, 2), lambda raw: raw * 1e20)
     done = distill(student, targets, flat, config, score=lambda model: 0.5, seed=0)
@@ -136,7 +136,7 @@ def begin(method: Method, model: nn.Module, job: Job, prototype: Prototype) -> N
 def test_fedma_clients_begin_from_weights_of_their_own() -> None:
     prototypes = mlp_prototypes()
     settings = load("demo", ["method=fedma", "prototypes=mlp", "local.epochs=1"])
-    sent = initial(prototypes["mlp"], 0)
+    sent = init_state(prototypes["mlp"], 0)
     own = settings, with_values(settings, {"fedma.own_start": False})
     after = []
     for chosen in own:
@@ -154,7 +154,7 @@ def test_fedma_clients_begin_from_weights_of_their_own() -> None:
 
 def test_fedma_averages_matched_neurons_uniformly_unless_told_otherwise() -> None:
     prototypes = mlp_prototypes()
-    layers, first = layers_of(prototypes["mlp"]), initial(prototypes["mlp"], 0)
+    layers, first = layers_of(prototypes["mlp"]), init_state(prototypes["mlp"], 0)
     nudged = {key: value + 0.001 for key, value in first.items()}
     updates = [Update("a", "mlp", 1, first, 10), Update("b", "mlp", 1, nudged, 30)]
     key = f"{layers.names[0]}.weight"

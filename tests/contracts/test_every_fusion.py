@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from conftest import Tiny, make_tiny, update_of
-from feddf.client import together
+from feddf.client import combine_halves
 from feddf.config import ConfigError, DistillConfig, EnsembleConfig, FusionConfig, Settings, with_values
 from feddf.config.names import AVERAGES, DROP_RULES, METHODS, PARTS, TARGETS, TEACHER_WEIGHTS
 from feddf.config.sections import Section
@@ -23,7 +23,7 @@ from feddf.evaluate import logits
 from feddf.fusion.class_counts import CLASS_COUNTS
 from feddf.fusion.students import Student
 from feddf.rounds import run_round
-from feddf.runs.methods import fitted, method_of
+from feddf.runs.methods import fit_prototypes, make_method
 from feddf.runs.store import pack, unpack
 from feddf.states import copy, digest, is_statistic
 from feddf.types import Engine, Failure, Fused, Fusion, Job, Method, Refusal, ServerState, State, Update
@@ -110,16 +110,16 @@ def tiny(changes: dict[str, Any]) -> Tiny:
         tiny = make_tiny(norm=norm)
         settings = with_values(tiny.settings, changes)
         try:
-            method = method_of(tiny.resources, settings, in_process)
+            method = make_method(tiny.resources, settings, in_process)
             break
         except ValueError:
             continue
     assert method is not None, "the method works with neither kind of models"
-    prototypes = dict(fitted(tiny.resources, method.parts).prototypes)
+    prototypes = dict(fit_prototypes(tiny.resources, method.parts).prototypes)
     return replace(
         tiny,
         prototypes=prototypes,
-        local=partial(tiny.local, prototypes=prototypes, half=together([part.half for part in method.parts])),
+        local=partial(tiny.local, prototypes=prototypes, half=combine_halves([part.half for part in method.parts])),
         parts=method.parts,
         federation=replace(tiny.federation, rounds_per_cohort=method.rounds_per_cohort),
         resources=replace(tiny.resources, prototypes=prototypes),
@@ -133,7 +133,7 @@ def fuse(tiny: Tiny) -> Fusion:
 
 
 def fusion(tiny: Tiny, engine: Engine) -> Fusion:
-    return method_of(tiny.resources, tiny.settings, engine).fuse
+    return make_method(tiny.resources, tiny.settings, engine).fuse
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from feddf.config.names import MODELS
-from feddf.states import digest, initial
+from feddf.states import digest, init_state
 from feddf.types import Prototype
 
 SHAPE, CLASSES = (3, 32, 32), 7
@@ -27,16 +27,16 @@ def test_gives_a_logit_a_class(prototype: Prototype) -> None:
 
 def test_travels_between_processes(prototype: Prototype) -> None:
     again: Prototype = pickle.loads(pickle.dumps(prototype))
-    assert digest({"m": initial(again, 0)}) == digest({"m": initial(prototype, 0)})
+    assert digest({"m": init_state(again, 0)}) == digest({"m": init_state(prototype, 0)})
 
 
 def test_the_seed_decides_its_initial_weights(prototype: Prototype) -> None:
-    one, same, other = (digest({"m": initial(prototype, seed)}) for seed in (0, 0, 1))
+    one, same, other = (digest({"m": init_state(prototype, seed)}) for seed in (0, 0, 1))
     assert one == same != other
 
 
 def test_loads_a_state_in_eval_mode_without_keeping_or_drawing_anything(prototype: Prototype) -> None:
-    state = initial(prototype, 0)
+    state = init_state(prototype, 0)
     before = digest({"m": state})
     torch.manual_seed(3)
     expected = torch.rand(1)
@@ -57,7 +57,7 @@ def test_every_parameter_learns(prototype: Prototype) -> None:
 
 
 def test_in_eval_mode_an_answer_does_not_depend_on_its_company(prototype: Prototype) -> None:
-    model = prototype.load(initial(prototype, 0))
+    model = prototype.load(init_state(prototype, 0))
     batch = torch.randn(6, *SHAPE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(model(batch)[:2], model(batch[:2]))

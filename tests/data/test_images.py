@@ -6,7 +6,7 @@ import torch
 
 from feddf.data.augment import flip_crop, shifted
 from feddf.data.encode import Pixels, plain
-from feddf.data.unlabeled import adapt, choose, uniform_points, with_views
+from feddf.data.unlabeled import match_inputs, choose, uniform_points, with_views
 from feddf.types import Inputs
 
 
@@ -47,28 +47,28 @@ def test_pixels_are_normalized_by_channel() -> None:
 def test_a_pool_takes_the_shape_and_the_encoding_of_the_models() -> None:
     like = Inputs(torch.zeros(1, 3, 16, 16, dtype=torch.uint8), Pixels((0.5,) * 3, (0.5,) * 3))
     gray = torch.full((5, 1, 8, 8), 100, dtype=torch.uint8)
-    pool = adapt(gray, like)
+    pool = match_inputs(gray, like)
     assert pool.raw.shape == (5, 3, 16, 16)
     assert bool((pool.raw == 100).all())
     assert pool.encode is like.encode
     color = torch.tensor([30, 60, 90], dtype=torch.uint8).reshape(1, 3, 1, 1).expand(2, 3, 4, 4)
-    mono = adapt(color, Inputs(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), plain))
+    mono = match_inputs(color, Inputs(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), plain))
     assert bool((mono.raw == 60).all())
 
 
 def test_float_images_stay_floats() -> None:
     like = Inputs(torch.zeros(1, 1, 8, 8), plain)
-    pool = adapt(torch.full((2, 1, 4, 4), 0.25), like)
+    pool = match_inputs(torch.full((2, 1, 4, 4), 0.25), like)
     assert bool((pool.raw == 0.25).all())
     with pytest.raises(ValueError, match=r"uint8 cannot stand in for inputs of type torch\.float32"):
-        adapt(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), like)
+        match_inputs(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), like)
 
 
 @pytest.mark.parametrize("shape", [(4, 2), (4, 2, 8, 8)])
 def test_a_pool_of_the_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
     like = Inputs(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), plain)
     with pytest.raises(ValueError, match="cannot stand in for"):
-        adapt(torch.zeros(shape, dtype=torch.uint8), like)
+        match_inputs(torch.zeros(shape, dtype=torch.uint8), like)
 
 
 def test_choose_takes_each_input_once() -> None:

@@ -22,16 +22,16 @@ from feddf.data.augment import flip_crop
 from feddf.data.generator import sample_images
 from feddf.engines import in_process
 from feddf.fusion.distill import distill
-from feddf.fusion.early_stopping import Snapshots
-from feddf.fusion.ensemble import Remembered
+from feddf.fusion.early_stopping import EarlyStopping
+from feddf.fusion.ensemble import CachedTargets
 from feddf.outputs import classes
 from feddf.rounds import run_round
 from feddf.runs.build import build
-from feddf.runs.methods import fitted, method_of
+from feddf.runs.methods import fit_prototypes, make_method
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
 from feddf.runtime.execution import Execution
-from feddf.states import digest, initial
+from feddf.states import digest, init_state
 from feddf.types import Examples, Inputs, Job, Prototype, Steps
 from pretend_device import NAME, pretend_device
 from runs import test_knobs as knobs
@@ -45,10 +45,10 @@ def federation(changes: dict[str, Any], device: str) -> Tiny:
         short = {"distill.steps": 4, "distill.eval_every": 2, "run.device": device, "run.threads": 1}
         settings = with_values(tiny.settings, {**changes, **short})
         try:
-            method = method_of(tiny.resources, settings, in_process)
+            method = make_method(tiny.resources, settings, in_process)
         except ValueError:
             continue
-        prototypes = dict(fitted(tiny.resources, method).prototypes)
+        prototypes = dict(fit_prototypes(tiny.resources, method).prototypes)
         half = together([part.half for part in method.parts])
         local = partial(tiny.local, prototypes=prototypes, half=half, execution=Execution(device=device))
         return replace(
@@ -66,7 +66,7 @@ def federation(changes: dict[str, Any], device: str) -> Tiny:
 def test_a_round_there_ends_with_the_bytes_of_the_cpu(variant: str) -> None:
     def end(device: str) -> str:
         tiny = federation(fusions.VARIANTS[variant], device)
-        fuse = method_of(tiny.resources, tiny.settings, in_process).fuse
+        fuse = make_method(tiny.resources, tiny.settings, in_process).fuse
         closed = run_round(
             tiny.server, tiny.federation, engine=in_process, train=tiny.local, fuse=fuse, parts=tiny.parts
         )
@@ -124,7 +124,7 @@ def without_dropout(model: nn.Module) -> nn.Module:
 
 def test_every_model_learns_there_as_on_the_cpu(prototype: Prototype) -> None:
     def after(device: str) -> str:
-        model = without_dropout(prototype.load(initial(prototype, 0), device))
+        model = without_dropout(prototype.load(init_state(prototype, 0), device))
         one_step(model, torch.device(device, 0) if device == NAME else torch.device(device))
         return digest({"m": {key: tensor.to("cpu") for key, tensor in model.state_dict().items()}})
 
@@ -136,15 +136,15 @@ def test_every_model_learns_there_as_on_the_cpu(prototype: Prototype) -> None:
 def test_every_model_passes_a_dry_run_of_a_step_on_meta(prototype: Prototype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The meta device knows shapes and types and computes nothing: what mixes devices fails on it."""
     meta = torch.device("meta")
-    model = prototype.load(initial(prototype, 0), meta)
+    model = prototype.load(init_state(prototype, 0), meta)
     (loss,) = one_step(model, meta)
     assert (loss.device, loss.shape) == (meta, ())
     assert model(torch.zeros(2, *models.SHAPE, device=meta)).shape == (2, models.CLASSES)
-    monkeypatch.setattr(Snapshots, "enough", lambda *_: False)  # it reads, and there is nothing to read
+    monkeypatch.setattr(EarlyStopping, "enough", lambda *_: False)  # it reads, and there is nothing to read
     monkeypatch.setattr("feddf.fusion.early_stopping.on_cpu", dict)
     config = DistillConfig(steps=1, batch_size=4, early_stopping="none")
     targets = torch.full((4, models.CLASSES), 1 / models.CLASSES)
-    student = distill(model, Remembered(targets), IMAGES.inputs, config, score=None, seed=0)
+    student = distill(model, CachedTargets(targets), IMAGES.inputs, config, score=None, seed=0)
     assert student.state.keys() == model.state_dict().keys()
 
 

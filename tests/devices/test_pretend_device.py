@@ -19,12 +19,12 @@ from feddf.data.augment import flip_crop
 from feddf.evaluate import Network, Teacher, accuracy, logits, unread_accuracy
 from feddf.fusion import class_counts, scaffold
 from feddf.fusion.distill import distill
-from feddf.fusion.ensemble import AskedAgain, Ensemble, Remembered, avg_logits
+from feddf.fusion.ensemble import OnlineTargets, Ensemble, CachedTargets, avg_logits
 from feddf.models.binary import error_feedback, straight_through
 from feddf.models.small import CNN
 from feddf.runtime.device import choose, described, device_of
 from feddf.runtime.execution import Execution
-from feddf.states import digest, initial
+from feddf.states import digest, init_state
 from feddf.types import Client, Job, Prototype, Refusal, Reply
 from pretend_device import NAME, PretendTensor, counted, pretend_device
 
@@ -35,7 +35,7 @@ TRAIN = stripes(48, 1)
 
 
 def job(n: int = 48) -> Job:
-    return Job(Client("c", "cnn", torch.arange(n)), 1, initial(PROTOTYPE, 0), 5)
+    return Job(Client("c", "cnn", torch.arange(n)), 1, init_state(PROTOTYPE, 0), 5)
 
 
 def trained(execution: Execution, epochs: int = 2, **changes: Any) -> Any:
@@ -108,7 +108,7 @@ def test_a_client_trains_there_as_on_the_cpu(case: str, free: int) -> None:
 
 def test_the_steps_of_a_client_wait_for_nothing() -> None:
     """What is read is the trained model and its mean loss; a step sends the indices of its batch, and nothing else."""
-    tensors = len(initial(PROTOTYPE, 0))
+    tensors = len(init_state(PROTOTYPE, 0))
     one, three = (counted(partial(trained, THERE, epochs)) for epochs in (1, 3))
     steps = 2 * 48 // 16
     assert one.to_host == three.to_host == tensors + 1
@@ -138,7 +138,7 @@ def test_data_move_once_and_leave_with_their_tensor() -> None:
     own = stripes(48, 9)
     with pretend_device():
         for _ in range(3):
-            logits(PROTOTYPE.load(initial(PROTOTYPE, 0), NAME), own.inputs)
+            logits(PROTOTYPE.load(init_state(PROTOTYPE, 0), NAME), own.inputs)
             assert batches.resident_bytes() == 48 * 64
         del own
         assert batches.resident_bytes() == 0
@@ -153,9 +153,9 @@ SMALL = DistillConfig(steps=12, batch_size=16, eval_every=4, patience=100)
 
 
 def distilled(device: str, config: DistillConfig = SMALL, **changes: Any) -> Any:
-    student = PROTOTYPE.load(initial(PROTOTYPE, 0), device)
+    student = PROTOTYPE.load(init_state(PROTOTYPE, 0), device)
     score = partial(unread_accuracy, examples=VALIDATION)
-    return distill(student, Remembered(TARGETS), POOL, config, **{"score": score, "seed": 3, **changes})
+    return distill(student, CachedTargets(TARGETS), POOL, config, **{"score": score, "seed": 3, **changes})
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "swa"])
@@ -177,7 +177,7 @@ def test_a_student_is_read_once_every_check() -> None:
     assert reads(12, 6) - reads(6, 6) == 1
     assert reads(6, 2, score=None) - reads(6, 3, score=None) == 1  # whether its weights are finite
     fixed = reads(6, 6, score=None) - 1
-    assert fixed == len(initial(PROTOTYPE, 0))  # the weights that are returned
+    assert fixed == len(init_state(PROTOTYPE, 0))  # the weights that are returned
 
 
 def test_each_step_of_a_student_sends_the_indices_of_its_batch() -> None:
@@ -185,18 +185,18 @@ def test_each_step_of_a_student_sends_the_indices_of_its_batch() -> None:
     assert sent[1] - sent[0] == 8 + 2  # and of the validation data, once a check
 
 
-def teachers(broken: bool = False) -> AskedAgain:
-    states = [dict(initial(PROTOTYPE, seed)) for seed in (1, 2)]
+def teachers(broken: bool = False) -> OnlineTargets:
+    states = [dict(init_state(PROTOTYPE, seed)) for seed in (1, 2)]
     if broken:
         states[1]["classifier.bias"][0] = -torch.inf
     weights = (torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), 2.0)
     asked = (Teacher(f"t{n}", Network(PROTOTYPE, states[n - 1]), weights[n - 1]) for n in (1, 2))
-    return AskedAgain(Ensemble(tuple(asked), avg_logits))
+    return OnlineTargets(Ensemble(tuple(asked), avg_logits))
 
 
 def test_teachers_asked_on_each_batch_answer_there_without_being_waited_for() -> None:
-    def ask(device: str, steps: int, answers: AskedAgain) -> Any:
-        student = PROTOTYPE.load(initial(PROTOTYPE, 0), device)
+    def ask(device: str, steps: int, answers: OnlineTargets) -> Any:
+        student = PROTOTYPE.load(init_state(PROTOTYPE, 0), device)
         config = SMALL.model_copy(update={"steps": steps})
         return distill(student, answers, POOL, config, score=None, seed=3, augment=flip_crop)
 
@@ -211,9 +211,9 @@ def test_teachers_asked_on_each_batch_answer_there_without_being_waited_for() ->
 
 
 def test_a_model_is_tried_on_the_device_that_it_is_on() -> None:
-    here = PROTOTYPE.load(initial(PROTOTYPE, 0))
+    here = PROTOTYPE.load(init_state(PROTOTYPE, 0))
     with pretend_device():
-        there = PROTOTYPE.load(initial(PROTOTYPE, 0), NAME)
+        there = PROTOTYPE.load(init_state(PROTOTYPE, 0), NAME)
         assert device_of(there).type == NAME
         assert accuracy(there, VALIDATION) == accuracy(here, VALIDATION)
         answers = logits(there, VALIDATION.inputs)

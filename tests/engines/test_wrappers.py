@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feddf.engines import in_process
-from feddf.engines.wrappers import LaterEngine, Profile, retrying, watched
+from feddf.engines.wrappers import DeferredEngine, Profile, with_retries, report_progress
 from feddf.types import Failure
 
 
@@ -32,14 +32,14 @@ def test_the_servers_own_work_is_tried_twice() -> None:
             raise ValueError("no")
         return job.id
 
-    outcomes = list(retrying(in_process)(flaky, [Work("good"), Work("bad")]))
+    outcomes = list(with_retries(in_process)(flaky, [Work("good"), Work("bad")]))
     assert outcomes == ["good", Failure("bad", "ValueError: no")]
     assert calls == ["good", "bad", "good", "bad"]
 
 
 def test_a_watched_engine_tells_of_every_job_that_is_done() -> None:
     seen: list[tuple[str, int, int]] = []
-    engine = watched(in_process, lambda *progress: seen.append(progress), "train")
+    engine = report_progress(in_process, lambda *progress: seen.append(progress), "train")
     assert list(engine(shout, [Work("a"), Work("bad")])) == ["A", Failure("bad", "ValueError: no")]
     assert seen == [("train", 0, 2), ("train", 1, 2), ("train", 2, 2)]
 
@@ -70,7 +70,7 @@ def test_a_profiled_function_stays_the_same_for_workers_that_have_seen_it() -> N
 
 
 def test_nothing_runs_in_an_engine_that_is_not_open_and_then_where_it_was_opened_last() -> None:
-    later = LaterEngine()
+    later = DeferredEngine()
     with pytest.raises(AssertionError, match="once its engines are open"):
         later(shout, [Work("a")])
     later.become(in_process)

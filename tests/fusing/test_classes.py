@@ -11,7 +11,7 @@ from feddf.fusing.classes import ClassMapping, agree_on_classes, check_outputs, 
 from feddf.fusing.teachers import TeacherError, TrainedModel, of_module
 from feddf.fusion.ensemble import avg_logits, avg_probabilities
 from feddf.fusion.weights import certainty
-from feddf.types import Target, Vote
+from feddf.types import Target, WeightedLogits
 
 
 def mappings(*lists: list[int], classes: int) -> list[ClassMapping]:
@@ -27,7 +27,7 @@ def test_where_all_know_all_it_is_the_ensemble_of_the_paper(target: Target, temp
         [mapping.vote(z, 1.0) for mapping, z in zip(mappings(*[[0, 1, 2, 3]] * 3, classes=4), answers, strict=True)],
         temperature,
     )
-    assert torch.allclose(found, target([Vote(z) for z in answers], temperature), atol=1e-6)
+    assert torch.allclose(found, target([WeightedLogits(z) for z in answers], temperature), atol=1e-6)
 
 
 @pytest.mark.parametrize("target", [avg_logits, avg_probabilities])

@@ -23,9 +23,9 @@ from feddf.fusing.folder import fuse_to_folder
 from feddf.fusing.report import figures
 from feddf.fusing.teachers import read_teachers
 from feddf.fusion.distill import distill
-from feddf.fusion.ensemble import Remembered, avg_logits, avg_probabilities
+from feddf.fusion.ensemble import CachedTargets, avg_logits, avg_probabilities
 from feddf.seeds import derive
-from feddf.types import Vote
+from feddf.types import WeightedLogits
 
 QUICK = DistillConfig(steps=40, batch_size=32, lr=0.01, early_stopping="none")
 POOL = stripes(96, 3).inputs
@@ -41,9 +41,9 @@ def test_it_is_the_distillation_of_feddf(average: str | None, target: Any) -> No
     ensemble = FuseEnsembleConfig(combine=average) if average else FuseEnsembleConfig()
     student = models()["last"].__class__((1, 8, 8), 3, width=4)
     fused = feddf.fuse([models()["all"], models()["wide"]], student, POOL, ensemble=ensemble, distill=QUICK, seed=7)
-    answers = target([Vote(logits(models()[name], POOL)) for name in ("all", "wide")])
+    answers = target([WeightedLogits(logits(models()[name], POOL)) for name in ("all", "wide")])
     seed = derive(derive(7, "fuse"), "student")
-    expected = distill(student, Remembered(answers), POOL, QUICK, score=None, seed=seed)
+    expected = distill(student, CachedTargets(answers), POOL, QUICK, score=None, seed=seed)
     for key, tensor in expected.state.items():
         assert torch.allclose(fused.model.state_dict()[key], tensor, atol=1e-5), key
 
@@ -133,11 +133,13 @@ def test_students_learn_at_a_temperature_and_the_ensemble_is_reported_without_it
     hot = QUICK.model_copy(update={"temperature": 4.0})
     student = models()["last"].__class__((1, 8, 8), 3, width=4)
     found = feddf.fuse([models()[name] for name in names], student, POOL, test=test, distill=hot, seed=7)
-    answers = avg_probabilities([Vote(logits(models()[name], POOL)) for name in names], 4.0)
-    expected = distill(student, Remembered(answers), POOL, hot, score=None, seed=derive(derive(7, "fuse"), "student"))
+    answers = avg_probabilities([WeightedLogits(logits(models()[name], POOL)) for name in names], 4.0)
+    expected = distill(
+        student, CachedTargets(answers), POOL, hot, score=None, seed=derive(derive(7, "fuse"), "student")
+    )
     for key, tensor in expected.state.items():
         assert torch.allclose(found.model.state_dict()[key], tensor, atol=1e-5), key
-    votes = [Vote(logits(models()[name], test.inputs)) for name in names]
+    votes = [WeightedLogits(logits(models()[name], test.inputs)) for name in names]
     cool, warm = (figures(avg_probabilities(votes, t), test.labels, torch.ones(3)) for t in (1.0, 4.0))
     assert abs(cool.ece - warm.ece) > 0.01
     assert found.report.sets["test"]["ensemble"].ece == pytest.approx(cool.ece, abs=1e-6)

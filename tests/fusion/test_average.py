@@ -84,8 +84,8 @@ def test_the_last_layer_is_found_in_any_order() -> None:
 
 
 def test_without_rows_for_classes_all_is_averaged_alike() -> None:
-    wide = [of_classes(name, [1.0, value, 2.0], (3, 1), 4) for name, value in (("a", 1.0), ("b", 5.0))]
-    for given in (THREE, wide, [of_classes("a", [1.0, 2.0, 3.0], None, 5)]):
+    accumulation_dtype = [of_classes(name, [1.0, value, 2.0], (3, 1), 4) for name, value in (("a", 1.0), ("b", 5.0))]
+    for given in (THREE, accumulation_dtype, [of_classes("a", [1.0, 2.0, 3.0], None, 5)]):
         found, expected = class_average(BEFORE, given), average(BEFORE, given)
         assert all(torch.equal(found[key], expected[key]) for key in expected)
 

@@ -13,7 +13,7 @@ from feddf.engines import in_process
 from feddf.fusion.average import average
 from feddf.robust import defense
 from feddf.robust import rules as robust
-from feddf.runs.methods import method_of, robust_settings
+from feddf.runs.methods import make_method, robust_settings
 from feddf.states import digest
 from feddf.types import Job, ServerState, State, Update
 
@@ -88,7 +88,7 @@ def test_the_parts_follow_from_what_the_server_has(
     assert (kept.ensemble.combine, kept.fusion.guard) == ("cronus", 0.5)  # the user's own choice stays
     jobs = [Job(one, 1, tiny.server.models[one.prototype], 7) for one in tiny.federation.clients]
     updates = [update_of(tiny.local(job)) for job in jobs]
-    fused = method_of(resources, settings, in_process).fuse(tiny.server, updates, 1)
+    fused = make_method(resources, settings, in_process).fuse(tiny.server, updates, 1)
     assert fused.server.round == 1
 
 
@@ -108,7 +108,7 @@ def test_the_guard_falls_back_on_the_robust_rules(trained: tuple[Tiny, list[Upda
     tiny, updates = trained
     poisoned = [replace(one, state=negated(one.state)) if one.client_id in ("c0", "c1") else one for one in updates]
     settings = with_values(tiny.settings, {"fusion.method": "fedavg", "fusion.guard": 0.05})
-    fused = method_of(tiny.resources, settings, in_process).fuse(tiny.server, poisoned, 1)
+    fused = make_method(tiny.resources, settings, in_process).fuse(tiny.server, poisoned, 1)
     note = fused.notes["guard"]
     again = {name: note["fused_again"][name] for name in note["before"] if name not in note["kept_previous"]}
     assert all(again[name] >= note["before"][name] - 0.05 for name in again)

@@ -20,11 +20,11 @@ from feddf.data.encode import plain
 from feddf.engines import in_process
 from feddf.evaluate import Evaluation, accuracy, teacher_of
 from feddf.fusion.distill import LOWEST, MOMENTUM, distill, held_out_score
-from feddf.fusion.ensemble import AskedAgain, Ensemble, Remembered, avg_logits, usable
+from feddf.fusion.ensemble import OnlineTargets, Ensemble, CachedTargets, avg_logits, usable
 from feddf.outputs import kl_divergence
 from feddf.runtime.execution import Execution
 from feddf.states import digest
-from feddf.types import Inputs, Job, Vote
+from feddf.types import Inputs, Job, WeightedLogits
 
 matrices = arrays(np.float32, (4, 3), elements=st.floats(-20, 20, width=32))
 IN_THE_BACKGROUND = Execution(background=True)
@@ -158,8 +158,8 @@ def test_teachers_asked_once_and_on_each_batch_give_the_same_gradients(tiny: Tin
     replies = [tiny.local(Job(c, 1, tiny.server.models[c.prototype], 7)) for c in tiny.federation.clients]
     teachers = tuple(teacher_of(update_of(reply), tiny.prototypes) for reply in replies)
     answers = usable(Evaluation(in_process, tiny.pool)(teachers))
-    once = Remembered(avg_logits(Vote(answer.logits) for answer in answers))
-    again = AskedAgain(Ensemble(teachers, avg_logits))
+    once = CachedTargets(avg_logits(WeightedLogits(answer.logits) for answer in answers))
+    again = OnlineTargets(Ensemble(teachers, avg_logits))
     for name in tiny.prototypes:
         student = tiny.prototypes[name].load(tiny.server.models[name]).train()
         for chosen in torch.randperm(48, generator=torch.Generator().manual_seed(0)).split(16):
@@ -229,7 +229,7 @@ def test_swa_estimates_batchnorm_statistics_again(tiny: Tiny) -> None:
     student = prototype.load(tiny.server.models["cnn"])
     config = DistillConfig(steps=60, batch_size=16, lr=0.01, optimizer="swa")
     targets = torch.full((48, 3), 1 / 3)
-    result = distill(student, Remembered(targets), tiny.pool, config, score=None, seed=0)
+    result = distill(student, CachedTargets(targets), tiny.pool, config, score=None, seed=0)
     model = prototype.load(result.state)
     with torch.no_grad():
         first = model.features[0](tiny.pool.batch(torch.arange(48)))
@@ -319,7 +319,7 @@ def test_a_network_with_batchnorm_is_scored_in_the_background_as_within_the_loop
         config = DistillConfig(steps=120, eval_every=2, patience=1000, batch_size=16)
         student = prototype.load(tiny.server.models["cnn"])
         execution = Execution(background=background)
-        done = distill(student, Remembered(target), tiny.pool, config, score=score, seed=3, execution=execution)
+        done = distill(student, CachedTargets(target), tiny.pool, config, score=score, seed=3, execution=execution)
         return digest({"x": done.state}), done.best_step, done.steps, done.best_score
 
     assert distilled(True) == distilled(False)
@@ -348,17 +348,17 @@ def test_the_seed_decides_the_batches_and_nothing_else_does() -> None:
 
 
 def test_dropout_follows_from_the_seed() -> None:
-    def wide() -> nn.Module:
+    def accumulation_dtype() -> nn.Module:
         torch.manual_seed(1)
         return nn.Sequential(nn.Linear(2, 40), nn.Dropout(0.5), nn.Linear(40, 3))
 
     masks: dict[int, list[Tensor]] = {}
     for seed in (1, 2):
-        student = wide()
+        student = accumulation_dtype()
         masks[seed] = []
         student[1].register_forward_hook(lambda _, __, out, seed=seed: masks[seed].append(out.detach() == 0))
         seen(seed, student)
-    assert seen(1, wide())[1] == seen(1, wide(), disturb=7)[1]
+    assert seen(1, accumulation_dtype())[1] == seen(1, accumulation_dtype(), disturb=7)[1]
     assert not torch.equal(masks[1][0], masks[2][0])
 
 

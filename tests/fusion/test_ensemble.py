@@ -20,32 +20,32 @@ from feddf.config.names import TARGETS
 from feddf.engines import in_process
 from feddf.evaluate import Evaluation, Network, Teacher, answer, logits, teacher_of
 from feddf.fusion.class_counts import CLASS_COUNTS
-from feddf.fusion.ensemble import Earlier, Memory, avg_logits, avg_probabilities, usable
+from feddf.fusion.ensemble import PastEnsemble, Memory, avg_logits, avg_probabilities, refuse_unusable
 from feddf.outputs import Outputs, classes, kl_divergence
 from feddf.rounds import fuse_usable
 from feddf.runs.methods import ensemble, feddf
 from feddf.states import digest
-from feddf.types import Engine, Failure, Job, Refusal, Target, Update, Vote
+from feddf.types import Engine, Failure, Job, Refusal, Target, Update, WeightedLogits
 
 teachers = st.integers(1, 5).flatmap(lambda n: arrays(np.float32, (n, 4, 3), elements=st.floats(-50, 50, width=32)))
 
 
 @given(teachers)
 def test_is_the_softmax_of_the_mean_logits(logits: np.ndarray) -> None:
-    probabilities = avg_logits(map(Vote, torch.from_numpy(logits)))
+    probabilities = avg_logits(map(WeightedLogits, torch.from_numpy(logits)))
     np.testing.assert_allclose(probabilities, softmax(logits.astype(np.float64).mean(axis=0), axis=1), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_one_teacher_alone_is_its_own_ensemble(name: str) -> None:
     logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(TARGETS[name]([Vote(logits)]), logits.softmax(dim=1))
-    torch.testing.assert_close(TARGETS[name]([Vote(logits)], 4.0), (logits / 4).softmax(dim=1))
+    torch.testing.assert_close(TARGETS[name]([WeightedLogits(logits)]), logits.softmax(dim=1))
+    torch.testing.assert_close(TARGETS[name]([WeightedLogits(logits)], 4.0), (logits / 4).softmax(dim=1))
 
 
 def test_the_sum_does_not_lose_small_teachers_next_to_large_ones() -> None:
     large, small = torch.tensor([[1e8, 0.0]]), torch.tensor([[3.0, 0.0]])
-    probabilities = avg_logits([Vote(large), Vote(small), Vote(-large)])
+    probabilities = avg_logits([WeightedLogits(large), WeightedLogits(small), WeightedLogits(-large)])
     torch.testing.assert_close(probabilities, torch.tensor([[1.0, 0.0]]).softmax(dim=1))
 
 
@@ -59,12 +59,12 @@ def test_no_teacher_is_an_error(name: str) -> None:
 def test_teachers_stream_through_one_at_a_time(name: str) -> None:
     alive: list[weakref.ref[Tensor]] = []
 
-    def stream() -> Iterator[Vote]:
+    def stream() -> Iterator[WeightedLogits]:
         for number in range(50):
             assert sum(reference() is not None for reference in alive) <= 1
             tensor = torch.full((4, 3), float(number))
             alive.append(weakref.ref(tensor))
-            yield Vote(tensor)
+            yield WeightedLogits(tensor)
             del tensor
 
     TARGETS[name](stream())
@@ -76,7 +76,7 @@ def updates_of(tiny: Tiny) -> list[Update]:
     return [update_of(tiny.local(job)) for job in jobs]
 
 
-def loudest(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
+def loudest(votes: Iterable[WeightedLogits], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
     """A user's own target: whatever the teacher with the largest logit says."""
     loud = max((vote.logits for vote in votes), key=lambda logits: float(logits.max()))
     return (loud / temperature).softmax(dim=-1)
@@ -89,7 +89,7 @@ def loudest(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = 
 )
 def test_a_target_is_used_by_its_name_as_it_is_directly(tiny: Tiny, name: str, target: Target, cache: bool) -> None:
     updates = updates_of(tiny)
-    votes = [Vote(logits(tiny.prototypes[one.prototype].load(one.state), tiny.pool)) for one in updates]
+    votes = [WeightedLogits(logits(tiny.prototypes[one.prototype].load(one.state), tiny.pool)) for one in updates]
     everything = torch.arange(len(tiny.pool))
     settings = with_values(
         tiny.settings, {"ensemble.combine": name, "ensemble.cache": cache, "distill.temperature": 3.0}
@@ -165,7 +165,7 @@ def test_answers_come_from_eval_mode_whatever_the_batch(tiny: Tiny) -> None:
     model = tiny.prototypes["cnn"].load(update.state)
     with torch.no_grad():
         alone = torch.cat([model(tiny.pool.batch(torch.tensor([i]))) for i in range(len(tiny.pool))])
-    (asked,) = usable(Evaluation(in_process, tiny.pool)([teacher_of(update, tiny.prototypes)]))
+    (asked,) = refuse_unusable(Evaluation(in_process, tiny.pool)([teacher_of(update, tiny.prototypes)]))
     torch.testing.assert_close(asked.logits, alone)
 
 
@@ -176,7 +176,7 @@ def test_teachers_with_logits_that_are_not_finite_are_refused_together(tiny: Tin
         updates[number] = Update(updates[number].client_id, "mlp", 1, huge, 20)
     evaluation = Evaluation(in_process, tiny.pool)
     with pytest.raises(Refusal) as refusal:
-        list(usable(evaluation([teacher_of(update, tiny.prototypes) for update in updates])))
+        list(refuse_unusable(evaluation([teacher_of(update, tiny.prototypes) for update in updates])))
     assert [failure.client_id for failure in refusal.value.failures] == ["c1", "c3"]
     assert "not finite" in refusal.value.failures[0].reason
 
@@ -186,7 +186,7 @@ def test_a_teacher_that_cannot_be_loaded_is_refused(tiny: Tiny) -> None:
     broken = Update("c0", "cnn", 1, {"nothing": torch.ones(1)}, 20)
     evaluation = Evaluation(in_process, tiny.pool)
     with pytest.raises(Refusal, match="c0: its model could not be asked"):
-        list(usable(evaluation([teacher_of(broken, tiny.prototypes), fit])))
+        list(refuse_unusable(evaluation([teacher_of(broken, tiny.prototypes), fit])))
 
 
 def test_a_model_sampled_by_the_server_is_left_out_when_it_is_unfit_and_nobody_is_refused(tiny: Tiny) -> None:
@@ -195,7 +195,7 @@ def test_a_model_sampled_by_the_server_is_left_out_when_it_is_unfit_and_nobody_i
     spoiled = {**updates[1].state, "layers.5.bias": torch.full((3,), torch.nan)}
     drawn = Teacher("sample 0", Network(tiny.prototypes["mlp"], spoiled, sampled=True))
     answers = Evaluation(in_process, tiny.pool)([*models, drawn])
-    assert [reply.client_id for reply in usable(answers, ["sample 0"])] == ["c0", "c1"]
+    assert [reply.client_id for reply in refuse_unusable(answers, ["sample 0"])] == ["c0", "c1"]
 
 
 def test_a_model_sampled_by_the_server_has_the_pools_batchnorm_statistics(tiny: Tiny) -> None:
@@ -228,7 +228,7 @@ weights = arrays(np.float64, 3, elements=st.floats(0.1, 5))
 
 @given(opinions, weights, st.floats(0.5, 8))
 def test_weights_and_temperature_enter_as_the_formula_says(z: np.ndarray, w: np.ndarray, temperature: float) -> None:
-    votes = [Vote(torch.from_numpy(logits), float(weight)) for logits, weight in zip(z, w, strict=True)]
+    votes = [WeightedLogits(torch.from_numpy(logits), float(weight)) for logits, weight in zip(z, w, strict=True)]
     mean = np.average(z, axis=0, weights=w) / temperature
     np.testing.assert_allclose(avg_logits(votes, temperature), softmax(mean, axis=1), atol=1e-6)
     expected = np.average(softmax(z / temperature, axis=2), axis=0, weights=w)
@@ -244,7 +244,7 @@ def test_averaging_losses_has_the_gradient_of_averaged_probabilities(z: np.ndarr
         for logits, weight in zip(z, w, strict=True)
     )
     (expected,) = torch.autograd.grad(losses / float(w.sum()), student)
-    votes = [Vote(torch.from_numpy(logits), float(weight)) for logits, weight in zip(z, w, strict=True)]
+    votes = [WeightedLogits(torch.from_numpy(logits), float(weight)) for logits, weight in zip(z, w, strict=True)]
     (actual,) = torch.autograd.grad(kl_divergence(avg_probabilities(votes), student), student)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
@@ -252,7 +252,7 @@ def test_averaging_losses_has_the_gradient_of_averaged_probabilities(z: np.ndarr
 def test_in_averaged_probabilities_one_loud_teacher_is_one_voice() -> None:
     quiet = [torch.tensor([[2.0, 0.0]])] * 3
     loud = torch.tensor([[0.0, 2000.0]])
-    votes = [Vote(logits) for logits in (*quiet, loud)]
+    votes = [WeightedLogits(logits) for logits in (*quiet, loud)]
     assert avg_logits(votes).argmax() == 1
     assert avg_probabilities(votes).argmax() == 0
 
@@ -262,8 +262,10 @@ def test_earlier_rounds_count_less_and_less(z: np.ndarray, decay: float, tempera
     """Three rounds of two teachers with uniform weights: σ(Σ γ^age z / T Σ γ^age)."""
     past: Memory = {}
     for teachers in z:
-        earlier = Earlier(decay, temperature, past)
-        answers = avg_logits(earlier.among([Vote(torch.from_numpy(logits)) for logits in teachers]), temperature)
+        earlier = PastEnsemble(decay, temperature, past)
+        answers = avg_logits(
+            earlier.among([WeightedLogits(torch.from_numpy(logits)) for logits in teachers]), temperature
+        )
         past = earlier.with_answers(answers)
     ages = np.repeat([decay**2, decay, 1.0], 2)
     expected = softmax(np.average(z.reshape(6, 4, 5), axis=0, weights=ages) / temperature, axis=1)
@@ -272,8 +274,8 @@ def test_earlier_rounds_count_less_and_less(z: np.ndarray, decay: float, tempera
 
 def test_a_class_that_no_teacher_knows_is_left_to_those_who_knew_it() -> None:
     def ask(probabilities: list[float], counts: list[float], past: Memory) -> tuple[Tensor, Memory]:
-        earlier = Earlier(0.5, 1.0, past)
-        vote = Vote(torch.tensor([probabilities]).log(), torch.tensor(counts, dtype=torch.float64))
+        earlier = PastEnsemble(0.5, 1.0, past)
+        vote = WeightedLogits(torch.tensor([probabilities]).log(), torch.tensor(counts, dtype=torch.float64))
         answers = avg_probabilities(earlier.among([vote]))
         return answers, earlier.with_answers(answers)
 
@@ -357,7 +359,7 @@ def test_the_ensemble_that_taught_can_be_asked_about_other_inputs(tiny: Tiny, ca
     for update in updates:
         z = logits(tiny.prototypes[update.prototype].load(update.state), other)
         entropy = torch.distributions.Categorical(logits=z.double()).entropy()
-        votes.append(Vote(z, update.trust * (-entropy).exp().unsqueeze(1)))
+        votes.append(WeightedLogits(z, update.trust * (-entropy).exp().unsqueeze(1)))
     torch.testing.assert_close(found, avg_logits(votes, 3.0))
 
 

@@ -21,7 +21,7 @@ from feddf.outputs import Outputs, classes, kl_divergence
 from feddf.rounds import run_round
 from feddf.runs.methods import feddf
 from feddf.states import digest
-from feddf.types import Examples, Fusion, Job, Reply, Resources, Update, Vote
+from feddf.types import Examples, Fusion, Job, Reply, Resources, Update, WeightedLogits
 
 
 def fusion(tiny: Tiny, changes: Mapping[str, Any] | None = None, resources: Resources | None = None) -> Fusion:
@@ -36,7 +36,7 @@ def trained(tiny: Tiny, only: str | None = None) -> list[Update]:
 
 def distance(tiny: Tiny, name: str, state: Any, updates: list[Update]) -> float:
     """KL between the ensemble and a model on the pool."""
-    teachers = (Vote(logits(tiny.prototypes[u.prototype].load(u.state), tiny.pool)) for u in updates)
+    teachers = (WeightedLogits(logits(tiny.prototypes[u.prototype].load(u.state), tiny.pool)) for u in updates)
     return float(kl_divergence(avg_logits(teachers), logits(tiny.prototypes[name].load(state), tiny.pool)))
 
 
@@ -169,7 +169,7 @@ def test_nothing_is_held_out_where_something_else_stops_the_student(stop: Any) -
 heard: list[tuple[int, Tensor]] = []
 
 
-def noted(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
+def noted(votes: Iterable[WeightedLogits], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
     """The paper's target, with a note of how many teachers there were and what came of it."""
     given = list(votes)
     heard.append((len(given), avg_logits(given, temperature)))

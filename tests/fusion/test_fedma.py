@@ -29,7 +29,7 @@ from feddf.fusion.matching import match
 from feddf.outputs import classes
 from feddf.rounds import Federation, run_round, sample
 from feddf.runs.methods import fedma
-from feddf.states import digest, fit_widths, initial
+from feddf.states import digest, fit_widths, init_state
 from feddf.types import (
     Client,
     Job,
@@ -83,7 +83,7 @@ def permuted(state: State, layers: Layers, seed: int) -> State:
 def test_permuted_copies_of_one_network_are_matched_back_exactly(name: str, growth: float) -> None:
     one = prototype(name)
     layers = layers_of(one)
-    state = initial(one, 0)
+    state = init_state(one, 0)
     copies = [state, *(permuted(state, layers, seed) for seed in range(1, 5))]
     inputs = torch.randn(6, *IMAGE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_permuted_copies_of_one_network_are_matched_back_exactly(name: str, grow
 def test_a_plain_average_of_permuted_copies_is_lost() -> None:
     """The reason for matching: the same copies, averaged as they are, are no longer the same function."""
     one = prototype("mlp")
-    state = initial(one, 0)
+    state = init_state(one, 0)
     copies = [permuted(state, layers_of(one), seed) for seed in range(5)]
     mean = {key: torch.stack([copy[key] for copy in copies]).mean(0) for key in state}
     assert float((mean["layers.1.weight"] - state["layers.1.weight"]).abs().max()) > 0.01
@@ -165,7 +165,7 @@ def test_matched_layers_stay_as_they_are_while_the_clients_train_the_rest() -> N
     )
     clients = [Client(f"c{k}", "mlp", torch.arange(k, 120, 4)) for k in range(4)]
     federation = Federation(clients, ClientsConfig(total=4, fraction=0.75), 0, rounds_per_cohort=3)
-    server = ServerState(0, {"mlp": initial(mlp, 0)})
+    server = ServerState(0, {"mlp": init_state(mlp, 0)})
     seen: list[dict[str, Reply]] = []
 
     def watched(job: Job) -> Reply:
@@ -193,7 +193,7 @@ def test_a_client_computes_the_same_with_its_own_layers_on_matched_inputs() -> N
     """If all clients hold the same function in another order, what each is sent next is still that function."""
     one = prototype("vgg9")
     layers = layers_of(one)
-    state = initial(one, 0)
+    state = init_state(one, 0)
     updates = [Update(f"c{seed}", "vgg9", 1, permuted(state, layers, seed), 10) for seed in range(3)]
     server = match_and_average({"vgg9": layers}, FedMAConfig())(ServerState(0, {"vgg9": state}), updates, 0).server
     inputs = torch.randn(4, *IMAGE, generator=torch.Generator().manual_seed(0))
@@ -210,7 +210,7 @@ def test_layers_that_grew_are_loaded_and_trained() -> None:
     mlp = Prototype("mlp", tiny.prototypes["mlp"].build, fit=fit_widths)
     layers = {"mlp": layers_of(mlp)}
     random = torch.Generator().manual_seed(0)
-    base = initial(mlp, 0)
+    base = init_state(mlp, 0)
     updates = [
         Update(f"c{k}", "mlp", 1, {key: torch.randn(t.shape, generator=random) for key, t in base.items()}, 10)
         for k in range(3)
@@ -242,7 +242,7 @@ def test_a_client_that_joins_within_a_model_is_matched_with_the_others() -> None
     mlp = Prototype("mlp", tiny.prototypes["mlp"].build, fit=fit_widths)
     layers = {"mlp": layers_of(mlp)}
     random = torch.Generator().manual_seed(0)
-    base = initial(mlp, 0)
+    base = init_state(mlp, 0)
 
     def update(name: str, like: State, number: int) -> Update:
         return Update(name, "mlp", number, {k: torch.randn(t.shape, generator=random) for k, t in like.items()}, 10)
@@ -322,7 +322,7 @@ def test_the_score_of_a_place_is_the_posteriors(gamma: float) -> None:
 
 def scaled_copies(name: str) -> tuple[State, list[Update]]:
     """Two clients whose weights differ by a factor only: matching is the identity, and averages are known."""
-    state = initial(prototype(name), 0)
+    state = init_state(prototype(name), 0)
     return state, [
         Update("a", name, 1, state, 1),
         Update("b", name, 1, {key: 2 * tensor for key, tensor in state.items()}, 3),
@@ -352,8 +352,8 @@ def test_every_client_begins_from_weights_of_its_own_by_its_seed() -> None:
     one = prototype("mlp")
     began: list[str] = []
     for seed in (1, 1, 2):
-        model = one.load(initial(one, 0))
-        job = Job(Client("c", "mlp"), 1, initial(one, 0), seed)
+        model = one.load(init_state(one, 0))
+        job = Job(Client("c", "mlp"), 1, init_state(one, 0), seed)
         freeze_matched(Resources({"mlp": one}), rounds=3, own_start=True).half(model, training(job, one))
         began.append(digest({"m": model.state_dict()}))
     assert began[0] == began[1] != began[2]
@@ -362,7 +362,7 @@ def test_every_client_begins_from_weights_of_its_own_by_its_seed() -> None:
 def test_clients_of_every_architecture_keep_their_own_layers_until_a_model_is_whole() -> None:
     names = ("mlp", "cnn")
     layers = {name: layers_of(prototype(name)) for name in names}
-    states = {name: initial(prototype(name), 0) for name in names}
+    states = {name: init_state(prototype(name), 0) for name in names}
     updates = [replace(one, client_id=f"{name}-{one.client_id}") for name in names for one in scaled_copies(name)[1]]
     fuse = match_and_average(layers, FedMAConfig(growth=1.0))
     length = rounds_a_model(layers)

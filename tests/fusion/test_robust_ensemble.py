@@ -14,13 +14,13 @@ from feddf.engines import in_process
 from feddf.fusion.class_counts import CLASS_COUNTS, counts_of
 from feddf.fusion.select import Dropped
 from feddf.robust import targets
-from feddf.robust.guard import bounded_counts, guarded, tried
+from feddf.robust.guard import bounded_counts, guard, check_models
 from feddf.robust.rules import lowest
-from feddf.robust.trust import TRUST, expguard, mixture, trusted
-from feddf.runs.methods import method_of
+from feddf.robust.trust import TRUST, expguard, mixture, weigh_by_trust
+from feddf.runs.methods import make_method
 from feddf.runs.store import pack, unpack
 from feddf.states import digest
-from feddf.types import Fused, Job, Refusal, ServerState, State, Update, Vote
+from feddf.types import Fused, Job, Refusal, ServerState, State, Update, WeightedLogits
 
 
 def honest(n: int = 8, inputs: int = 40, classes: int = 5) -> tuple[Tensor, Tensor]:
@@ -38,9 +38,9 @@ ROBUST = ["geometric-median", "cronus", "probabilities"]
 def test_two_of_eight_loud_liars_are_outvoted(name: str) -> None:
     logits, labels = honest()
     logits[:2] = 1000 * logits[:2].roll(1, dims=-1)
-    said = TARGETS[name](Vote(one) for one in logits)
+    said = TARGETS[name](WeightedLogits(one) for one in logits)
     assert (said.argmax(dim=1) == labels).double().mean() > 0.95
-    assert (TARGETS["logits"](Vote(one) for one in logits).argmax(dim=1) == labels).double().mean() < 0.1
+    assert (TARGETS["logits"](WeightedLogits(one) for one in logits).argmax(dim=1) == labels).double().mean() < 0.1
     torch.testing.assert_close(said.sum(dim=1), torch.ones(len(labels)))
 
 
@@ -48,7 +48,7 @@ def test_two_of_eight_loud_liars_are_outvoted(name: str) -> None:
 def test_one_teacher_is_its_own_ensemble(name: str) -> None:
     logits, _ = honest(1)
     expected = (logits[0] / 2).softmax(dim=-1).float()
-    torch.testing.assert_close(TARGETS[name]([Vote(logits[0])], 2.0), expected)
+    torch.testing.assert_close(TARGETS[name]([WeightedLogits(logits[0])], 2.0), expected)
     with pytest.raises(ValueError, match="at least one teacher"):
         TARGETS[name]([])
 
@@ -62,16 +62,16 @@ def test_cronus_is_a_mean_without_the_farthest() -> None:
         for _ in range(2):
             mean = np.mean(left, axis=0)
             left.pop(int(np.argmax([abs(one[0] - mean[0]) for one in left])))
-        said = targets.cronus(Vote(one) for one in logits)[column]
+        said = targets.cronus(WeightedLogits(one) for one in logits)[column]
         np.testing.assert_allclose(said.numpy(), np.mean(left, axis=0), rtol=1e-5)
 
 
 def test_the_geometric_median_heeds_weights_of_every_kind() -> None:
     logits, _ = honest(3, 4, 3)
     for weight in (2.0, torch.full((4, 1), 2.0), torch.full((3,), 2.0)):
-        same = targets.geometric_median(Vote(one, weight) for one in logits)
-        torch.testing.assert_close(same, targets.geometric_median(Vote(one) for one in logits))
-    alone = targets.geometric_median([Vote(logits[0]), Vote(logits[1], 0.0)])
+        same = targets.geometric_median(WeightedLogits(one, weight) for one in logits)
+        torch.testing.assert_close(same, targets.geometric_median(WeightedLogits(one) for one in logits))
+    alone = targets.geometric_median([WeightedLogits(logits[0]), WeightedLogits(logits[1], 0.0)])
     torch.testing.assert_close(alone, logits[0].softmax(dim=-1).float())
 
 
@@ -127,7 +127,7 @@ def test_trust_leaves_the_hostile_and_is_remembered(trained: Tiny, rule: object)
         seen.update({update.client_id: update.trust for update in updates})
         return Fused(server.next(server.models), server.models)
 
-    fuse = trusted(rule(trained.resources, in_process), inner)  # type: ignore[operator,arg-type]
+    fuse = weigh_by_trust(rule(trained.resources, in_process), inner)  # type: ignore[operator,arg-type]
     updates = updates_of(trained, {"c1"})
     fused = fuse(trained.server, updates, 1)
     assert min(seen, key=lambda name: seen[name]) == "c1"
@@ -152,7 +152,7 @@ def test_trust_that_was_lost_for_hundreds_of_rounds_leaves_an_ensemble(trained: 
 
 def test_non_finite_logits_are_refused_under_every_method(tiny: Tiny) -> None:
     settings = with_values(tiny.settings, {"fusion.method": "fedavg"})
-    fuse = method_of(tiny.resources, settings, in_process).fuse
+    fuse = make_method(tiny.resources, settings, in_process).fuse
     updates = updates_of(tiny)
     huge = {key: torch.full_like(tensor, 1e38) for key, tensor in updates[1].state.items()}
     updates[1] = replace(updates[1], state=huge)
@@ -165,7 +165,7 @@ def test_a_fused_model_that_overflows_is_not_kept(tiny: Tiny) -> None:
         broken = {key: torch.full_like(tensor, 1e38) for key, tensor in server.models["mlp"].items()}
         return Fused(server.next({**server.models, "mlp": broken}), server.models)
 
-    fused = tried(inner, tiny.resources, in_process)(tiny.server, updates_of(tiny), 1)  # type: ignore[arg-type]
+    fused = check_models(inner, tiny.resources, in_process)(tiny.server, updates_of(tiny), 1)  # type: ignore[arg-type]
     assert fused.notes["guard"]["kept_previous"] == ["mlp"]
     assert digest(fused.server.models) == digest(tiny.server.models)
 
@@ -181,14 +181,14 @@ def test_a_worse_model_is_fused_again_or_not_kept(trained: Tiny, labeled: bool) 
         return Fused(server.next(server.models), server.models, {"again": True})
 
     updates = updates_of(trained)
-    abandoned = guarded(0.05, bad, resources, in_process)(trained.server, updates, 1)  # type: ignore[arg-type]
+    abandoned = guard(0.05, bad, resources, in_process)(trained.server, updates, 1)  # type: ignore[arg-type]
     assert digest(abandoned.server.models) == digest(trained.server.models)
     assert abandoned.server.round == 1
     assert set(abandoned.notes["guard"]["kept_previous"]) == {"cnn", "mlp"}
-    again = guarded(0.05, bad, resources, in_process, lambda: good)(trained.server, updates, 1)  # type: ignore[arg-type,return-value]
+    again = guard(0.05, bad, resources, in_process, lambda: good)(trained.server, updates, 1)  # type: ignore[arg-type,return-value]
     assert again.notes["again"]
     assert again.notes["guard"]["kept_previous"] == []
-    fine = guarded(0.05, good, resources, in_process)(trained.server, updates, 1)  # type: ignore[arg-type]
+    fine = guard(0.05, good, resources, in_process)(trained.server, updates, 1)  # type: ignore[arg-type]
     assert "guard" not in fine.notes
 
 

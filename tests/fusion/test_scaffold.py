@@ -26,7 +26,7 @@ from feddf.fusion.average import average, fedavg
 from feddf.fusion.scaffold import CONTROL, scaffold
 from feddf.outputs import classes
 from feddf.rounds import Federation, run_rounds
-from feddf.runs.kept import LOST, KeptStates
+from feddf.runs.client_states import LOST, ClientStates
 from feddf.runtime import atomic
 from feddf.states import digest
 from feddf.types import (
@@ -73,7 +73,7 @@ def weights_after(rounds: int, part: Part | None, folder: Path, clients: int, fr
     rounds_of = run_rounds(
         ServerState(0, {"w": {"weight": torch.tensor([[3.0]])}}),
         Federation(members, ClientsConfig(total=clients, fraction=fraction)),
-        engine=KeptStates(folder).engine(in_process),
+        engine=ClientStates(folder).engine(in_process),
         train=partial(local_update, prototypes={"w": prototype}, train=train, local=local, half=half),
         fuse=fuse,
         parts=parts,
@@ -148,7 +148,7 @@ def picture(folder: Path) -> dict[str, str]:
     assert server is not None
     states = {f"{whose} {name}": one for whose, found in server.memory.items() for name, one in found.items()}
     kept = {
-        client: KeptStates(folder / "clients").read(Job(Client(client, ""), 0, {}, 0, counted=number))
+        client: ClientStates(folder / "clients").read(Job(Client(client, ""), 0, {}, 0, counted=number))
         for client, number in server.counted.items()
     }
     assert all(kept.values()), "every client has the version that counts"

@@ -12,7 +12,7 @@ from feddf.engines import in_process
 from feddf.evaluate import teacher_of, validation_accuracies
 from feddf.fusion.select import Dropped, drop_worst, random_guessers, released_rule
 from feddf.robust.rules import assumed, lowest
-from feddf.runs.methods import fedavg, method_of
+from feddf.runs.methods import fedavg, make_method
 from feddf.states import digest
 from feddf.types import Fusion, Job, Refusal, Update
 
@@ -87,7 +87,7 @@ def test_a_rule_is_used_by_its_name_as_it_is_directly(tiny: Tiny, fuse: Fusion) 
     resources = replace(tiny.resources, validation=stripes(300, 8))
     settings = with_values(tiny.settings, {"fusion.method": "fedavg", "fusion.drop_worst": "paper"})
     directly = fuse(tiny.server, updates, 1)
-    by_name = method_of(resources, settings, in_process).fuse(tiny.server, updates, 1)
+    by_name = make_method(resources, settings, in_process).fuse(tiny.server, updates, 1)
     assert by_name.notes["dropped_worst"] == directly.notes["dropped_worst"]
     assert digest(by_name.server.models) == digest(directly.server.models)
 

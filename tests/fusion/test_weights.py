@@ -19,7 +19,7 @@ from feddf.fusion.class_counts import CLASS_COUNTS
 from feddf.fusion.ensemble import avg_logits, avg_probabilities
 from feddf.fusion.weights import by_accuracy, by_certainty, by_class_counts, by_examples, certainty, uniform
 from feddf.runtime.execution import Execution
-from feddf.types import Inputs, Resources, Vote, Weight
+from feddf.types import Inputs, Resources, WeightedLogits, Weight
 
 LOGITS = torch.tensor([[3.0, 0.0, 0.0], [0.1, 0.0, 0.0]])
 RESOURCES = Resources({}, validation=stripes(6, 0))  # of three classes
@@ -38,8 +38,8 @@ def never(teachers: Sequence[Teacher]) -> Mapping[str, float]:
     raise AssertionError("accuracies were measured for weights that do not need them")
 
 
-def vote(logits: Tensor, weight: Weight) -> Vote:
-    return Vote(logits, weight(logits) if callable(weight) else weight)
+def vote(logits: Tensor, weight: Weight) -> WeightedLogits:
+    return WeightedLogits(logits, weight(logits) if callable(weight) else weight)
 
 
 def test_uniform_and_n_k() -> None:
@@ -62,7 +62,7 @@ def test_an_undecided_teacher_counts_less_where_it_is_undecided() -> None:
     sure, unsure = torch.tensor([[4.0, 0.0]]), torch.tensor([[0.0, 0.1]])
     weights = by_certainty([teacher("sure", 1), teacher("unsure", 1)], RESOURCES, never)
     votes = [vote(sure, weights["sure"]), vote(unsure, weights["unsure"])]
-    assert avg_logits(votes)[0, 0] > avg_logits([Vote(sure), Vote(unsure)])[0, 0]
+    assert avg_logits(votes)[0, 0] > avg_logits([WeightedLogits(sure), WeightedLogits(unsure)])[0, 0]
 
 
 def test_class_counts_weigh_each_logit_by_who_knows_the_class() -> None:

@@ -20,7 +20,7 @@ from feddf.config.names import BINARIZATIONS, MODELS
 from feddf.engines import Processes
 from feddf.models.binary import BinaryState, Bits, binarize, binarized, inner_layers, keep_binarized, wire
 from feddf.runs.spool import DiskSpool
-from feddf.states import digest, initial, n_bytes
+from feddf.states import digest, init_state, n_bytes
 from feddf.types import Client, Failure, Job, Prototype, Reply, Update
 
 SHAPE = (3, 16, 16)
@@ -82,7 +82,7 @@ def test_the_first_and_the_last_layer_keep_their_precision() -> None:
 def trained(estimator: str = "error-feedback", seed: int = 5) -> tuple[Job, Reply]:
     train = stripes(60, 1)
     prototype = Prototype("resnet8", partial(MODELS["resnet8"], (1, 8, 8), 3, width=4))
-    job = Job(Client("c0", "resnet8", torch.arange(40)), 1, initial(prototype, 0), seed)
+    job = Job(Client("c0", "resnet8", torch.arange(40)), 1, init_state(prototype, 0), seed)
     half = BINARIZATIONS[estimator]
     return job, local_update(job, prototypes={"resnet8": prototype}, train=train, local=LOCAL, half=half)
 
@@ -109,7 +109,7 @@ def test_what_leaves_a_client_is_one_bit_a_weight(estimator: str) -> None:
 
 def test_the_full_size_update_is_an_eighth_of_the_plain_one() -> None:
     prototype = Prototype("resnet8", partial(MODELS["resnet8"], (3, 32, 32), 10))
-    state = initial(prototype, 0)
+    state = init_state(prototype, 0)
     names = [f"{name}.weight" for name in inner_layers(prototype.build())]
     packed = BinaryState.of({key: binarized(t) if key in names else t for key, t in state.items()}, names)
     assert n_bytes(wire(packed)) < n_bytes(state) / 8
@@ -150,7 +150,7 @@ def test_a_packed_update_is_kept_packed_on_disk_and_comes_back_the_same(tmp_path
 def test_it_travels_between_processes_as_bits(tiny: Tiny) -> None:
     with Processes(1) as engine:
         prototypes = {"resnet8": Prototype("resnet8", partial(MODELS["resnet8"], (1, 8, 8), 3, width=4))}
-        job = Job(Client("c0", "resnet8", torch.arange(40)), 1, initial(prototypes["resnet8"], 0), 5)
+        job = Job(Client("c0", "resnet8", torch.arange(40)), 1, init_state(prototypes["resnet8"], 0), 5)
         work = partial(
             local_update,
             prototypes=prototypes,

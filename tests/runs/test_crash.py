@@ -117,7 +117,7 @@ def check(run: Path, reference: tuple[str, list[dict]]) -> None:
 PLACES = {
     # where the server kills itself: (module, function, the call at which it happens, before or after it)
     "while clients train": ("feddf.rounds", "admit", 5, "before"),
-    "while students learn": ("feddf.fusion.ensemble.Remembered", "__call__", 4 * STEPS + 10, "before"),
+    "while students learn": ("feddf.fusion.ensemble.CachedTargets", "__call__", 4 * STEPS + 10, "before"),
     "while models are tested": ("feddf.runs.record.Recorder", "record", 2, "before"),
     "before a log line": ("feddf.runs.store.RunFolder", "append", 2, "before"),
     "between log line and checkpoint": ("feddf.runs.store.RunFolder", "append", 2, "after"),
@@ -199,9 +199,9 @@ def test_killed_at_a_chosen_place(
 
 
 KEPT_PLACES = {
-    "before a client's state is written": ("feddf.runs.kept.KeptStates", "write", 5, "before"),
-    "after a client's state is written": ("feddf.runs.kept.KeptStates", "write", 5, "after"),
-    "within the writing of a client's state": ("feddf.runs.kept", "write_checked", 4, "before"),
+    "before a client's state is written": ("feddf.runs.client_states.ClientStates", "write", 5, "before"),
+    "after a client's state is written": ("feddf.runs.client_states.ClientStates", "write", 5, "after"),
+    "within the writing of a client's state": ("feddf.runs.client_states", "write_checked", 4, "before"),
     "after an update is in the spool": ("feddf.runs.spool.DiskSpool", "keep", 5, "after"),
     "between log line and checkpoint": ("feddf.runs.store.RunFolder", "append", 2, "after"),
     "after a checkpoint": ("feddf.runs.store.RunFolder", "save", 2, "after"),

@@ -15,7 +15,7 @@ from conftest import stripes
 from feddf.config import ConfigError, DataConfig, Experiment, parse
 from feddf.config.keys import all_keys, nested
 from feddf.data.datasets import Dataset
-from feddf.evaluate import Answer, Evaluation, Teacher
+from feddf.evaluate import Predictions, Evaluation, Teacher
 from feddf.runs.build import build
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
@@ -170,7 +170,7 @@ def test_an_ensemble_that_is_not_logged_is_not_asked(monkeypatch: pytest.MonkeyP
     asked: list[str] = []
 
     class Noted(Evaluation):
-        def __call__(self, teachers: Sequence[Teacher]) -> Iterator[Answer | Failure]:
+        def __call__(self, teachers: Sequence[Teacher]) -> Iterator[Predictions | Failure]:
             asked.extend(teacher.id for teacher in teachers)
             return super().__call__(teachers)
 

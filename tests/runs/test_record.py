@@ -20,12 +20,12 @@ from feddf.fusion.class_counts import CLASS_COUNTS
 from feddf.fusion.ensemble import avg_logits, avg_probabilities
 from feddf.fusion.swag import swag
 from feddf.rounds import run_round
-from feddf.runs.kept import LOST
-from feddf.runs.methods import method_of
+from feddf.runs.client_states import LOST
+from feddf.runs.methods import make_method
 from feddf.runs.record import Recorder
 from feddf.runtime.execution import Execution
 from feddf.states import n_bytes
-from feddf.types import Failure, Job, Method, Round, ServerState, Update, Vote
+from feddf.types import Failure, Job, Method, Round, ServerState, Update, WeightedLogits
 
 EXECUTION = Execution()
 SHORT = {"distill.steps": 2, "distill.eval_every": 1, "run.threads": 1}
@@ -34,7 +34,7 @@ SHORT = {"distill.steps": 2, "distill.eval_every": 1, "run.threads": 1}
 def put_together(changes: dict[str, Any]) -> tuple[Tiny, Method]:
     tiny = make_tiny(clients=5, fraction=1.0)
     settings = with_values(tiny.settings, {**SHORT, **changes})
-    method = method_of(tiny.resources, settings, in_process)
+    method = make_method(tiny.resources, settings, in_process)
     local = partial(tiny.local, half=together([part.half for part in method.parts]))
     return replace(tiny, settings=settings, local=local, parts=method.parts), method
 
@@ -88,18 +88,21 @@ def some_updates(tiny: Tiny) -> list[Update]:
 def by_counts(updates: Sequence[Update], zs: Sequence[Tensor]) -> Tensor:
     counts = [update.payload[CLASS_COUNTS]["counts"].double() for update in updates]
     scaled = [one * update.n_examples / one.sum() for one, update in zip(counts, updates, strict=True)]
-    return avg_probabilities([Vote(z, n) for z, n in zip(zs, scaled, strict=True)])
+    return avg_probabilities([WeightedLogits(z, n) for z, n in zip(zs, scaled, strict=True)])
 
 
 ENSEMBLES: dict[str, tuple[dict[str, Any], Any]] = {
-    "plain": ({}, lambda updates, zs: avg_logits(map(Vote, zs))),
-    "probabilities": ({"ensemble.combine": "probabilities"}, lambda updates, zs: avg_probabilities(map(Vote, zs))),
+    "plain": ({}, lambda updates, zs: avg_logits(map(WeightedLogits, zs))),
+    "probabilities": (
+        {"ensemble.combine": "probabilities"},
+        lambda updates, zs: avg_probabilities(map(WeightedLogits, zs)),
+    ),
     "examples": (
         {"ensemble.weights": "examples"},
-        lambda updates, zs: avg_logits([Vote(z, one.n_examples) for z, one in zip(zs, updates, strict=True)]),
+        lambda updates, zs: avg_logits([WeightedLogits(z, one.n_examples) for z, one in zip(zs, updates, strict=True)]),
     ),
     "class counts": ({"ensemble.weights": "class-counts", "ensemble.combine": "probabilities"}, by_counts),
-    "each batch": ({"ensemble.cache": False}, lambda updates, zs: avg_logits(map(Vote, zs))),
+    "each batch": ({"ensemble.cache": False}, lambda updates, zs: avg_logits(map(WeightedLogits, zs))),
 }
 
 
@@ -128,7 +131,7 @@ def test_sampled_teachers_are_in_the_ensemble_and_in_nothing_else() -> None:
     assert len(drawn) == 6  # of each architecture
     taught = [teacher.id for teacher in closed.fused.ensemble.teachers]
     assert taught == [one.client_id for one in (*updates, *drawn)]
-    votes = [Vote(teacher.predict(tiny.test.inputs, EXECUTION)) for teacher in closed.fused.ensemble.teachers]
+    votes = [WeightedLogits(teacher.predict(tiny.test.inputs, EXECUTION)) for teacher in closed.fused.ensemble.teachers]
     record = recorded(tiny, closed)
     assert record["ensemble"] == pytest.approx(accuracy(tiny, avg_logits(votes)))
     assert record["avg_logits"] == pytest.approx(accuracy(tiny, torch.stack(answers(tiny, updates)).mean(dim=0)))
@@ -144,7 +147,7 @@ def test_clients_that_do_not_teach_are_asked_but_not_in_the_ensemble() -> None:
     ]
     record = recorded(tiny, fused_of(tiny, method, updates))
     zs = answers(tiny, updates)
-    left = [Vote(z, one.trust) for z, one in zip(zs, updates, strict=True) if one.teaches]
+    left = [WeightedLogits(z, one.trust) for z, one in zip(zs, updates, strict=True) if one.teaches]
     assert record["ensemble"] == pytest.approx(accuracy(tiny, avg_logits(left)))
     assert record["avg_logits"] == pytest.approx(accuracy(tiny, torch.stack(zs).mean(dim=0)))
     assert record["ensemble"] != record["avg_logits"]
@@ -181,7 +184,7 @@ def test_logits_that_are_not_finite_are_in_no_ensemble() -> None:
     given = [updates[0], broken, *updates[2:]]
     record = recorded(tiny, replace(good, fused=replace(good.fused, ensemble=ensemble), updates=given))
     left = answers(tiny, [updates[0], *updates[2:]])
-    assert record["ensemble"] == pytest.approx(accuracy(tiny, avg_logits(map(Vote, left))))
+    assert record["ensemble"] == pytest.approx(accuracy(tiny, avg_logits(map(WeightedLogits, left))))
     assert record["avg_logits"] == pytest.approx(accuracy(tiny, torch.stack(left).mean(dim=0)))
     nobody = replace(good, fused=replace(good.fused, ensemble=replace(ensemble, teachers=(spoilt,))), updates=[broken])
     record = recorded(tiny, nobody)

@@ -20,7 +20,7 @@ from feddf.runs.build import build
 from feddf.runtime import compile as compiling
 from feddf.runtime.compile import can_compile
 from feddf.runtime.execution import Execution
-from feddf.states import digest, initial
+from feddf.states import digest, init_state
 from feddf.types import Client, Examples, Inputs, Job, Prototype
 from soak import soak
 
@@ -52,7 +52,7 @@ compiled = partial(plain, execution=Execution(compile=True))
 
 
 def job(size: int) -> Job:
-    return Job(Client(f"of {size}", "net", torch.arange(size)), 1, initial(PROTOTYPES["net"], 0), 5)
+    return Job(Client(f"of {size}", "net", torch.arange(size)), 1, init_state(PROTOTYPES["net"], 0), 5)
 
 
 def bytes_after(*sizes: int) -> dict[int, str]:

@@ -17,7 +17,7 @@ from feddf.engines import open as opening
 from feddf.engines.open import open_engines
 from feddf.engines.ray import gpu_share
 from feddf.engines.wrappers import alone_if_full
-from feddf.evaluate import folded
+from feddf.evaluate import fold_batchnorm
 from feddf.models.small import MLP
 from feddf.runtime import device, trial
 from feddf.runtime.compile import forward_of
@@ -201,7 +201,7 @@ def test_logits_come_back_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "autocast", noted)
     model = MLP((4,), 3, width=8)
-    forward = forward_of(folded(model), compile=False, precision="bfloat16")
+    forward = forward_of(fold_batchnorm(model), compile=False, precision="bfloat16")
     assert forward(torch.zeros(2, 4)).dtype == torch.float32
     assert casts == [("cpu", torch.bfloat16)]
     assert forward_of(model, compile=False, precision="tf32") is model

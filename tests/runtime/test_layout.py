@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from feddf import Prototype, initial
+from feddf import Prototype, init_state
 from feddf.models.resnet import resnet8
 from feddf.runtime.compile import SAFE_CHANNELS, put_channels_last
 
@@ -101,7 +101,7 @@ def is_last(model: nn.Module) -> bool:
 @pytest.mark.parametrize("width", [4, SAFE_CHANNELS, 16])
 def test_a_network_is_reordered_if_all_of_its_convolutions_are_safe(width: int) -> None:
     prototype = Prototype("resnet", lambda: resnet8((1, 14, 14), 10, width=width))
-    assert is_last(prototype.load(initial(prototype, 0))) == (width >= SAFE_CHANNELS)
+    assert is_last(prototype.load(init_state(prototype, 0))) == (width >= SAFE_CHANNELS)
 
 
 def test_weights_of_a_users_own_convolution_stay_as_they_are() -> None:

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from feddf.config.records import Record
-from feddf.report.read import ensemble_of
+from feddf.report.read import ensemble_accuracy
 from feddf.report.tables import percent
 
 STAGE_LABELS = {
@@ -48,7 +48,7 @@ class View:
         """Take a finished round in; return it as a plain line."""
         models = record["models"].values()
         averaged, fused = (mean([model["averaged"] for model in models]), mean([model["fused"] for model in models]))
-        found = ensemble_of(record)
+        found = ensemble_accuracy(record)
         ensemble = percent(found) if found is not None else "–"
         dropped = f" ({len(record['dropped'])} dropped)" if record["dropped"] else ""
         guarded = " (guard)" if record.get("guard") else ""

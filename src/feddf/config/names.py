@@ -243,10 +243,10 @@ SOURCES = Names(
 TRACKERS = Names(
     "run.loggers",
     {
-        "tensorboard": "feddf.runs.trackers:tensorboard",
-        "mlflow": "feddf.runs.trackers:mlflow",
-        "wandb": "feddf.runs.trackers:wandb",
-        "trackio": "feddf.runs.trackers:trackio",
+        "tensorboard": "feddf.runs.loggers:tensorboard",
+        "mlflow": "feddf.runs.loggers:mlflow",
+        "wandb": "feddf.runs.loggers:wandb",
+        "trackio": "feddf.runs.loggers:trackio",
     },
 )
 """(run folder, configuration, rounds that are done) -> a tracker: (round, numbers by name), and close()."""

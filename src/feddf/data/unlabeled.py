@@ -14,7 +14,7 @@ from feddf.seeds import derive, numpy_generator, torch_generator
 from feddf.types import Inputs, Rows
 
 
-def adapt(source: Tensor, like: Inputs) -> Inputs:
+def match_inputs(source: Tensor, like: Inputs) -> Inputs:
     """Return ``source``'s images in the shape of ``like``'s, encoded as ``like``'s are.
 
     The models' own normalization is used, not that of the source: the pool stands in for the inputs that the models

@@ -11,7 +11,7 @@ from feddf.config.sections import RunConfig
 from feddf.engines.in_process import in_process
 from feddf.engines.processes import Processes
 from feddf.engines.ray import RayWorkers
-from feddf.engines.wrappers import alone_if_full, retrying
+from feddf.engines.wrappers import alone_if_full, with_retries
 from feddf.runtime.device import WORKERS_A_DEVICE, count
 from feddf.runtime.execution import device_for
 from feddf.types import Engine
@@ -39,7 +39,7 @@ def open_engines(run: RunConfig, deadline: float | None = None) -> Iterator[Engi
         else Processes(run.workers or default_workers(device))
     )
     with workers as pool:
-        yield Engines(careful(pool.within(deadline) if deadline else pool), retrying(careful(pool)))
+        yield Engines(careful(pool.within(deadline) if deadline else pool), with_retries(careful(pool)))
 
 
 def default_workers(device: str) -> int:

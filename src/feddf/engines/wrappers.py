@@ -30,7 +30,7 @@ def alone_if_full(engine: Engine) -> Engine:
     return _again(engine, OutOfMemory, alone=True)
 
 
-def retrying(engine: Engine) -> Engine:
+def with_retries(engine: Engine) -> Engine:
     """Return the engine for the server's own work: a job that failed (say its worker died) is run once more."""
     return _again(engine, Failure, alone=False)
 
@@ -51,7 +51,7 @@ def _again(engine: Engine, kind: type[Failure], alone: bool) -> Engine:
     return run
 
 
-def watched(engine: Engine, watch: Watch, stage: str) -> Engine:
+def report_progress(engine: Engine, watch: Watch, stage: str) -> Engine:
     """Return the engine, telling ``watch`` of every job that it finishes."""
 
     def run(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
@@ -63,7 +63,7 @@ def watched(engine: Engine, watch: Watch, stage: str) -> Engine:
     return run
 
 
-class LaterEngine:
+class DeferredEngine:
     """An engine that others are built with before it is open: nothing runs in it until :meth:`become` says where."""
 
     def __init__(self) -> None:

@@ -12,13 +12,13 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from feddf import evaluate
-from feddf.client import local_update, together
+from feddf.client import combine_halves, local_update
 from feddf.config import ConfigError
 from feddf.flower.inputs import Architectures, Labeled, as_examples, as_inputs, as_prototypes, classes_of
 from feddf.flower.settings import MakePart, local_config, parts_in
 from feddf.flower.wire import CONFIG, COUNT, METRICS, job_from, reply_content
-from feddf.runs.kept import KeptStates
-from feddf.runs.methods import fitted
+from feddf.runs.client_states import ClientStates
+from feddf.runs.methods import fit_prototypes
 from feddf.runtime.device import threads as on_threads
 from feddf.runtime.execution import Execution
 from feddf.types import Augment, Engine, Examples, Failure, Job, LocalTrain, Part, Prototype, Reply, Resources
@@ -85,7 +85,7 @@ def client_app(
         told, own = message.content[CONFIG], known[chosen if isinstance(chosen, str) else chosen(context)]
         resources = Resources({own.name: own})
         named = parts_in(told, resources, parts)
-        return told, fitted(resources, named).prototypes[own.name], named
+        return told, fit_prototypes(resources, named).prototypes[own.name], named
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -97,7 +97,7 @@ def client_app(
                 prototypes={own.name: own},
                 train=examples,
                 local=local_config(told),
-                half=together([part.half for part in named]),
+                half=combine_halves([part.half for part in named]),
                 augment=augment,
                 execution=execution,
             )
@@ -125,7 +125,7 @@ def _update_with_state(update: LocalTrain, folder: Path | None, told: Mapping[st
     if folder is None:
         raise ValueError("the method keeps a state between rounds: give client_app a folder for it, as states")
     folder.mkdir(parents=True, exist_ok=True)
-    kept = KeptStates(folder, "anew" if told.get("lost-state") == "anew" else "refuse")
+    kept = ClientStates(folder, "anew" if told.get("lost-state") == "anew" else "refuse")
     (outcome,) = kept.engine(cast(Engine, map))(update, [job])  # what the training raises is Flower's to tell
     if isinstance(outcome, Failure):
         raise ValueError(outcome.reason)

@@ -29,7 +29,7 @@ from feddf.runs.run import record_rounds
 from feddf.runs.spool import DiskSpool
 from feddf.runs.store import RunFolder
 from feddf.seeds import derive
-from feddf.states import initial
+from feddf.states import init_state
 from feddf.types import Engine, Failure, Inputs, Job, Method, Part, Prototype, Reply, Round, ServerState, State
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -86,7 +86,7 @@ class FedDF(Strategy):
             "flower.pool_size": len(pooled) if pooled is not None else 0,
             "flower.validation_size": len(self._validation),
         })  # fmt: skip
-        self._initial = {name: initial(prototype, settings.seed) for name, prototype in known.items()}
+        self._initial = {name: init_state(prototype, settings.seed) for name, prototype in known.items()}
         self._state = ServerState(0, self._initial)
         self._registry: ClientRegistry | None = None
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from feddf.fusing.teachers import TeacherError, TrainedModel, with_classes
-from feddf.types import Vote, Weight
+from feddf.types import Weight, WeightedLogits
 
 UNKNOWN = -1e9
 """The logit of a class that a teacher does not know. It has no probability, and a weight of zero removes it."""
@@ -101,11 +101,11 @@ class ClassMapping:
         known[self.columns] = 1.0
         return known
 
-    def vote(self, own: Tensor, weight: Weight) -> Vote:
+    def vote(self, own: Tensor, weight: Weight) -> WeightedLogits:
         """Return the vote of a teacher's logits over its own classes; a class that it does not know has weight zero."""
         whole = self.logits(own)
         counts = weight(whole) if callable(weight) else weight
-        return Vote(whole, counts if len(self.columns) == self.n_classes else counts * self.known)
+        return WeightedLogits(whole, counts if len(self.columns) == self.n_classes else counts * self.known)
 
 
 def mapping_of(names: Sequence[str], classes: Sequence[str]) -> ClassMapping:

@@ -13,7 +13,7 @@ from torch import Tensor
 from feddf.config.errors import ConfigError
 from feddf.config.fuse_config import FuseEnsembleConfig
 from feddf.config.names import DROP_RULES, TARGETS, TEACHER_WEIGHTS
-from feddf.evaluate import Answer, Teacher, accuracy_of
+from feddf.evaluate import Predictions, Teacher, accuracy_of
 from feddf.fusing.classes import ClassMapping, mapping_of
 from feddf.fusing.predictions import PredictionCache
 from feddf.fusing.teachers import TeacherError, TrainedModel
@@ -37,7 +37,7 @@ class TeacherEnsemble:
     def probabilities(self, name: str, temperature: float) -> Tensor:
         """Return what the teachers predict together for a set of inputs; one of them is in memory at a time."""
         ensemble = replace(self.ensemble, temperature=temperature)
-        return ensemble(Answer(one.id, one.predict(name, Execution())) for one in ensemble.teachers)
+        return ensemble(Predictions(one.id, one.predict(name, Execution())) for one in ensemble.teachers)
 
     @property
     def dropped(self) -> frozenset[str]:

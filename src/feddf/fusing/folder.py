@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from feddf.config.errors import ConfigError, FeddfError, first_line
 from feddf.config.fuse_config import FuseConfig, load_fuse
 from feddf.config.keys import flat, is_free
-from feddf.evaluate import evaluating
+from feddf.evaluate import evaluation_mode
 from feddf.fusing.card import card, plot_name, reliability
 from feddf.fusing.fuse import FusionResult, fuse
 from feddf.fusing.inputs import RawInputs, load_labeled, load_pool
@@ -131,7 +131,7 @@ def write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> float:
     A file that differs is not kept.
     """
     try:
-        with evaluating(model), torch.inference_mode(mode=False), torch.no_grad(), silence():
+        with evaluation_mode(model), torch.inference_mode(mode=False), torch.no_grad(), silence():
             expected: Tensor = model(inputs)
             batch = torch.export.Dim("batch", min=1)
             program = torch.onnx.export(

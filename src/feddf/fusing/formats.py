@@ -16,7 +16,7 @@ from torch import Tensor
 from feddf.config.errors import FeddfError, first_line
 from feddf.config.fuse_config import TeacherConfig
 from feddf.config.names import MODELS
-from feddf.evaluate import evaluating, folded
+from feddf.evaluate import evaluation_mode, fold_batchnorm
 from feddf.fusing.teachers import (
     PredictBatch,
     Sizes,
@@ -93,8 +93,8 @@ def _of_weights(path: Path, spec: ModelSpec, id: str, folder: Path | None = None
             raise TeacherError(
                 f"teacher {id}: {path} does not fit the model '{spec.model}': {fitting(error)}"
             ) from error
-        with evaluating(module):
-            yield folded(module)
+        with evaluation_mode(module):
+            yield fold_batchnorm(module)
 
     content = file_hash([path], repr((spec.model, sorted(spec.options.items()), spec.shape)))
     return TrainedModel(

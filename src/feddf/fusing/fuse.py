@@ -31,9 +31,9 @@ from feddf.fusing.predictions import PredictionCache, Progress, open_cache, quie
 from feddf.fusing.report import Report, measure
 from feddf.fusing.student import STUDENT, StudentSpec, complete_student, first_weights
 from feddf.fusing.teachers import TrainedModel, as_teachers
-from feddf.fusion.early_stopping import Distilled
-from feddf.fusion.ensemble import Remembered
-from feddf.fusion.students import notes, students_of
+from feddf.fusion.early_stopping import DistillResult
+from feddf.fusion.ensemble import CachedTargets
+from feddf.fusion.students import make_students, notes
 from feddf.runs.methods import lone_threads
 from feddf.runtime.execution import of_answers, of_students
 from feddf.saved.model import LoadedModel, ModelSpec
@@ -131,12 +131,12 @@ def _distill(
     distill: DistillConfig,
     run: RunConfig,
     seed: int,
-) -> Distilled:
+) -> DistillResult:
     """Let the student learn what the teachers predict for the pool."""
     execution = of_students(run, 1, partial(lone_threads, resources, distill.batch_size))
-    learn = students_of(resources, distill, in_process, execution)
+    learn = make_students(resources, distill, in_process, execution)
     start = first_weights(student, ensemble.models, ensemble.dropped, seed)
-    return learn({STUDENT: [start]}, Remembered(targets), derive(seed, "fuse"))[STUDENT]
+    return learn({STUDENT: [start]}, CachedTargets(targets), derive(seed, "fuse"))[STUDENT]
 
 
 def _pool(given: Tensor | Inputs | RawInputs | Sequence[str], student: StudentSpec) -> tuple[RawInputs, StudentSpec]:

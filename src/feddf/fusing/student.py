@@ -16,7 +16,7 @@ from feddf.fusing.inputs import RawInputs
 from feddf.fusing.teachers import TrainedModel
 from feddf.saved.model import ModelSpec
 from feddf.saved.preprocess import Features, Preprocess
-from feddf.states import initial, weighted_mean
+from feddf.states import init_state, weighted_mean
 from feddf.types import Prototype, State
 
 STUDENT = "student"
@@ -119,4 +119,4 @@ def first_weights(student: StudentSpec, teachers: Sequence[TrainedModel], droppe
     sources = alike or [one for one in teachers if one.id == student.init]
     if found := sorted(sources, key=lambda one: one.id):
         return weighted_mean([one.state() for one in found if one.state], [one.examples for one in found])
-    return student.model.state_dict() if isinstance(student.model, nn.Module) else initial(student.prototype, seed)
+    return student.model.state_dict() if isinstance(student.model, nn.Module) else init_state(student.prototype, seed)

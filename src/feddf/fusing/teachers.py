@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from feddf.config.errors import ConfigError, FeddfError, nearest
 from feddf.config.fuse_config import InputsConfig, StudentConfig, TeacherConfig
 from feddf.config.names import TEACHER_FORMATS
-from feddf.evaluate import evaluating, folded
+from feddf.evaluate import evaluation_mode, fold_batchnorm
 from feddf.runtime.device import device_of
 from feddf.saved.model import LoadedModel, ModelSpec
 from feddf.saved.model_folder import description
@@ -77,8 +77,8 @@ def of_module(
     @contextmanager
     def open_module(device: torch.device) -> Iterator[PredictBatch]:
         there = module if device_of(module) == device else deepcopy(module).to(device)
-        with evaluating(there):
-            yield folded(there)
+        with evaluation_mode(there):
+            yield fold_batchnorm(there)
 
     return TrainedModel(id, open_module, tuple(classes), preprocess, outputs, examples)
 

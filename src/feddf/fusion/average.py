@@ -16,7 +16,7 @@ def fedavg(rule: Rule) -> Fusion:
     """FedAvg (McMahan et al. 2017), per prototype: the next model is the weighted average of its clients' models."""
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
-        averaged = start_from(rule, server, updates)
+        averaged = average_by_prototype(rule, server, updates)
         return Fused(server.next(averaged), averaged)
 
     return fuse
@@ -78,7 +78,7 @@ def _row_mean(tensors: Sequence[Tensor], counts: Tensor) -> Tensor:
     return (total / counts.sum(dim=0).view(-1, *[1] * (total.ndim - 1))).to(tensors[0].dtype)
 
 
-def start_from(rule: Rule, server: ServerState, updates: Sequence[Update]) -> dict[str, State]:
+def average_by_prototype(rule: Rule, server: ServerState, updates: Sequence[Update]) -> dict[str, State]:
     """Apply a rule within each prototype's group of clients (lines 9 to 11 of Algorithm 3)."""
     return {
         prototype: rule(previous, [update for update in updates if update.prototype == prototype])

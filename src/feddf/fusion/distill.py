@@ -13,13 +13,13 @@ from torch.optim.swa_utils import AveragedModel
 
 from feddf.batches import batches
 from feddf.evaluate import logits, recalibrate
-from feddf.fusion.early_stopping import Distilled, Snapshots
-from feddf.fusion.ensemble import AskedAgain, Targets
+from feddf.fusion.early_stopping import DistillResult, EarlyStopping
+from feddf.fusion.ensemble import OnlineTargets, Targets
 from feddf.outputs import Outputs, classes
 from feddf.runtime.compile import forward_of
 from feddf.runtime.device import device_of
 from feddf.runtime.execution import Execution
-from feddf.seeds import derive, seeded, torch_generator
+from feddf.seeds import derive, seed_torch, torch_generator
 from feddf.types import Augment, Inputs, Score
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def distill(
     chosen_from: Tensor | None = None,
     augment: Augment | None = None,
     execution: Execution = Execution(),
-) -> Distilled:
+) -> DistillResult:
     """Return the student after x_j := x_{j−1} − η ∂KL(teachers(d), σ(f(x_{j−1}, d)))/∂x, j = 1, ..., N.
 
     Adam with cosine annealing over all N steps; the student's BatchNorm is in train mode. With a ``score``
@@ -67,10 +67,10 @@ def distill(
     distort = torch_generator(derive(seed, "augment"))
     indices = torch.arange(len(pool)) if chosen_from is None else chosen_from
     learned_from = pool.take(indices) if averaged is not None else pool
-    snapshots = Snapshots(student, score, config, execution)
+    snapshots = EarlyStopping(student, score, config, execution)
     student.train()
     order = islice(_endless_batches(indices, config.batch_size, seed), config.steps)
-    with snapshots.scored(), seeded(derive(seed, "dropout"), device):
+    with snapshots.scored(), seed_torch(derive(seed, "dropout"), device):
         for step, (chosen, raw) in enumerate(batches(pool.raw, order, device), 1):
             inputs = pool.encode(augment(raw, distort) if augment else raw)  # line 13
             loss = outputs.distance(targets(chosen, inputs), forward(inputs), config.temperature)
@@ -86,7 +86,7 @@ def distill(
                 candidate = student if averaged is None else _averaged_model(averaged, student, learned_from)
                 if snapshots.enough(step, student, candidate):
                     break  # if it has diverged, what was best before is returned
-    if snapshots.has_diverged and isinstance(targets, AskedAgain):
+    if snapshots.has_diverged and isinstance(targets, OnlineTargets):
         targets.refuse_unfit()  # it may be the fault of a teacher that nobody has looked at since
     return snapshots.best
 

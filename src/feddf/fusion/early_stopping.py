@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from feddf.evaluate import as_it_is, folded
+from feddf.evaluate import as_it_is, fold_batchnorm
 from feddf.runtime.device import threads
 from feddf.runtime.execution import Execution
 from feddf.states import all_finite, on_cpu
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Distilled:
+class DistillResult:
     """The student's weights, the step at which they were best, and the number of steps taken."""
 
     state: State
@@ -33,7 +33,7 @@ class Distilled:
     best_score: float | None
 
 
-class Snapshots:
+class EarlyStopping:
     """The snapshots of one student, scored in the order in which they were taken.
 
     In the background, a score is read when the next snapshot comes, and what the student did after the snapshot at
@@ -43,14 +43,14 @@ class Snapshots:
     def __init__(self, student: nn.Module, score: Score | None, config: DistillConfig, execution: Execution) -> None:
         self._score, self._config, self._execution = score, config, execution
         first = float(score(student)) if score else None
-        self._best = Distilled(_snapshot(student), 0, 0, first, first if config.keep_init else None)
+        self._best = DistillResult(_snapshot(student), 0, 0, first, first if config.keep_init else None)
         self._best_student: tuple[int, float | None] = 0, None
         self._pending: tuple[int, nn.Module, Future[float]] | None = None
         self._background: ThreadPoolExecutor | None = None
         self.has_diverged = False
 
     @property
-    def best(self) -> Distilled:
+    def best(self) -> DistillResult:
         """The best snapshot, on the CPU."""
         return replace(self._best, state=on_cpu(self._best.state))
 
@@ -78,7 +78,7 @@ class Snapshots:
         if self._read_score():
             return True
         snapshot = deepcopy(candidate).eval()
-        ready = folded(snapshot)  # here and not in the background: tracing it would disturb the student
+        ready = fold_batchnorm(snapshot)  # here and not in the background: tracing it would disturb the student
         self._pending = step, snapshot, self._background.submit(self._scored_in_background, ready)
         return False
 
@@ -122,7 +122,7 @@ class Snapshots:
         if now is None or best_now is None or now > best_now:
             self._best_student = step, now
         if now is None or best.best_score is None or now > best.best_score:
-            best = Distilled(_snapshot(candidate), step, step, best.first_score, now)
+            best = DistillResult(_snapshot(candidate), step, step, best.first_score, now)
         self._best = replace(best, steps=step)
         return step - max(self._best_student[0], self._config.approach) >= self._config.patience
 

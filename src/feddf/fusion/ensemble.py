@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from feddf.batches import resident
-from feddf.evaluate import Answer, Evaluation, Network, Teacher, folded, teacher_of
+from feddf.batches import device_copy
+from feddf.evaluate import Evaluation, Network, Predictions, Teacher, fold_batchnorm, teacher_of
 from feddf.fusion.swag import swag
 from feddf.outputs import Outputs, classes
 from feddf.runtime.compile import Forward, forward_of
-from feddf.runtime.device import is_out_of_memory, wide
+from feddf.runtime.device import accumulation_dtype, is_out_of_memory
 from feddf.runtime.execution import Execution
-from feddf.types import Engine, Failure, Inputs, Prototype, Refusal, State, Target, Update, Vote, Weight
+from feddf.types import Engine, Failure, Inputs, Prototype, Refusal, State, Target, Update, Weight, WeightedLogits
 
 Targets = Callable[[Tensor, Tensor], Tensor]
 """What a student should say: (indices of inputs of the pool, these inputs, encoded) -> class probabilities."""
@@ -31,7 +31,7 @@ Memory = Mapping[str, State]
 """What an ensemble remembers between rounds."""
 
 
-def avg_logits(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
+def avg_logits(votes: Iterable[WeightedLogits], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
     """Return σ(Σ_k w_k z_k / T Σ_k w_k), the paper's AvgLogits (section 3) for w_k = 1 and T = 1.
 
     >>> avg_logits([Vote(torch.tensor([[2.0, 0.0]])), Vote(torch.tensor([[0.0, 2.0]]))])
@@ -41,7 +41,9 @@ def avg_logits(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs
     return outputs.probabilities(mean).float()
 
 
-def avg_probabilities(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
+def avg_probabilities(
+    votes: Iterable[WeightedLogits], temperature: float = 1.0, outputs: Outputs = classes()
+) -> Tensor:
     """Return Σ_k w_k σ(z_k / T) / Σ_k w_k. Here a teacher with huge logits counts no more than any other.
 
     A student that minimizes the averaged loss Σ_k w_k KL(σ(z_k / T) ‖ q) / Σ_k w_k has the same target: that sum is
@@ -55,7 +57,7 @@ def avg_probabilities(votes: Iterable[Vote], temperature: float = 1.0, outputs: 
 
 
 def _widened(logits: Tensor) -> Tensor:
-    return logits.to(wide(logits.device))
+    return logits.to(accumulation_dtype(logits.device))
 
 
 def _mean(votes: Iterable[tuple[Tensor, Tensor | float]]) -> Tensor:
@@ -71,7 +73,7 @@ def _mean(votes: Iterable[tuple[Tensor, Tensor | float]]) -> Tensor:
     return total / torch.where(weights > 0, weights, 1.0)  # a class for which no teacher counts has a value of zero
 
 
-class Remembered:
+class CachedTargets:
     """Targets for the whole pool, computed once. They travel on the CPU and are looked up where the inputs are."""
 
     def __init__(self, probabilities: Tensor) -> None:
@@ -79,7 +81,7 @@ class Remembered:
 
     def __call__(self, chosen: Tensor, inputs: Tensor, /) -> Tensor:
         """Look the probabilities up."""
-        return resident(self._probabilities, inputs.device)[chosen]
+        return device_copy(self._probabilities, inputs.device)[chosen]
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,11 @@ class Ensemble:
     temperature: float = 1.0
     outputs: Outputs = classes()
 
-    def __call__(self, answers: Iterable[Answer]) -> Tensor:
+    def __call__(self, answers: Iterable[Predictions]) -> Tensor:
         """Return the target that the teachers' answers, which come as a stream, stand for."""
         return self.combine(self.votes(answers), self.temperature, self.outputs)
 
-    def votes(self, answers: Iterable[Answer]) -> Iterator[Vote]:
+    def votes(self, answers: Iterable[Predictions]) -> Iterator[WeightedLogits]:
         """Yield the answers with their teachers' weights."""
         known = {teacher.id: teacher for teacher in self.teachers}
         for one in answers:
@@ -103,7 +105,7 @@ class Ensemble:
             yield teacher.vote(one.logits, teacher.weight)
 
 
-class AskedAgain:
+class OnlineTargets:
     """Targets that the teachers give for each batch. It travels as weights; the models are built where the inputs are.
 
     On the CPU an unfit teacher is refused at once. On an accelerator that would mean to wait for it after every teacher
@@ -121,9 +123,9 @@ class AskedAgain:
         """Ask every teacher."""
         if not self._modules:
             self._prepare(inputs.device)
-        answers = (Answer(name, ask(inputs)) for name, ask in self._modules.items())
+        answers = (Predictions(name, ask(inputs)) for name, ask in self._modules.items())
         if inputs.device.type == "cpu":
-            return self._ensemble(usable(answers))
+            return self._ensemble(refuse_unusable(answers))
         found = self._ensemble(self._noted(answers))
         return found.where(torch.stack(list(self._fit.values())).all(), torch.nan)
 
@@ -131,7 +133,7 @@ class AskedAgain:
         for teacher in self._ensemble.teachers:
             self._modules[teacher.id] = self._forward(teacher, device)
         moved = tuple(
-            replace(teacher, weight=teacher.weight.to(device, wide(device)))
+            replace(teacher, weight=teacher.weight.to(device, accumulation_dtype(device)))
             if isinstance(teacher.weight, Tensor)
             else teacher
             for teacher in self._ensemble.teachers
@@ -142,7 +144,7 @@ class AskedAgain:
         network = teacher.predict
         assert isinstance(network, Network), "only weights can be asked for each batch"
         try:
-            module = folded(network.prototype.load(network.state, device))
+            module = fold_batchnorm(network.prototype.load(network.state, device))
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -150,7 +152,7 @@ class AskedAgain:
             raise Refusal([Failure(teacher.id, f"its model could not be asked: {why}"[:300])]) from error
         return forward_of(module, compile=False, precision=self._precision)
 
-    def _noted(self, answers: Iterable[Answer]) -> Iterator[Answer]:
+    def _noted(self, answers: Iterable[Predictions]) -> Iterator[Predictions]:
         for answer in answers:
             fit = answer.logits.isfinite().all()
             self._fit[answer.client_id] = self._fit.get(answer.client_id, fit) & fit
@@ -171,7 +173,7 @@ EARLIER = "earlier answers"
 
 
 @dataclass(frozen=True)
-class Taught:
+class EnsembleTargets:
     """The targets of a round, the ensemble that they are of, and what is to be remembered.
 
     Without an ``ensemble`` the targets are known for the pool only, and ``why`` says for what reason.
@@ -183,11 +185,11 @@ class Taught:
     why: str = ""
 
 
-AskEnsemble = Callable[[Sequence[Update], int, Memory], Taught]
+MakeTargets = Callable[[Sequence[Update], int, Memory], EnsembleTargets]
 """(updates, seed, what was remembered) -> what students learn from."""
 
 
-def ensemble_of(
+def make_ensemble(
     prototypes: Mapping[str, Prototype],
     pool: Inputs,
     engine: Engine,
@@ -201,7 +203,7 @@ def ensemble_of(
     swag_samples: int = 0,
     swag_scale: float = 0.5,
     execution: Execution = Execution(),
-) -> AskEnsemble:
+) -> MakeTargets:
     """Return what turns the clients' updates into the targets that students learn from (line 14 of Algorithm 3).
 
     Args:
@@ -213,7 +215,7 @@ def ensemble_of(
         temperature: T, by which logits are divided before they become probabilities.
         outputs: what the models' outputs mean.
         each_batch: ask the teachers for each batch, not once for the whole pool.
-        memory: γ; with it the ensemble of earlier rounds is one more teacher (:class:`Earlier`).
+        memory: γ; with it the ensemble of earlier rounds is one more teacher (:class:`PastEnsemble`).
         swag_samples: how many further teachers are drawn from a Gaussian over the clients' models.
         swag_scale: the factor of that Gaussian's covariance.
         execution: how models are executed.
@@ -224,7 +226,7 @@ def ensemble_of(
         raise ValueError("sampled teachers have statistics for the whole pool only, not for each batch")
     evaluation = Evaluation(engine, pool, execution)
 
-    def ask(received: Sequence[Update], seed: int, past: Memory) -> Taught:
+    def ask(received: Sequence[Update], seed: int, past: Memory) -> EnsembleTargets:
         updates = [update for update in received if update.teaches]
         believed = [update for update in updates if update.trust >= 0.5]  # none is drawn from a client in doubt
         sampled = swag(believed or updates, seed, samples=swag_samples, scale=swag_scale)
@@ -238,15 +240,19 @@ def ensemble_of(
         if each_batch:
             if for_pool:
                 raise ValueError("weights for each input of the pool need predictions for the whole pool")
-            return Taught(AskedAgain(ensemble, execution.precision), ensemble, {})
+            return EnsembleTargets(OnlineTargets(ensemble, execution.precision), ensemble, {})
         why = "the teachers' weights are known for the pool only" if for_pool else ""
-        votes = ensemble.votes(usable(evaluation(teachers), drawn))
+        votes = ensemble.votes(refuse_unusable(evaluation(teachers), drawn))
         if not memory:
-            return Taught(Remembered(combine(votes, temperature, outputs)), None if why else ensemble, {}, why)
-        earlier = Earlier(memory, temperature, past)
+            return EnsembleTargets(
+                CachedTargets(combine(votes, temperature, outputs)), None if why else ensemble, {}, why
+            )
+        earlier = PastEnsemble(memory, temperature, past)
         probabilities = combine(earlier.among(votes), temperature, outputs)
         why = "earlier rounds' answers are known for the pool only" if past else why
-        return Taught(Remembered(probabilities), None if why else ensemble, earlier.with_answers(probabilities), why)
+        return EnsembleTargets(
+            CachedTargets(probabilities), None if why else ensemble, earlier.with_answers(probabilities), why
+        )
 
     return ask
 
@@ -268,7 +274,7 @@ def _trusted(weight: Weight, trust: float) -> Weight:
     return weight * trust
 
 
-class Earlier:
+class PastEnsemble:
     """The ensemble of earlier rounds as one more teacher: clients that are absent are heard through it.
 
     Its logits are T log p of the last round's answers p, and its weight is W_t = γ (W_{t−1} + Σ_k w_k). So the updates
@@ -281,7 +287,7 @@ class Earlier:
         self._decay, self._temperature, self._past = decay, temperature, past.get(EARLIER)
         self._weights = torch.zeros((), dtype=torch.float64)
 
-    def among(self, votes: Iterable[Vote]) -> Iterator[Vote]:
+    def among(self, votes: Iterable[WeightedLogits]) -> Iterator[WeightedLogits]:
         """Yield the votes, and that of earlier rounds if there is one."""
         for vote in votes:
             self._weights = self._weights + torch.as_tensor(vote.weight, dtype=torch.float64)
@@ -289,7 +295,7 @@ class Earlier:
         if self._past is not None:
             earlier = self._past["weights"].to(torch.float64)
             self._weights = self._weights + earlier
-            yield Vote(self._past["logits"], earlier)
+            yield WeightedLogits(self._past["logits"], earlier)
 
     def with_answers(self, probabilities: Tensor) -> Memory:
         """Return what the next round is to remember."""
@@ -297,7 +303,7 @@ class Earlier:
         return {EARLIER: {"logits": logits, "weights": (self._decay * self._weights).float().contiguous()}}
 
 
-def usable(outcomes: Iterable[Answer | Failure], sampled: Iterable[str] = ()) -> Iterator[Answer]:
+def refuse_unusable(outcomes: Iterable[Predictions | Failure], sampled: Iterable[str] = ()) -> Iterator[Predictions]:
     """Yield the answers that can be used. Once all are in, clients whose answers cannot be are refused together.
 
     Finite weights can still give logits that are not. Then the round is fused again without these clients, in the

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
 
-from feddf.fusion.average import start_from
-from feddf.fusion.ensemble import AskEnsemble
+from feddf.fusion.average import average_by_prototype
+from feddf.fusion.ensemble import MakeTargets
 from feddf.fusion.students import Students, notes
 from feddf.types import Fused, Fusion, Rule, ServerState, State, Update
 
@@ -33,7 +33,7 @@ def from_best(previous: State, averaged: State) -> Sequence[State]:
     return (averaged, previous)
 
 
-def feddf(average: Rule, ensemble: AskEnsemble, students: Students, candidates: Candidates = from_average) -> Fusion:
+def feddf(average: Rule, ensemble: MakeTargets, students: Students, candidates: Candidates = from_average) -> Fusion:
     """Return the fusion of Lin, Kong, Stich, Jaggi, "Ensemble Distillation for Robust Model Fusion" (2020).
 
     The weights of each prototype's clients are averaged; then each prototype is distilled, on the unlabeled
@@ -42,14 +42,14 @@ def feddf(average: Rule, ensemble: AskEnsemble, students: Students, candidates: 
 
     Args:
         average: how the weights of one prototype's clients are averaged (:func:`feddf.fusion.average.average`).
-        ensemble: how all clients teach together (:func:`feddf.fusion.ensemble.ensemble_of`).
-        students: how students learn from that (:func:`feddf.fusion.students.students_of`).
+        ensemble: how all clients teach together (:func:`feddf.fusion.ensemble.make_ensemble`).
+        students: how students learn from that (:func:`feddf.fusion.students.make_students`).
         candidates: which weights a student may start from.
     """
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         began = perf_counter()
-        averaged = start_from(average, server, updates)  # lines 9 to 11
+        averaged = average_by_prototype(average, server, updates)  # lines 9 to 11
         taught = ensemble(updates, seed, server.memory.get(ENSEMBLE, {}))  # line 14, of all teachers
         asked = perf_counter()
         starts = {name: candidates(server.models[name], state) for name, state in averaged.items()}

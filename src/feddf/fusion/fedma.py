@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from feddf.fusion.average import average
 from feddf.fusion.matching import Neurons, Places, match
-from feddf.seeds import derive, seeded
+from feddf.seeds import derive, seed_torch
 from feddf.states import fit_widths
 from feddf.types import Fused, Fusion, Method, Part, Prototype, Resources, ServerState, State, Steps, Training, Update
 
@@ -98,7 +98,7 @@ def keep_matched(
     """
     job = training.job
     if own_start and job.round == 1:
-        with seeded(derive(job.seed, "own start")):
+        with seed_torch(derive(job.seed, "own start")):
             model.load_state_dict(training.prototype.build().state_dict())
     chain = layers[job.client.prototype]
     for name in chain.names[: _stage(job.round - 1, rounds, chain)]:

@@ -13,8 +13,8 @@ from torch import Tensor
 from feddf import evaluate
 from feddf.batches import batches
 from feddf.fusion.distill import distill, held_out_score
-from feddf.fusion.early_stopping import Distilled
-from feddf.fusion.ensemble import AskedAgain, Targets
+from feddf.fusion.early_stopping import DistillResult
+from feddf.fusion.ensemble import OnlineTargets, Targets
 from feddf.outcomes import gather
 from feddf.runtime.device import CPU, threads
 from feddf.runtime.execution import Execution
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from feddf.config.records import DistillationRecord
     from feddf.config.sections import DistillConfig
 
-Students = Callable[[Mapping[str, Sequence[State]], Targets, int], Mapping[str, Distilled]]
+Students = Callable[[Mapping[str, Sequence[State]], Targets, int], Mapping[str, DistillResult]]
 """(the weights that each student may start from, by its prototype, targets, seed) -> what they have learned."""
 
 
-def students_of(
+def make_students(
     resources: Resources, config: DistillConfig, engine: Engine, execution: Execution = Execution()
 ) -> Students:
     """Return how students learn from targets on the pool: lines 12 to 15 of Algorithm 3, all at once.
@@ -42,13 +42,13 @@ def students_of(
     """
     learn = partial(distill_student, resources=resources, config=config, execution=execution)
 
-    def students(starts: Mapping[str, Sequence[State]], targets: Targets, seed: int) -> Mapping[str, Distilled]:
+    def students(starts: Mapping[str, Sequence[State]], targets: Targets, seed: int) -> Mapping[str, DistillResult]:
         jobs = [Student(name, candidates, derive(seed, name), targets) for name, candidates in starts.items()]
         learned = dict(gather(engine(learn, jobs), "the distillation of"))
         for name in sorted(learned):
             if isinstance(refusal := learned[name], Refusal):
                 raise refusal
-        return {name: one for name, one in learned.items() if isinstance(one, Distilled)}
+        return {name: one for name, one in learned.items() if isinstance(one, DistillResult)}
 
     return students
 
@@ -65,7 +65,7 @@ class Student:
 
 def distill_student(
     student: Student, *, resources: Resources, config: DistillConfig, execution: Execution
-) -> tuple[str, Distilled | Refusal]:
+) -> tuple[str, DistillResult | Refusal]:
     """Let one student learn; a refusal of unfit teachers is returned, since an engine would make a failure of it."""
     pool = resources.pool
     assert pool is not None, "where there are targets for a pool, there is the pool"
@@ -119,12 +119,12 @@ def score_of(
         return None
     chunks = batches(pool.raw, held_out.split(config.batch_size), device)
     expected = torch.cat([targets(chosen, pool.encode(raw)) for chosen, raw in chunks])
-    if isinstance(targets, AskedAgain):
+    if isinstance(targets, OnlineTargets):
         targets.refuse_unfit()
     return held_out_score(pool, held_out, expected, config.temperature, resources.outputs)
 
 
-def notes(learned: Mapping[str, Distilled]) -> dict[str, DistillationRecord]:
+def notes(learned: Mapping[str, DistillResult]) -> dict[str, DistillationRecord]:
     """Return how each student learned, for the record."""
     return {
         name: {

@@ -15,7 +15,7 @@ from torch import Tensor
 from feddf.evaluate import Accuracies, Teacher
 from feddf.fusion.class_counts import counts_of, number_of_classes
 from feddf.outputs import CHANNELS
-from feddf.runtime.device import wide
+from feddf.runtime.device import accumulation_dtype
 from feddf.types import Resources, Weight
 
 
@@ -55,7 +55,7 @@ def by_accuracy(teachers: Sequence[Teacher], resources: Resources, accuracies: A
 
 def certainty(logits: Tensor) -> Tensor:
     """Return exp(−H(σ(logits))) of each row, between 1/M and 1."""
-    logs = logits.to(wide(logits.device)).log_softmax(dim=CHANNELS)
+    logs = logits.to(accumulation_dtype(logits.device)).log_softmax(dim=CHANNELS)
     return (logs.exp() * logs).sum(dim=CHANNELS, keepdim=True).exp()
 
 

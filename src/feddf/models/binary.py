@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from feddf.states import read_off
+from feddf.states import state_of
 from feddf.types import Sent, State, Steps, Training
 
 Estimator = Literal["straight-through", "error-feedback"]
@@ -93,7 +93,7 @@ def _binary_client(model: nn.Module, training: Training, estimator: Estimator) -
 
     def finish() -> Sent:
         keep_binarized(model)
-        return Sent(BinaryState.of(read_off(model, training.job.state), names))
+        return Sent(BinaryState.of(state_of(model, training.job.state), names))
 
     return Steps(finish=finish)
 

@@ -23,7 +23,7 @@ class ReportError(FeddfError):
     exit_code = 2
 
 
-def ensemble_of(record: Mapping[str, Any]) -> Any:
+def ensemble_accuracy(record: Mapping[str, Any]) -> Any:
     """Return the accuracy of the ensemble that taught; where the method has none, of the clients' averaged logits."""
     taught = record["ensemble"] is not None or "no_ensemble" in record
     return record["ensemble"] if taught else record.get("avg_logits")
@@ -74,7 +74,7 @@ class Run:
 
     def ensemble(self) -> list[float]:
         """Return the ensemble's test accuracy by round (not a number where it had none)."""
-        return [_number(ensemble_of(record)) for record in self.records]
+        return [_number(ensemble_accuracy(record)) for record in self.records]
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds spent in each stage, over all rounds."""

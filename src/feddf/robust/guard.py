@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddf.evaluate import Answer, Evaluation, accuracy_of, models_of, teacher_of
-from feddf.fusion.ensemble import usable
+from feddf.evaluate import Evaluation, Predictions, accuracy_of, models_of, teacher_of
+from feddf.fusion.ensemble import refuse_unusable
 from feddf.outputs import CHANNELS, Outputs
 from feddf.robust.rules import MOST_EXAMPLES_OF_MEDIAN
 from feddf.robust.targets import geometric_median
 from feddf.robust.trust import TRUST, some_examples, some_inputs
 from feddf.runtime.execution import Execution
-from feddf.types import Engine, Failure, Fused, Fusion, Inputs, Resources, ServerState, State, Update, Vote
+from feddf.types import Engine, Failure, Fused, Fusion, Inputs, Resources, ServerState, State, Update, WeightedLogits
 
 PROBES = 64
 """Inputs on which a model is tried before it is averaged."""
 
 
-def tried(
+def check_models(
     inner: Fusion,
     resources: Resources,
     engine: Engine,
@@ -43,7 +43,9 @@ def tried(
     evaluation = Evaluation(engine, inputs, execution)
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
-        for _ in usable(evaluation([teacher_of(update, resources.prototypes) for update in updates if updates_too])):
+        for _ in refuse_unusable(
+            evaluation([teacher_of(update, resources.prototypes) for update in updates if updates_too])
+        ):
             pass
         fused = inner(server, updates, seed)
         found = evaluation(models_of(fused.server.models, resources.prototypes))
@@ -84,7 +86,7 @@ Scores = Callable[[Mapping[str, State], Sequence[Update]], Mapping[str, float]]
 """(models by prototype, this round's updates) -> a score of each, higher is better."""
 
 
-def guarded(
+def guard(
     margin: float,
     inner: Fusion,
     resources: Resources,
@@ -146,8 +148,8 @@ def _agreements(resources: Resources, engine: Engine, execution: Execution) -> S
     evaluation = Evaluation(engine, some_inputs(resources.pool, 512), execution)
 
     def score(models: Mapping[str, State], updates: Sequence[Update]) -> Mapping[str, float]:
-        answers = usable(evaluation([teacher_of(update, resources.prototypes) for update in updates]))
-        labels = geometric_median(Vote(answer.logits) for answer in answers).argmax(dim=CHANNELS)
+        answers = refuse_unusable(evaluation([teacher_of(update, resources.prototypes) for update in updates]))
+        labels = geometric_median(WeightedLogits(answer.logits) for answer in answers).argmax(dim=CHANNELS)
         found = evaluation(models_of(models, resources.prototypes))
         outputs = resources.outputs
         return {one.client_id: -1.0 if isinstance(one, Failure) else _agreement(one, labels, outputs) for one in found}
@@ -155,7 +157,7 @@ def _agreements(resources: Resources, engine: Engine, execution: Execution) -> S
     return score
 
 
-def _agreement(answer: Answer, labels: Tensor, outputs: Outputs) -> float:
+def _agreement(answer: Predictions, labels: Tensor, outputs: Outputs) -> float:
     return accuracy_of(torch.nan_to_num(answer.logits), labels, outputs)
 
 

@@ -13,18 +13,18 @@ from torch import Tensor
 
 from feddf.outputs import Outputs, classes
 from feddf.robust.rules import assumed
-from feddf.runtime.device import wide
-from feddf.types import Vote
+from feddf.runtime.device import accumulation_dtype
+from feddf.types import WeightedLogits
 
 
-def geometric_median(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
+def geometric_median(votes: Iterable[WeightedLogits], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
     """Return the geometric median of the teachers' probabilities for each input (Weiszfeld's iteration), weighted."""
     logits, given = _stacked(votes)
     probabilities = torch.stack([outputs.probabilities(one / temperature) for one in logits])
     return _geometric_median(probabilities, _of_inputs(given, probabilities)).float()
 
 
-def cronus(votes: Iterable[Vote], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
+def cronus(votes: Iterable[WeightedLogits], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
     """Return averaged probabilities without those that stand out (Cronus: Chang et al. 2019; Diakonikolas et al. 2017).
 
     For every input, f times: the teacher whose answer is farthest from the mean along the direction in which the
@@ -73,11 +73,13 @@ def outlier_scores(probabilities: Tensor, trust: Tensor) -> Tensor:
     return (probabilities - center).abs().sum(dim=-1).mean(dim=-1) / 2
 
 
-def _stacked(votes: Iterable[Vote]) -> tuple[Tensor, list[Tensor | float]]:
+def _stacked(votes: Iterable[WeightedLogits]) -> tuple[Tensor, list[Tensor | float]]:
     given = list(votes)
     if not given:
         raise ValueError("an ensemble needs at least one teacher")
-    return torch.stack([vote.logits.to(wide(vote.logits.device)) for vote in given]), [vote.weight for vote in given]
+    return torch.stack([vote.logits.to(accumulation_dtype(vote.logits.device)) for vote in given]), [
+        vote.weight for vote in given
+    ]
 
 
 def _of_inputs(weights: list[Tensor | float], like: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from feddf.evaluate import Evaluation, teacher_of
-from feddf.fusion.ensemble import usable
+from feddf.fusion.ensemble import refuse_unusable
 from feddf.robust.targets import mixture_weights, outlier_scores
 from feddf.runtime.execution import Execution
 from feddf.types import Engine, Examples, Fused, Fusion, Inputs, Resources, ServerState, Update
@@ -75,7 +75,7 @@ def expguard(resources: Resources, engine: Engine, execution: Execution = Execut
     return trust
 
 
-def trusted(rule: TrustRule, inner: Fusion) -> Fusion:
+def weigh_by_trust(rule: TrustRule, inner: Fusion) -> Fusion:
     """Return ``inner`` with every update marked by the trust in its client, which is remembered for the next round."""
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
@@ -107,7 +107,7 @@ def _spread(n: int, most: int) -> Tensor:
 
 def _answers(evaluation: Evaluation, updates: Sequence[Update], resources: Resources) -> Tensor:
     """Return the clients' probabilities: clients × inputs × classes; one whose logits are not finite is refused."""
-    answers = usable(evaluation([teacher_of(update, resources.prototypes) for update in updates]))
+    answers = refuse_unusable(evaluation([teacher_of(update, resources.prototypes) for update in updates]))
     return torch.stack([resources.outputs.probabilities(answer.logits.to(torch.float64)) for answer in answers])
 
 

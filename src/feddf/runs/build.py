@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddf.client import local_update, together
+from feddf.client import combine_halves, local_update
 from feddf.config import ConfigError, DataConfig, Experiment, PrototypeConfig, Record
 from feddf.config.errors import first_line
 from feddf.config.names import ATTACKS, MODELS, PARTITIONS
@@ -19,7 +19,7 @@ from feddf.data.augment import flip_crop
 from feddf.data.datasets import Dataset
 from feddf.data.partition import split
 from feddf.engines.transport import obstacle
-from feddf.engines.wrappers import LaterEngine
+from feddf.engines.wrappers import DeferredEngine
 from feddf.evaluate import output_shape
 from feddf.rounds import Federation
 from feddf.runs.loading import check_vocabulary, load_dataset, load_named, with_tokenizer
@@ -27,7 +27,7 @@ from feddf.runs.methods import build_method
 from feddf.runs.pool import PoolTask, pool_of, views_of
 from feddf.runtime.execution import of_clients
 from feddf.seeds import derive
-from feddf.states import initial
+from feddf.states import init_state
 from feddf.types import (
     Client,
     ClientHalf,
@@ -78,7 +78,7 @@ class Parts:
     server: ServerState
     train: LocalTrain
     method: Method
-    engine: LaterEngine
+    engine: DeferredEngine
     warnings: tuple[str, ...] = ()
     attack: Attack | None = None
 
@@ -90,7 +90,7 @@ def build(experiment: Experiment, *, trust: bool = False) -> Parts:
     """
     task = build_task(experiment, trust=trust)
     prototypes = {spec.label: _prototype(spec, task.data, experiment) for spec in experiment.prototypes}
-    models = {name: initial(prototype, experiment.seed) for name, prototype in prototypes.items()}
+    models = {name: init_state(prototype, experiment.seed) for name, prototype in prototypes.items()}
     counts = Counter(client.prototype for client in _clients(experiment, task.shards))
     resources = Resources(
         prototypes,
@@ -100,10 +100,10 @@ def build(experiment: Experiment, *, trust: bool = False) -> Parts:
         task.train.outputs,
         counts.__getitem__,
     )
-    engine = LaterEngine()
+    engine = DeferredEngine()
     method, fitted = build_method(resources, experiment, engine, models)
     federation = _federation(experiment, task.shards, method.rounds_per_cohort)
-    train = _train(experiment, task, fitted, together([part.half for part in method.parts]))
+    train = _train(experiment, task, fitted, combine_halves([part.half for part in method.parts]))
     server = ServerState(0, models)
     parts = Parts(experiment, task, fitted, federation, server, train, method, engine, _warnings(task))
     return _attacked(parts) if experiment.attack.kind != "none" else parts

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from feddf.admit import weights_due
-from feddf.client import halves_of, together
+from feddf.client import combine_halves, halves_of
 from feddf.config import ConfigError, FusionConfig, Settings, with_values
 from feddf.config.names import (
     AVERAGES,
@@ -31,14 +31,14 @@ from feddf.fusion import average
 from feddf.fusion import feddf as algorithm
 from feddf.fusion import fedma as matched
 from feddf.fusion.batchnorm import local_statistics, with_statistics
-from feddf.fusion.ensemble import AskEnsemble, ensemble_of
+from feddf.fusion.ensemble import MakeTargets, make_ensemble
 from feddf.fusion.momentum import momentum
 from feddf.fusion.select import drop_worst
-from feddf.fusion.students import Students, students_of
+from feddf.fusion.students import Students, make_students
 from feddf.outputs import classes
 from feddf.robust.defense import MARGIN, robust_start
-from feddf.robust.guard import guarded, tried
-from feddf.robust.trust import trusted
+from feddf.robust.guard import check_models, guard
+from feddf.robust.trust import weigh_by_trust
 from feddf.runtime.device import threads_for
 from feddf.runtime.execution import of_answers, of_students
 from feddf.types import (
@@ -72,15 +72,15 @@ def build_method(
     Its clients' half is tried on the initial models: all that cannot be is one line before any training.
     """
     try:
-        method = method_of(resources, settings, engine)
+        method = make_method(resources, settings, engine)
     except ValueError as error:
         raise ConfigError.at("fusion.method", settings.fusion.method, str(error)) from error
-    prototypes = fitted(resources, method.parts).prototypes
+    prototypes = fit_prototypes(resources, method.parts).prototypes
     try_half(settings, method.parts, prototypes, models)
     return method, prototypes
 
 
-def method_of(resources: Resources, settings: Settings, engine: Engine) -> Method:
+def make_method(resources: Resources, settings: Settings, engine: Engine) -> Method:
     """Return the method that the settings name, inside the wrappers that they ask for.
 
     From the inside: local statistics, momentum, drop-worst, trust, a trial of all models, the guard, and its parts.
@@ -91,7 +91,7 @@ def method_of(resources: Resources, settings: Settings, engine: Engine) -> Metho
     fusion, execution = settings.fusion, of_answers(settings.run)
     made = METHODS[fusion.method](resources, settings, engine)
     method = made if isinstance(made, Method) else Method(made)
-    resources = fitted(resources, method.parts)
+    resources = fit_prototypes(resources, method.parts)
     parts = (*method.parts, *parts_of(resources, settings))
     due = weights_due(parts)
     if not due:
@@ -109,22 +109,22 @@ def method_of(resources: Resources, settings: Settings, engine: Engine) -> Metho
 
         fuse = drop_worst(DROP_RULES[fusion.drop_worst], measure, resources.labeled, fuse)
     if fusion.trust != "none":
-        fuse = trusted(TRUSTS[fusion.trust](resources, engine, execution), fuse)
-    fuse = tried(fuse, resources, engine, execution, updates_too=due and not settings.distills)
+        fuse = weigh_by_trust(TRUSTS[fusion.trust](resources, engine, execution), fuse)
+    fuse = check_models(fuse, resources, engine, execution, updates_too=due and not settings.distills)
     if fusion.guard is not None:
 
         def again() -> Fusion:
             robust = with_values(settings, {"fusion.defense": "robust", "fusion.guard": 1.0})
-            return method_of(resources, with_values(robust, {"fusion.parts": ()}), engine).fuse
+            return make_method(resources, with_values(robust, {"fusion.parts": ()}), engine).fuse
 
         other = again if fusion.defense == "none" else None
-        fuse = guarded(fusion.guard, fuse, resources, engine, other, execution)
+        fuse = guard(fusion.guard, fuse, resources, engine, other, execution)
     for part in parts:
         fuse = part.fuse(fuse)
     return replace(method, fuse=fuse, parts=parts)
 
 
-def fitted(resources: Resources, parts: Sequence[Part]) -> Resources:
+def fit_prototypes(resources: Resources, parts: Sequence[Part]) -> Resources:
     """Return the resources with architectures that take the shapes that the method gives to their layers."""
     fit = next((part.fit for part in parts if part.fit), None)
     prototypes = {name: replace(prototype, fit=fit) for name, prototype in resources.prototypes.items()}
@@ -188,7 +188,7 @@ def averaging_rule(resources: Resources, settings: Settings) -> Rule:
     return with_statistics(settings.fusion.batchnorm, rule, resources, execution)
 
 
-def ensemble(resources: Resources, settings: Settings, engine: Engine) -> AskEnsemble:
+def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTargets:
     """Return the ensemble of the section ``[teachers]``."""
     config, execution = settings.ensemble, of_answers(settings.run)
     if resources.pool is None:
@@ -196,7 +196,7 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> AskEns
     if resources.augment is not None and config.cache:
         raise ValueError("cached predictions are for the pool as it is; an augmented pool needs ensemble.cache = false")
     measure: Accuracies = validation_accuracies(resources, engine, execution) if resources.validation else _unmeasured
-    return ensemble_of(
+    return make_ensemble(
         resources.prototypes,
         resources.pool,
         engine,
@@ -220,7 +220,7 @@ def students(resources: Resources, settings: Settings, engine: Engine) -> Studen
     """Return how students learn, by the section ``[distill]``; a lone one uses as many threads as it is worth."""
     lone = partial(lone_threads, resources, settings.distill.batch_size)
     execution = of_students(settings.run, len(resources.prototypes), lone)
-    return students_of(resources, settings.distill, engine, execution)
+    return make_students(resources, settings.distill, engine, execution)
 
 
 def lone_threads(resources: Resources, batch: int) -> int:
@@ -260,7 +260,7 @@ def try_half(
     settings: Settings, parts: Sequence[Part], prototypes: Mapping[str, Prototype], models: Mapping[str, State]
 ) -> None:
     """Let the clients' half begin and finish on every prototype: what cannot be is said before any training."""
-    half = together([*(part.half for part in parts), *halves_of(settings.local)])
+    half = combine_halves([*(part.half for part in parts), *halves_of(settings.local)])
     for name, prototype in prototypes.items():
         job = Job(Client("trial", name), 1, models[name], 0)
         training = Training(

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from feddf.config import Record, RunConfig
 from feddf.config.records import ModelRecord
-from feddf.evaluate import Answer, Evaluation, Teacher, accuracy_of, models_of, teacher_of
+from feddf.evaluate import Evaluation, Predictions, Teacher, accuracy_of, models_of, teacher_of
 from feddf.fusion.ensemble import Ensemble
 from feddf.models.binary import wire
-from feddf.runs.kept import LOST
+from feddf.runs.client_states import LOST
 from feddf.runtime.execution import of_answers
 from feddf.states import n_bytes
 from feddf.types import Engine, Examples, Failure, Prototype, Round, State, Update
@@ -121,7 +121,7 @@ class Recorder:
 
     def _ensembles(
         self,
-        outcomes: Iterable[tuple[Teacher, Answer | Failure]],
+        outcomes: Iterable[tuple[Teacher, Predictions | Failure]],
         updates: Sequence[Update],
         ensemble: Ensemble | None,
     ) -> tuple[dict[str, float], dict[str, float | None]]:
@@ -132,7 +132,7 @@ class Recorder:
         heard = False
         total, count = torch.zeros((), dtype=torch.float64), 0
 
-        def answers() -> Iterator[Answer]:
+        def answers() -> Iterator[Predictions]:
             nonlocal total, count, heard
             for teacher, outcome in outcomes:
                 if isinstance(outcome, Failure):

@@ -11,15 +11,15 @@ from feddf.config import Record, Settings
 from feddf.config.keys import flat
 from feddf.data.partition import class_counts
 from feddf.engines.open import open_engines
-from feddf.engines.wrappers import Profile, Watch, unwatched, watched
+from feddf.engines.wrappers import Profile, Watch, report_progress, unwatched
 from feddf.rounds import run_rounds
 from feddf.runs.build import Parts
+from feddf.runs.client_states import ClientStates
 from feddf.runs.describe import describe
-from feddf.runs.kept import KeptStates
+from feddf.runs.loggers import open_loggers
 from feddf.runs.record import Recorder
 from feddf.runs.spool import DiskSpool
 from feddf.runs.store import RunFolder
-from feddf.runs.trackers import tracking
 from feddf.types import Engine, Round, ServerState
 
 
@@ -44,13 +44,13 @@ def run_experiment(
         folder.describe_partition(counts.tolist(), task.data.classes)
 
         def staged(engine: Engine, stage: str) -> Engine:
-            return watched(profile.engine(engine, stage) if profile else engine, watch, stage)
+            return report_progress(profile.engine(engine, stage) if profile else engine, watch, stage)
 
         recorder = Recorder(
             staged(engines.server, "evaluate"), parts.prototypes, task.data.test, task.validation, experiment.run
         )
         parts.engine.become(staged(engines.server, "fuse"))
-        kept = KeptStates(folder.path / "clients", experiment.clients.lost_state)
+        kept = ClientStates(folder.path / "clients", experiment.clients.lost_state)
         keeps = any(part.keeps for part in parts.method.parts)
         kept.forget_others([client.id for client in parts.federation.clients] if keeps else [])
         clients = staged(engines.clients, "train")
@@ -71,7 +71,7 @@ def run_experiment(
         describe(parts, folder.path, folder.records())
 
 
-def _extended(parts: Parts, kept: KeptStates | None, record: Record, server: ServerState) -> Record:
+def _extended(parts: Parts, kept: ClientStates | None, record: Record, server: ServerState) -> Record:
     """Return the record with what clients keep, and with who attacked."""
     if kept is not None:
         record = {**record, "kept_by_clients": kept.size()}
@@ -93,7 +93,7 @@ def record_rounds(
     """
     spool, run = DiskSpool(folder.spool), settings.run
     config = flat(settings.model_dump(mode="json", exclude_none=True))
-    with tracking(run.loggers, folder.path, config, server.round, complain) as track:
+    with open_loggers(run.loggers, folder.path, config, server.round, complain) as track:
         for closed in islice(rounds, max(0, settings.rounds - server.round)):
             record = extend(recorder.record(closed), closed.server)
             folder.append(record)

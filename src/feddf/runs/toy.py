@@ -17,7 +17,7 @@ from feddf.fusion.ensemble import avg_logits
 from feddf.report.plots import decision_regions
 from feddf.rounds import run_round
 from feddf.runs.build import Parts
-from feddf.types import Inputs, Vote
+from feddf.types import Inputs, WeightedLogits
 
 EXTENT, RESOLUTION = 3.0, 160
 Panel = tuple[str, float, NDArray[np.float32]]
@@ -57,7 +57,7 @@ def _panel(title: str, models: list[torch.nn.Module], parts: Parts) -> Panel:
     test = parts.task.data.test
 
     def probabilities(inputs: Inputs) -> Tensor:
-        return avg_logits(Vote(evaluate.logits(model, inputs)) for model in models)
+        return avg_logits(WeightedLogits(evaluate.logits(model, inputs)) for model in models)
 
     image = probabilities(Inputs(plane, test.inputs.encode)).reshape(RESOLUTION, RESOLUTION, 3)
     return title, evaluate.accuracy_of(probabilities(test.inputs), test.labels), image.numpy()

@@ -128,7 +128,7 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-def wide(device: torch.device) -> torch.dtype:
+def accumulation_dtype(device: torch.device) -> torch.dtype:
     """Return the widest type that a device adds up in: Apple's GPUs have no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from feddf.config.errors import FeddfError, first_line
 from feddf.config.names import MODELS
-from feddf.evaluate import BATCH, evaluating
+from feddf.evaluate import BATCH, evaluation_mode
 from feddf.runtime.device import CPU, device_of, moved
 from feddf.runtime.origin import is_mine, names_code, signed
 from feddf.saved.preprocess import Preprocess, described, from_description
@@ -119,7 +119,7 @@ class LoadedModel(nn.Module):
         found: list[Prediction] = []
         for first in range(0, len(inputs), batch):
             raw = self.preprocess.read(inputs[first : first + batch])
-            with evaluating(self):
+            with evaluation_mode(self):
                 rows: Tensor = self(self.preprocess(moved(raw, device_of(self)))).softmax(dim=1)
             found += [self._prediction(row) for row in rows.to(CPU).tolist()]
         return found

@@ -49,7 +49,7 @@ def numbers_of(record: Record) -> dict[str, float]:
 
 
 @contextmanager
-def tracking(
+def open_loggers(
     names: Sequence[str], folder: Path, config: Mapping[str, Any], done: int, complain: Callable[[str], None]
 ) -> Iterator[Callable[[Record], None]]:
     """Give a function that sends a record to all trackers, and close them at the end."""

@@ -27,7 +27,7 @@ LOST = "lost_state"
 """The metric of a client that began anew because the state that it had kept is lost."""
 
 
-class KeptStates:
+class ClientStates:
     """The states that clients keep, in a folder; ``lost`` says what happens to a client whose state is not there."""
 
     def __init__(self, folder: Path, lost: Literal["anew", "refuse"] = "refuse") -> None:

@@ -14,7 +14,7 @@ from feddf.config import ConfigError, Experiment, parse
 from feddf.runs.build import build
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
-from feddf.runs.trackers import numbers_of
+from feddf.runs.loggers import numbers_of
 
 
 def small(track: list[str], rounds: int = 2) -> Experiment:
@@ -189,7 +189,7 @@ def test_trackio_itself_has_the_curves_and_a_resumed_run_goes_on_in_them(tmp_pat
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
-from test_trackers import run
+from test_loggers import run
 import trackio
 for rounds in (2, 3):
     assert run(Path("run"), ["trackio"], rounds)[1] == []
