@@ -111,7 +111,7 @@ _HOMES = {
     "data.unlabeled": "match_inputs",
     "engines": "Processes in_process",
     "client": "local_update",
-    "fusion.aggregation": "average fedavg average_by_prototype",
+    "fusion.average": "average fedavg average_by_prototype",
     "fusion.distill": "distill",
     "fusion.ensemble": "avg_logits avg_probabilities make_ensemble",
     "fusion.feddf": "feddf",
