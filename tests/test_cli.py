@@ -140,7 +140,7 @@ def test_a_finished_run_can_be_given_more_rounds(place: Path, tmp_path: Path) ->
 
 
 def test_a_stopped_comparison_says_how_to_go_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("compare", "small.toml", "methods=fedavg,fedprox", "rounds=1", "--out", "stopped")
+    words = ("compare", "small.toml", "rounds=1", "--methods", "fedavg,fedprox", "--out", "stopped")
 
     def stop_in_the_second(*given: Any) -> Iterator[Any]:
         if given[0].experiment.local.prox_mu:
@@ -227,9 +227,12 @@ MISTAKES = {
     ("run", "small.toml", "sources=3"): (2, "error: pool.sources = 3: must be a list, for instance"),
     ("run", "typo.toml"): (2, "error: unknown section [distill]; did you mean 'distill'?"),
     ("report", "nowhere"): (2, "error: nowhere is not a run folder"),
-    ("compare", "small.toml", "seeds=a"): (2, "error: seeds = 'a': must be whole numbers"),
-    ("compare", "small.toml", "target=80"): (2, "error: target = '80': must be an accuracy from 0 to 1"),
-    ("compare", "small.toml", "methods=best"): (2, "error: fusion.method = 'best': known are: fedavg, feddf, fedma"),
+    ("compare", "small.toml", "--seeds", "a"): (2, "error: --seeds = 'a': must be whole numbers"),
+    ("compare", "small.toml", "--target", "80"): (2, "'--target': 80.0 is not in the range 0<=x<=1"),
+    ("compare", "small.toml", "--methods", "best"): (
+        2,
+        "error: fusion.method = 'best': known are: fedavg, feddf, fedma",
+    ),
 }
 
 
@@ -291,7 +294,7 @@ def test_a_run_that_goes_on_on_another_device_is_a_warning_and_refused_when_stri
 
 
 def test_compare_sets_methods_side_by_side_and_goes_on_where_it_stopped(place: Path) -> None:
-    words = ("compare", "small.toml", "seeds=0,1", "rounds=1", "--out", "both")
+    words = ("compare", "small.toml", "rounds=1", "--seeds", "0,1", "--out", "both")
     done = feddf(*words, cwd=place)
     assert done.returncode == 0, done.stderr
     assert "Test accuracy after round 1, in % (seeds 0, 1: mean ± sample" in done.stdout

@@ -157,7 +157,17 @@ def config_file(folder: Path, experiment: Experiment) -> Path:
 @pytest.mark.xdist_group("tune")
 def test_the_command_runs_real_trials_in_parallel_and_goes_on_after_sigkill(tmp_path: Path) -> None:
     file = config_file(tmp_path, with_values(BASE, {"rounds": 2}))
-    words = ["tune", str(file), "local.lr=0.01,0.1,1.0", "parallel=2", "extensions=0", "--out", str(tmp_path / "out")]
+    words = [
+        "tune",
+        str(file),
+        "local.lr=0.01,0.1,1.0",
+        "--parallel",
+        "2",
+        "--extensions",
+        "0",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     command = [sys.executable, "-m", "feddf", *words]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -189,7 +199,7 @@ def test_the_command_runs_real_trials_in_parallel_and_goes_on_after_sigkill(tmp_
         (["local.lr=0.1,-1"], "local.lr = -1"),
         (["rate=0.1,1"], "'rate' could mean local.lr or distill.lr"),
         (["local_rate=0.1,1"], "unknown key 'local_rate'; did you mean 'local.lr'?"),
-        (["local.lr", "parallel=0"], "parallel = '0': must be whole numbers of at least 1"),
+        (["local.lr", "--parallel", "0"], "'--parallel': 0 is not in the range x>=1"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, words: list[str], said: str) -> None:

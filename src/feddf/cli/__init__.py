@@ -21,10 +21,9 @@ from feddf.config.errors import FeddfError
 from feddf.runtime.packages import keep_freed_memory
 
 app = App(
-    help="Fuse models that were trained apart: FedDF and its baselines.",
-    epilog="Start with: feddf compare demo. The presets are listed by: feddf presets; the keys by: feddf config. "
-    "Exit codes: 0 done; 1 files, downloads or the machine failed; 2 a mistake in what was asked for; "
-    "3 too few clients answered; 130 interrupted.",
+    help="Merge trained models by ensemble distillation: FedDF and its baselines.",
+    epilog="Start with: feddf compare demo. Exit codes: 0 done; 1 files, downloads or the machine failed; "
+    "2 a mistake in what was asked for; 3 too few clients answered; 130 interrupted.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -50,7 +49,7 @@ def common(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")] = False,
 ) -> None:
-    """Fuse models that were trained apart: FedDF and its baselines."""
+    """Merge trained models by ensemble distillation: FedDF and its baselines."""
     out_console.quiet = quiet
 
 
