@@ -20,7 +20,7 @@ from test_cli import feddf
 
 BASE = parse(
     {
-        "data": {"name": "toy", "validation": 0.2}, "pool": {"sources": ["plane"]}, "clients": {"number": 4},
+        "data": {"name": "toy", "validation": 0.2}, "pool": {"sources": ["plane"]}, "clients": {"total": 4},
         "prototypes": [{"model": "mlp", "width": 8}], "rounds": 1, "local": {"epochs": 1}, "distill": {"steps": 5},
         "fusion": {"method": "fedavg"}, "run": {"engine": "in-process"},
     }
@@ -194,11 +194,11 @@ def test_the_command_runs_real_trials_in_parallel_and_goes_on_after_sigkill(tmp_
     ("words", "said"),
     [
         ([], "nothing to tune: name a key"),
-        (["rounds"], "the paper has grids for local.lr, proximal, momentum"),
+        (["rounds"], "the paper has grids for local.lr, prox_mu, momentum"),
         (["local.lr=0.1,x"], "must be numbers with commas between them"),
         (["local.lr=0.1,-1"], "local.lr = -1"),
-        (["rate=0.1,1"], "'rate' could mean local.lr or distill.lr"),
-        (["local_rate=0.1,1"], "unknown key 'local_rate'; did you mean 'local.lr'?"),
+        (["lr=0.1,1"], "'lr' could mean local.lr or distill.lr"),
+        (["local.rate=0.1,1"], "unknown key 'local.rate'; it is called 'local.lr' now"),
         (["local.lr", "--parallel", "0"], "'--parallel': 0 is not in the range x>=1"),
     ],
 )

@@ -79,9 +79,9 @@ def guarded(action: Callable[[], Any]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except Exception as error:
-        shown = getattr(error, "show", None)  # typer's own complaints about the command's words
-        if shown is None:
+        message = getattr(error, "format_message", None)  # typer's own complaints about the command's words
+        if message is None:
             raise
-        shown()
+        complain(f"{' '.join(message().split())} (--help lists what is allowed)", "error")
         return int(getattr(error, "exit_code", 2))
     return int(result or 0)
