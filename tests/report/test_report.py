@@ -20,7 +20,7 @@ from feddf.report.tables import compared, percent, runs_table, seconds_table, sp
 def write(path: Path, method: str, seed: int, accuracies: list[float], cut: bool = False) -> Path:
     path.mkdir(parents=True)
     (path / "config.toml").write_text(
-        f'seed = {seed}\nrounds = 3\nfusion.method = "{method}"\ndata.name = "toy"\nclients.number = 4\n'
+        f'seed = {seed}\nrounds = 3\nfusion.method = "{method}"\ndata.name = "toy"\nclients.total = 4\n'
         'clients.fraction = 0.5\npartition.scheme = "dirichlet"\npartition.alpha = 0.1\n'
     )
     lines = [

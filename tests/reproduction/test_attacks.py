@@ -29,7 +29,7 @@ SMALL = {
     "data": {"name": "toy"},
     "prototypes": ["mlp"],
     "rounds": 2,
-    "clients": {"number": 5, "fraction": 1.0},
+    "clients": {"total": 5, "fraction": 1.0},
     "local": {"epochs": 1},
     "pool": {"sources": ["plane"], "size": 60},
     "distill": {"steps": 10},

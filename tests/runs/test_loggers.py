@@ -24,10 +24,10 @@ def small(track: list[str], rounds: int = 2) -> Experiment:
             "rounds": rounds,
             "data": {"name": "toy"},
             "prototypes": ["mlp"],
-            "clients": {"number": 2, "fraction": 1.0},
+            "clients": {"total": 2, "fraction": 1.0},
             "local": {"epochs": 1},
             "fusion": {"method": "fedavg"},
-            "run": {"engine": "in-process", "track": track},
+            "run": {"engine": "in-process", "loggers": track},
         }
     )
 

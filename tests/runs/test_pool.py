@@ -53,7 +53,7 @@ def numbers(data: DataConfig) -> int:
 
 
 BASE: dict[str, Any] = {
-    "data": {"name": f"{__name__}:bands", "validation": 0.1}, "prototypes": ["mlp"], "clients": {"number": 4},
+    "data": {"name": f"{__name__}:bands", "validation": 0.1}, "prototypes": ["mlp"], "clients": {"total": 4},
     "run": {"engine": "in-process"},
 }  # fmt: skip
 HERE = f"{__name__}:"
