@@ -47,8 +47,8 @@ BASE: dict[str, Any] = {
     "rounds": 3,
     "prototypes": [{"model": "mlp", "name": "narrow", "width": 8}, {"model": "mlp", "name": "wide", "width": 12}],
     "data": {"name": "toy"},
-    "clients": {"number": 4, "fraction": 0.75},
-    "local": {"epochs": 1, "rate": 0.05},
+    "clients": {"total": 4, "fraction": 0.75},
+    "local": {"epochs": 1, "lr": 0.05},
     "run": {"engine": "in-process"},
 }
 ANSWERS = "answers"

@@ -114,7 +114,7 @@ class FuseConfig(Section):
         if not isinstance(given, dict) or given.get("validation") is not None:
             return given
         distill = given.get("distill", {})
-        return {**given, "distill": {"stop": "held-out-loss", **distill}} if isinstance(distill, dict) else given
+        return {**given, "distill": {"early_stopping": "held-out-loss", **distill}} if isinstance(distill, dict) else given
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
