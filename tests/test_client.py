@@ -170,7 +170,8 @@ def test_batches_cover_each_example_once_and_never_leave_one_alone(n: int, size:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "shares"), [("none", [1, 1, 1, 1]), ("linear", [1, 0.75, 0.5, 0.25]), ("cosine", [1, 0.854, 0.5, 0.146])]
+    ("schedule", "shares"),
+    [("none", [1, 1, 1, 1]), ("linear", [1, 0.75, 0.5, 0.25]), ("cosine", [1, 0.854, 0.5, 0.146])],
 )
 def test_the_rate_falls_over_the_rounds_steps_when_asked(tiny: Tiny, schedule: Any, shares: list[float]) -> None:
     """Adam moves a bias by about its rate in each step: with one batch an epoch the moves tell the rates."""
