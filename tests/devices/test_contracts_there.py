@@ -48,7 +48,7 @@ def federation(changes: dict[str, Any], device: str) -> Tiny:
             method = make_method(tiny.resources, settings, in_process)
         except ValueError:
             continue
-        prototypes = dict(fit_prototypes(tiny.resources, method).prototypes)
+        prototypes = dict(fit_prototypes(tiny.resources, method.parts).prototypes)
         half = combine_halves([part.half for part in method.parts])
         local = partial(tiny.local, prototypes=prototypes, half=half, execution=Execution(device=device))
         return replace(
