@@ -7,6 +7,7 @@ import runpy
 import shlex
 import tomllib
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,13 @@ from feddf.config import Experiment, load
 from feddf.config.fuse_config import FuseConfig
 from feddf.config.keys import all_keys, flat, markdown, resolve
 from feddf.config.presets import presets
+from feddf.config.records import DistillationRecord, ModelRecord, Record
 from feddf.runs.many import variant
 from reproduction import NAMES
 
 ROOT = Path(__file__).parents[1]
 MAP = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
-WORDS = {"methods", "seeds", "seed", "target", "parallel", "extensions"}
-"""What a command takes besides the keys of a configuration (and the seed)."""
-
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -104,12 +103,13 @@ def test_commands_are_valid(page: Path) -> None:
             continue
         if kind == "compare":  # several numbers are tried one after the other
             words = [re.sub(r"^([a-z._]+=[\d.]+)(,[\d.]+)+$", r"\1", word) for word in words]
+        options = {option: value for option, value in pairwise(words) if option.startswith("--")}
         given = dict(word.split("=", 1) for word in words if "=" in word and not word.startswith("-"))
-        overrides = [f"{key}={value}" for key, value in given.items() if key not in WORDS and not _placeholder(value)]
-        for method in given.get("methods", "feddf").split(","):
+        overrides = [f"{key}={value}" for key, value in given.items() if not _placeholder(value)]
+        for method in options.get("--methods", "feddf").split(","):
             variant(load(name, overrides), method)
-        for key in given.keys() - WORDS:
-            resolve(key, Experiment)
+        for key in [*given, *options.get("--grid", "").split(",")]:
+            assert not key or resolve(key, Experiment)
 
 
 @every_page
@@ -137,7 +137,7 @@ def test_every_key_exists(page: Path) -> None:
     for span in spans(page):
         for word in re.findall(r"^'?([a-z][a-z_.]*)(?:=| = )", span):
             of_a_teacher = fusing and f"teachers.{word}" in known
-            assert word in WORDS or of_a_teacher or resolve(word, FuseConfig if fusing else Experiment), span
+            assert of_a_teacher or resolve(word, FuseConfig if fusing else Experiment), span
         if re.fullmatch(r"[a-z]+\.[a-z_]+", span) and span.partition(".")[0] in sections:
             assert span in known or page.name == "paper-map.md", span  # where `local.py` has functions, too
     for block in re.findall(r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.M | re.S):
@@ -149,10 +149,16 @@ def test_the_tables_of_a_fusions_keys_are_those_of_its_types() -> None:
     assert (ROOT / "docs" / "fuse.md").read_text(encoding="utf-8").endswith(tables)
 
 
+def test_every_field_of_a_record_is_explained() -> None:
+    fields = {*Record.__annotations__, *DistillationRecord.__annotations__} - {"models", "distillation"}
+    fields |= {f"models.NAME.{name}" for name in ModelRecord.__annotations__}
+    assert fields <= set(spans(ROOT / "docs" / "logged.md"))
+
+
 def test_the_tables_of_keys_are_those_that_the_command_prints() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8").endswith(markdown())
 
 
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_is_a_configuration_that_says_what_it_is(name: str) -> None:
-    assert load(name).about
+    assert load(name).description

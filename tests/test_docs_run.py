@@ -18,12 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from feddf import cli
 from reproduction.__main__ import app as reproduction_app
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "concepts.md"]
+PAGES = [ROOT / "README.md"]
+PAGES += [ROOT / "docs" / f"{name}.md" for name in ("index", "concepts", "which-method", "logged", "feddf-plus")]
 PAGES += sorted((ROOT / "docs" / "how-to").glob("*.md"))
 RUNS = ("run", "compare", "resume")
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.M | re.S)
@@ -73,15 +76,19 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytes
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]), ids=lambda page: page.stem
+)
 def test_the_commands_that_are_only_shown_exist(page: Path) -> None:
-    known = {command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback}
-    known |= {group.name for group in cli.app.registered_groups if isinstance(group.name, str)}
+    known = get_command(cli.app)
+    assert isinstance(known, TyperGroup)
     for kind, _, body in blocks(page):
-        if kind in ("sh", "console"):
-            for line in body.splitlines():
-                found = re.match(r"\s*feddf (?!-)([\w-]+)", line)
-                assert not found or found[1] in known, line
+        lines = body.replace("\\\n", " ").splitlines() if kind in ("sh", "console") else []
+        for line in lines:
+            if found := re.match(r"\s*feddf (?!-)([\w-]+)(.*)", line):
+                assert found[1] in known.commands, line
+                options = {name for one in known.commands[found[1]].params for name in one.opts}
+                assert set(re.findall(r" (--[a-z-]+)", found[2].partition(" #")[0].partition(";")[0])) <= options, line
 
 
 SMALL = {
