@@ -1,16 +1,18 @@
 """Give every kept run the keys and the name that its configuration has now, and prove that nothing else changed.
 
-    python tools/rename_cells.py [results]
+    python -m tools.rename_cells [results]
 
 For a change of the names' rule, or of keys: keys of kept config.toml files that ``feddf.config.keys.RENAMED`` lists get
-their new names. Results that name runs are rewritten. Run it on a clean checkout and commit what it does by itself.
+their new names. Results that name runs, or show their configurations, are rewritten. Run it on a clean checkout and commit what it does by itself.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +35,30 @@ def translate(key: str, value: Any) -> tuple[str, Any]:
     return new, VALUES.get(new, {}).get(value, value) if isinstance(value, str) else value
 
 
-def rewrite(config: Path) -> None:
-    """Write a configuration with today's keys; the values of all keys stay what they were."""
-    old = flat(tomllib.loads(config.read_text(encoding="utf-8")))
+def renew(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with today's keys; the values of all keys stay what they were."""
+    old = flat(config)
     new = dict(translate(*item) for item in old.items())
-    if new != old:
-        config.write_text(tomli_w.dumps(nested({}, new)), encoding="utf-8")
-    found = flat(tomllib.loads(config.read_text(encoding="utf-8")))
-    assert found == new, f"{config}: a value is not what it was"
-    assert len(found) == len(old), f"{config}: two keys became one"
+    assert len(new) == len(old), f"two keys became one in {old}"
+    return nested({}, new)
+
+
+def rewrite_config(file: Path) -> None:
+    """Write a kept run's configuration with today's keys."""
+    old = tomllib.loads(file.read_text(encoding="utf-8"))
+    new = renew(old)
+    if flat(new) != flat(old):
+        file.write_text(tomli_w.dumps(new), encoding="utf-8")
+    assert flat(tomllib.loads(file.read_text(encoding="utf-8"))) == flat(new), f"{file}: a value is not what it was"
+
+
+def rewrite_result(file: Path, names: Mapping[str, str]) -> None:
+    """Write a result with today's names of its runs, and today's keys in its configurations."""
+    result = json.loads(file.read_text(encoding="utf-8"))
+    for cell in result["cells"]:
+        cell["configuration"] = renew(cell["configuration"])
+        cell["hashes"] = [names.get(one, one) for one in cell["hashes"]]
+    file.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def contents(cells: Path) -> dict[str, list[str]]:
@@ -61,7 +78,7 @@ def main(results: Path) -> None:
     cells = results / "cells"
     before = contents(cells)
     for name in before:
-        rewrite(cells / name / "config.toml")
+        rewrite_config(cells / name / "config.toml")
     names = {name: hash_of(RunFolder(cells / name).experiment()) for name in before}
     if len(set(names.values())) < len(names):
         sys.exit("two kept runs would have one name; no run was renamed")
@@ -70,10 +87,7 @@ def main(results: Path) -> None:
     for old, new in names.items():
         (cells / f".{old}").rename(cells / new)
     for file in sorted(results.glob("*/*.json")):
-        text = file.read_text(encoding="utf-8")
-        for old, new in names.items():
-            text = text.replace(f'"{old}"', f'"{new}"')
-        file.write_text(text, encoding="utf-8")
+        rewrite_result(file, names)
     after = contents(cells)
     assert {names[old]: files for old, files in before.items()} == after, "a file is not what it was"
     changed = sum(old != new for old, new in names.items())

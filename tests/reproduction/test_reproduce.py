@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from feddf.config import ConfigError, Experiment, load, with_values
+from feddf.config import ConfigError, Experiment, load, parse, with_values
 from feddf.config.keys import keys_of
 from feddf.runs.store import RunFolder
 from feddf.states import digest
@@ -286,6 +286,20 @@ KEPT = sorted((Path(__file__).parents[2] / "results" / "cells").iterdir())
 def test_every_kept_run_is_found_by_its_configuration() -> None:
     assert len(KEPT) > 100
     assert [run.name for run in KEPT if hash_of(load(str(run / "config.toml"))) != run.name] == []
+
+
+def test_every_configuration_in_a_result_names_the_kept_runs_beside_it() -> None:
+    checked = 0
+    for result in map(json.loads, map(Path.read_text, KEPT[0].parent.parent.glob("*/*.json"))):
+        for cell in result["cells"]:
+            experiment = parse(cell["configuration"])
+            seeded = [with_values(experiment, {"seed": seed}) for seed in result["seeds"]] if cell["hashes"] else []
+            assert list(map(hash_of, seeded)) == cell["hashes"], (
+                f"{result['artifact']}: {cell['row']}, {cell['column']}"
+            )
+            assert set(cell["hashes"]) <= {run.name for run in KEPT}
+            checked += len(seeded)
+    assert checked > 200
 
 
 def test_the_last_quarter_of_the_rounds_counts() -> None:
