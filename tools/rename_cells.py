@@ -3,7 +3,8 @@
     python -m tools.rename_cells [results]
 
 For a change of the names' rule, or of keys: keys of kept config.toml files that ``feddf.config.keys.RENAMED`` lists get
-their new names. Results that name runs, or show their configurations, are rewritten. Run it on a clean checkout and commit what it does by itself.
+their new names. Results that name runs, or show their configurations, are rewritten. Run it on a clean checkout and
+commit what it does by itself.
 """
 
 from __future__ import annotations
