@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parents[1]
 PREPARE = """
 from pathlib import Path
 import numpy, PIL.Image, safetensors.torch
-from feddf import MODELS, Prototype, initial
+from feddf import MODELS, Prototype, init_state
 from functools import partial
 
 Path("pictures").mkdir()
@@ -31,7 +31,7 @@ for number in range(32):
     pixels = numpy.random.default_rng(number).integers(0, 256, (8, 8), dtype="uint8")
     PIL.Image.fromarray(pixels).save(f"pictures/{number}.png")
 for number, name in enumerate("ab"):
-    state = initial(Prototype("cnn", partial(MODELS["cnn"], (1, 8, 8), 3)), number)
+    state = init_state(Prototype("cnn", partial(MODELS["cnn"], (1, 8, 8), 3)), number)
     safetensors.torch.save_file(dict(state), f"{name}.safetensors")
 """
 
