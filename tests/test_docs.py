@@ -131,7 +131,7 @@ def test_every_key_exists(page: Path) -> None:
     """``key=value``, ``section.key``, ``key = value`` and blocks of TOML name keys of a configuration."""
     if page.name in ("CHANGELOG.md", "api.md"):  # which also name what is gone, or stands for a key
         return
-    fusing = page.name in ("fuse.md", "class-lists.md")
+    fusing = page.name in ("fuse.md", "fuse-evidence.md", "class-lists.md")
     known = runpy.run_path(str(ROOT / "tools" / "api.py"))["fuse_keys"]() if fusing else all_keys()
     sections = {name.partition(".")[0] for name in known if "." in name}
     for span in spans(page):
