@@ -144,6 +144,11 @@ def test_every_key_exists(page: Path) -> None:
         assert set(flat(tomllib.loads(block))) <= set(known)
 
 
+def test_the_file_map_is_what_the_docstrings_say() -> None:
+    file_map = runpy.run_path(str(ROOT / "tools" / "file_map.py"))["file_map"]()
+    assert f"## File map\n\n```text\n{file_map}```\n" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
 def test_the_tables_of_a_fusions_keys_are_those_of_its_types() -> None:
     tables = runpy.run_path(str(ROOT / "tools" / "api.py"))["fuse_tables"]()
     assert (ROOT / "docs" / "fuse.md").read_text(encoding="utf-8").endswith(tables)
