@@ -30,7 +30,7 @@ help:
 	@touch $@
 
 demo: .venv/demo
-	$(BIN)/feddf compare demo seeds=$(SEEDS)
+	$(BIN)/feddf compare demo --seeds $(SEEDS)
 
 reproduce: .venv/demo
 	$(BIN)/python -m reproduction $(if $(ARTIFACT),$(ARTIFACT) --scale $(SCALE) --seeds $(SEEDS),--list)

@@ -49,9 +49,9 @@ REAL = {
     "prototypes": ["mlp", {"model": "mlp", "name": "wide", "width": 200}],
     "data": {"name": "toy"},
     "pool": {"sources": ["plane"]},
-    "clients": {"number": 8, "fraction": 0.5},
+    "clients": {"total": 8, "fraction": 0.5},
     "local": {"epochs": 40},
-    "distill": {"steps": 60, "check": 20},
+    "distill": {"steps": 60, "eval_every": 20},
     "run": {"workers": 2},
 }
 
@@ -276,7 +276,7 @@ def _mutated_logs(count: int, folder: Path, seed: int) -> int:
 def unreliable(rounds: int, folder: Path, seed: int = 0) -> str:
     """Rounds in which a tenth of the clients fails, is late or sends nonsense: each ends, and memory stays flat."""
     experiment = parse(
-        {**REAL, "clients": {"number": 20, "fraction": 0.5, "quorum": 0.5}, "run": {"engine": "in-process"}}
+        {**REAL, "clients": {"total": 20, "fraction": 0.5, "quorum": 0.5}, "run": {"engine": "in-process"}}
     )
     parts = build(experiment)
     chance = random.Random(seed)

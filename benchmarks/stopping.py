@@ -120,7 +120,7 @@ def trajectories(experiment: Experiment, steps: int, every: int) -> dict[str, li
     task = parts.task
     assert task.pool is not None, "a method that distills has a pool"
     resources = Resources(parts.prototypes, task.pool, task.validation)
-    config = experiment.distill.model_copy(update={"steps": steps, "check": every, "patience": steps + 1})
+    config = experiment.distill.model_copy(update={"steps": steps, "eval_every": every, "patience": steps + 1})
     with open_engines(experiment.run) as engines:
         asked = parts.method.parts
         jobs = jobs_for(parts.server, parts.federation, sample(parts.federation, 1), asked)

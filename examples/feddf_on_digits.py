@@ -19,7 +19,6 @@ from feddf import (
     Resources,
     ServerState,
     accuracy,
-    adapt,
     average,
     dirichlet,
     feddf,
@@ -28,6 +27,7 @@ from feddf import (
     local_update,
     make_ensemble,
     make_students,
+    match_inputs,
     run_rounds,
     split,
 )
@@ -35,7 +35,7 @@ from feddf.models.small import CNN
 
 # Data: the clients' private digits, the server's validation part, and a pool that nobody labeled.
 digits, others = (DATASETS[name](DataConfig(name=name)) for name in ("mnist-5k", "digits"))
-pool = adapt(others.train.inputs.raw, like=digits.train.inputs)
+pool = match_inputs(others.train.inputs.raw, like=digits.train.inputs)
 rest, held_out = split(len(digits.train), 0.1, seed=0)
 train, validation = digits.train.take(rest), digits.train.take(held_out)
 

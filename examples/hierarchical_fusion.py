@@ -22,7 +22,6 @@ from feddf import (
     ServerState,
     Update,
     accuracy,
-    adapt,
     average,
     dirichlet,
     feddf,
@@ -31,13 +30,14 @@ from feddf import (
     local_update,
     make_ensemble,
     make_students,
+    match_inputs,
     run_round,
     split,
 )
 from feddf.models.small import CNN
 
 digits, others = (DATASETS[name](DataConfig(name=name)) for name in ("mnist-5k", "digits"))
-pool = adapt(others.train.inputs.raw, like=digits.train.inputs)
+pool = match_inputs(others.train.inputs.raw, like=digits.train.inputs)
 rest, held_out = split(len(digits.train), 0.1, seed=0)
 train, validation = digits.train.take(rest), digits.train.take(held_out)
 prototypes = {"cnn": Prototype("cnn", partial(CNN, digits.shape, 10, width=8))}

@@ -18,7 +18,7 @@ from feddf.engines import in_process
 from feddf.evaluate import teacher_of
 from feddf.fusion.average import average, average_by_prototype
 from feddf.fusion.class_counts import CLASS_COUNTS, told
-from feddf.fusion.ensemble import Memory, CachedTargets, EnsembleTargets
+from feddf.fusion.ensemble import CachedTargets, EnsembleTargets, Memory
 from feddf.runs.build import build
 from feddf.runs.methods import feddf
 from feddf.states import digest

@@ -34,7 +34,7 @@ name = "toy"
 sources = ["plane"]
 
 [clients]
-number = 4
+total = 4
 fraction = 1.0
 
 [local]
@@ -76,7 +76,7 @@ def test_the_installed_command_speaks_in_codes_and_lines(tmp_path: Path) -> None
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cli")
     (folder / "small.toml").write_text(CONFIG)
-    (folder / "typo.toml").write_text(CONFIG.replace("[distill]", "[distill]"))
+    (folder / "typo.toml").write_text(CONFIG.replace("[distill]", "[distlil]"))
     done = feddf("run", "small.toml", "data.name=toy", "--out", "out", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
@@ -140,7 +140,7 @@ def test_a_finished_run_can_be_given_more_rounds(place: Path, tmp_path: Path) ->
 
 
 def test_a_stopped_comparison_says_how_to_go_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("compare", "small.toml", "methods=fedavg,fedprox", "rounds=1", "--out", "stopped")
+    words = ("compare", "small.toml", "rounds=1", "--methods", "fedavg,fedprox", "--seeds", "0", "--out", "stopped")
 
     def stop_in_the_second(*given: Any) -> Iterator[Any]:
         if given[0].experiment.local.prox_mu:
@@ -225,11 +225,14 @@ MISTAKES = {
     ),
     ("run", "small.toml", "prototypes=[]"): (2, "error: prototypes = []: at least one is needed"),
     ("run", "small.toml", "sources=3"): (2, "error: pool.sources = 3: must be a list, for instance"),
-    ("run", "typo.toml"): (2, "error: unknown section [distill]; did you mean 'distill'?"),
+    ("run", "typo.toml"): (2, "error: unknown section [distlil]; did you mean 'distill'?"),
     ("report", "nowhere"): (2, "error: nowhere is not a run folder"),
-    ("compare", "small.toml", "seeds=a"): (2, "error: seeds = 'a': must be whole numbers"),
-    ("compare", "small.toml", "target=80"): (2, "error: target = '80': must be an accuracy from 0 to 1"),
-    ("compare", "small.toml", "methods=best"): (2, "error: fusion.method = 'best': known are: fedavg, feddf, fedma"),
+    ("compare", "small.toml", "--seeds", "a"): (2, "error: --seeds = 'a': must be whole numbers"),
+    ("compare", "small.toml", "--target", "80"): (2, "error: Invalid value for '--target': 80.0 is not in"),
+    ("compare", "small.toml", "--methods", "best"): (
+        2,
+        "error: fusion.method = 'best': known are: fedavg, feddf, fedma",
+    ),
 }
 
 
@@ -291,7 +294,7 @@ def test_a_run_that_goes_on_on_another_device_is_a_warning_and_refused_when_stri
 
 
 def test_compare_sets_methods_side_by_side_and_goes_on_where_it_stopped(place: Path) -> None:
-    words = ("compare", "small.toml", "seeds=0,1", "rounds=1", "--out", "both")
+    words = ("compare", "small.toml", "rounds=1", "--seeds", "0,1", "--out", "both")
     done = feddf(*words, cwd=place)
     assert done.returncode == 0, done.stderr
     assert "Test accuracy after round 1, in % (seeds 0, 1: mean ± sample" in done.stdout

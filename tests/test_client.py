@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from conftest import Tiny
-from feddf.client import local_update, log_prior, mini_batches, n_batches, combine_halves
+from feddf.client import combine_halves, local_update, log_prior, mini_batches, n_batches
 from feddf.config import LocalConfig
 from feddf.data.encode import plain
 from feddf.fusion.class_counts import CLASS_COUNTS, tell
@@ -170,12 +170,13 @@ def test_batches_cover_each_example_once_and_never_leave_one_alone(n: int, size:
 
 
 @pytest.mark.parametrize(
-    ("decay", "shares"), [("none", [1, 1, 1, 1]), ("linear", [1, 0.75, 0.5, 0.25]), ("cosine", [1, 0.854, 0.5, 0.146])]
+    ("schedule", "shares"),
+    [("none", [1, 1, 1, 1]), ("linear", [1, 0.75, 0.5, 0.25]), ("cosine", [1, 0.854, 0.5, 0.146])],
 )
-def test_the_rate_falls_over_the_rounds_steps_when_asked(tiny: Tiny, decay: Any, shares: list[float]) -> None:
+def test_the_rate_falls_over_the_rounds_steps_when_asked(tiny: Tiny, schedule: Any, shares: list[float]) -> None:
     """Adam moves a bias by about its rate in each step: with one batch an epoch the moves tell the rates."""
     client = Client("c1", "mlp", torch.arange(8))
-    local = LocalConfig(epochs=4, batch_size=8, lr=0.01, lr_schedule=decay)
+    local = LocalConfig(epochs=4, batch_size=8, lr=0.01, lr_schedule=schedule)
     rates: list[float] = []
     step = torch.optim.SGD.step
 
@@ -250,14 +251,14 @@ def test_two_losses_are_one_too_many(tiny: Tiny) -> None:
         )
 
 
-@pytest.mark.parametrize(("decay", "expected"), [("none", 4 * 0.1), ("linear", 0.1 * (1 + 0.75 + 0.5 + 0.25))])
-def test_a_half_knows_the_sum_of_its_rates(tiny: Tiny, decay: str, expected: float) -> None:
+@pytest.mark.parametrize(("schedule", "expected"), [("none", 4 * 0.1), ("linear", 0.1 * (1 + 0.75 + 0.5 + 0.25))])
+def test_a_half_knows_the_sum_of_its_rates(tiny: Tiny, schedule: str, expected: float) -> None:
     seen: list[float] = []
 
     def half(model: nn.Module, training: Training) -> Steps:
         seen.append(training.rates)
         return Steps()
 
-    local = LocalConfig(epochs=2, batch_size=10, lr=0.1, lr_schedule=decay)
+    local = LocalConfig(epochs=2, batch_size=10, lr=0.1, lr_schedule=schedule)
     local_update(job_of(tiny, 1), prototypes=tiny.prototypes, train=tiny.train, local=local, half=half)
     assert seen == [pytest.approx(expected)]

@@ -145,7 +145,7 @@ def test_a_report_can_be_made_where_torch_is_not_installed(tmp_path: Path) -> No
     [
         pytest.param(path.name, marks=[soak] if path.name == "hierarchical_fusion.py" else [])
         for path in sorted((ROOT / "examples").glob("*.py"))
-        if path.name != "train_generator.py"  # which has a test of its own, with less to do
+        if path.name not in ("train_generator.py", "own_parts.py")  # which have tests of their own
     ],
 )
 def test_the_examples_run(example: str, tmp_path: Path) -> None:

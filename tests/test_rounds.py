@@ -181,7 +181,7 @@ def test_spare_clients_are_sampled_and_not_needed(tiny: Tiny) -> None:
     fuse = fedavg(tiny.resources, tiny.settings, in_process)
     closed = run_round(tiny.server, federation, engine=in_process, train=train, fuse=fuse)
     assert [update.client_id for update in closed.updates] == sampled[2:]
-    assert len(sample(replace(federation, config=config.model_copy(update={"spare": 100})), 1)) == 6
+    assert len(sample(replace(federation, config=config.model_copy(update={"over_selection": 100})), 1)) == 6
 
 
 def test_a_cohort_is_held_for_its_rounds_and_every_federation_has_samples_of_its_own() -> None:

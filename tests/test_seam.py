@@ -173,7 +173,7 @@ def test_a_knob_is_two_edits(tmp_path: Path) -> None:
     field = '    steps: int = key(10_000, "N, the most steps"'
     knob = '    weight_decay: float = key(0.0, "of Adam\'s steps", kind="method", ge=0)\n'
     sections.write_text(sections.read_text().replace(field, knob + field))
-    use = "torch.optim.Adam(weights, lr=config.rate)"
+    use = "torch.optim.Adam(weights, lr=config.lr)"
     assert use in distill.read_text()
     distill.write_text(distill.read_text().replace(use, use[:-1] + ", weight_decay=config.weight_decay)"))
     explained = python("from feddf.cli import main; main()", "config", "distill.weight_decay", path=tmp_path)

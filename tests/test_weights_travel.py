@@ -47,11 +47,12 @@ BASE: dict[str, Any] = {
     "rounds": 3,
     "prototypes": [{"model": "mlp", "name": "narrow", "width": 8}, {"model": "mlp", "name": "wide", "width": 12}],
     "data": {"name": "toy"},
-    "clients": {"number": 4, "fraction": 0.75},
-    "local": {"epochs": 1, "rate": 0.05},
+    "clients": {"total": 4, "fraction": 0.75},
+    "local": {"epochs": 1, "lr": 0.05},
     "run": {"engine": "in-process"},
 }
 ANSWERS = "answers"
+NOISE = "reproduction.attacks:noise"
 PROBE = torch.linspace(-1, 1, 10).reshape(5, 2)
 
 
@@ -207,8 +208,8 @@ def test_the_same_bytes_in_worker_processes(tmp_path: Path, changes: dict[str, A
         ({**NEITHER, "fusion.defense": "robust"}, r"fusion\.defense = 'robust': .*send none; leave it at 'none'"),
         ({**NEITHER, "fusion.drop_worst": "paper"}, r"fusion\.drop_worst = 'paper': it looks at clients' weights"),
         ({**NEITHER, "fusion.guard": 0.1}, r"fusion\.guard = 0\.1: it looks at clients' weights"),
-        ({**NEITHER, "attack.kind": "noise"}, r"attack\.kind = 'noise': attackers forge weights"),
-        ({**ONLY_UP, "attack.kind": "noise"}, r"attack\.kind = 'noise': attackers forge weights"),
+        ({**NEITHER, "attack.kind": NOISE}, rf"attack\.kind = '{NOISE}': attackers forge weights"),
+        ({**ONLY_UP, "attack.kind": NOISE}, rf"attack\.kind = '{NOISE}': attackers forge weights"),
     ],
 )
 def test_what_needs_weights_is_refused_before_any_training(changes: dict[str, Any], said: str) -> None:

@@ -35,7 +35,7 @@ def text_of(name: str) -> str:
         if isinstance(found, type) and issubclass(found, BaseModel):
             found.model_rebuild()  # its signature is complete only when it was used once
         try:
-            signature = str(inspect.signature(found))
+            signature = str(inspect.signature(found)).replace("typing.", "")  # 3.12 leaves it out
         except ValueError:
             signature = "(...)"
     else:

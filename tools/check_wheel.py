@@ -1,7 +1,9 @@
 """Install the wheel as a user would, without constraints, and see that it starts, runs and fuses.
 
-    python tools/check_wheel.py             # the newest allowed version of every dependency
-    python tools/check_wheel.py --oldest    # the oldest allowed version of every dependency but torch
+    python tools/check_wheel.py dist/feddf-*.whl    # the newest allowed version of every dependency
+    python tools/check_wheel.py ... --oldest        # the oldest allowed version of every dependency but torch
+
+The wheel is made by check_dist.py.
 
 Only torch is held, at the version in constraints.txt: its newest build may bring gigabytes of CUDA packages.
 It needs a package index, so it is a part of CI and not of the tests.
@@ -23,7 +25,7 @@ HERE = Path(__file__).resolve().parents[1]
 PREPARE = """
 from pathlib import Path
 import numpy, PIL.Image, safetensors.torch
-from feddf import MODELS, Prototype, initial
+from feddf import MODELS, Prototype, init_state
 from functools import partial
 
 Path("pictures").mkdir()
@@ -31,7 +33,7 @@ for number in range(32):
     pixels = numpy.random.default_rng(number).integers(0, 256, (8, 8), dtype="uint8")
     PIL.Image.fromarray(pixels).save(f"pictures/{number}.png")
 for number, name in enumerate("ab"):
-    state = initial(Prototype("cnn", partial(MODELS["cnn"], (1, 8, 8), 3)), number)
+    state = init_state(Prototype("cnn", partial(MODELS["cnn"], (1, 8, 8), 3)), number)
     safetensors.torch.save_file(dict(state), f"{name}.safetensors")
 """
 
@@ -65,8 +67,9 @@ def run(*command: str | Path, cwd: Path) -> None:
 
 
 def main() -> None:
-    """Build, install, try."""
+    """Install, try."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("wheel", type=Path)
     parser.add_argument("--oldest", action="store_true", help="the oldest allowed versions of everything but torch")
     asked = parser.parse_args()
     pinned = re.search(r"^torch==\S+", (HERE / "constraints.txt").read_text(), re.MULTILINE)
@@ -78,9 +81,8 @@ def main() -> None:
         venv.create(place / "env", with_pip=True)
         programs = place / "env" / "bin"
         pip = (programs / "pip", "--quiet", "--disable-pip-version-check")
-        run(*pip, "wheel", "--no-deps", "--wheel-dir", place, HERE, cwd=place)
         run(*pip, "install", pinned.group(), *versions, cwd=place)
-        run(*pip, "install", *place.glob("feddf-*.whl"), *versions, cwd=place)
+        run(*pip, "install", asked.wheel.resolve(), *versions, cwd=place)
         run(programs / "python", "-c", PREPARE, cwd=place)
         for words in COMMANDS:
             run(programs / "feddf", *words, cwd=place)

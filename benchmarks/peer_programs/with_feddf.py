@@ -38,9 +38,9 @@ def main() -> None:
         "rounds": work.rounds,
         "data": {"name": "with_feddf:images", "folder": work.folder, "validation": 0.0},
         "partition": {"scheme": "with_feddf:slices", "min_size": 2},
-        "clients": {"number": work.clients, "fraction": work.cohort / work.clients},
+        "clients": {"total": work.clients, "fraction": work.cohort / work.clients},
         "prototypes": ["resnet8"],
-        "local": {"epochs": 1, "batch": work.batch, "rate": work.rate, "augment": "none"},
+        "local": {"epochs": 1, "batch_size": work.batch, "lr": work.rate, "augment": "none"},
         "fusion": {"method": "fedavg"},
         "run": {"workers": work.workers, "log_ensemble": False, "device": "cpu"},
     }

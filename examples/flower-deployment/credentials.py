@@ -21,6 +21,21 @@ def write_private(path: Path, key: Key, form: serialization.PrivateFormat) -> No
     path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
 
 
+def key_usage(*, is_authority: bool) -> x509.KeyUsage:
+    """What a key may be used for. Without it an authority is refused by Python 3.13, whose verification is strict."""
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
 def certificate(name: str, key: Key, signer: Key, *, expired: bool = False) -> bytes:
     """A certificate of a day, today or yesterday, by the authority: itself if the key signs itself, else loopback's."""
     now = datetime.datetime.now(datetime.UTC)
@@ -35,6 +50,7 @@ def certificate(name: str, key: Key, signer: Key, *, expired: bool = False) -> b
         .not_valid_before(end - datetime.timedelta(days=1, minutes=5))
         .not_valid_after(end)
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        .add_extension(key_usage(is_authority=is_authority), critical=True)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
     if is_authority:
@@ -42,6 +58,8 @@ def certificate(name: str, key: Key, signer: Key, *, expired: bool = False) -> b
     else:
         hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+        serves = x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH])
+        builder = builder.add_extension(serves, critical=False)
     return builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
 
 

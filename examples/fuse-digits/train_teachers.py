@@ -51,8 +51,8 @@ def main(out: Path, teachers: int, epochs: int) -> None:
         "name": "digits",
         "student": {"model": "cnn", **FED},
         "pool": {"sources": ["digits"]},
-        "ensemble": {"average": "logits"},
-        "distill": {"steps": 1500, "stop": "steps"},
+        "ensemble": {"combine": "logits"},
+        "distill": {"steps": 1500, "early_stopping": "none"},
         "test": {"name": "mnist-5k"},
         "teachers": listed,
     }

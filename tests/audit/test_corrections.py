@@ -18,7 +18,7 @@ from feddf.data.datasets import cifar10
 from feddf.data.unlabeled import of_classes
 from feddf.engines import in_process
 from feddf.fusion.distill import distill
-from feddf.fusion.early_stopping import Snapshots
+from feddf.fusion.early_stopping import EarlyStopping
 from feddf.fusion.ensemble import CachedTargets
 from feddf.fusion.fedma import layers_of, matched_average
 from feddf.fusion.select import Dropped, drop_worst, released_rule
@@ -89,17 +89,17 @@ def rising(scores: list[float]) -> Any:
 def test_a_student_that_rises_from_below_a_good_start_is_not_stopped() -> None:
     config = DistillConfig(steps=100, eval_every=1, patience=2)
     student = nn.Linear(2, 2)
-    snapshots = Snapshots(student, rising([0.9, 0.1, 0.2, 0.3, 0.4, 0.95]), config, Execution())
+    snapshots = EarlyStopping(student, rising([0.9, 0.1, 0.2, 0.3, 0.4, 0.95]), config, Execution())
     assert [snapshots.enough(step, student, student) for step in range(1, 6)] == [False] * 5
     assert snapshots.best.best_step == 5
-    falling = Snapshots(student, rising([0.9, 0.5, 0.4, 0.3]), config, Execution())
+    falling = EarlyStopping(student, rising([0.9, 0.5, 0.4, 0.3]), config, Execution())
     assert [falling.enough(step, student, student) for step in range(1, 4)] == [False, False, True]
     assert falling.best.best_step == 0  # the start is still what is returned
 
 
 def test_the_start_need_not_be_a_candidate() -> None:
     config = DistillConfig(steps=100, eval_every=1, patience=2, keep_init=False)
-    snapshots = Snapshots(nn.Linear(2, 2), rising([0.9, 0.5, 0.4]), config, Execution())
+    snapshots = EarlyStopping(nn.Linear(2, 2), rising([0.9, 0.5, 0.4]), config, Execution())
     other = nn.Linear(2, 2)
     assert not snapshots.enough(1, other, other)
     assert (snapshots.best.best_step, snapshots.best.first_score, snapshots.best.best_score) == (1, 0.9, 0.5)
@@ -241,7 +241,7 @@ def test_the_adjusted_loss_is_the_cross_entropy_of_logits_plus_the_log_prior(tin
     """One step of SGD against the same step in closed form, with the prior counted by hand."""
     prototype, indices = tiny.prototypes["mlp"], torch.tensor([0, 3, 6, 1])  # three of class 0, one of class 1
     sent, rate, tau = tiny.server.models["mlp"], 0.1, 1.5
-    local = load("demo").local.model_copy(update={"epochs": 1, "batch": 4, "rate": rate, "logit_adjustment": tau})
+    local = load("demo").local.model_copy(update={"epochs": 1, "batch_size": 4, "lr": rate, "logit_adjustment": tau})
     job = Job(Client("c", "mlp", indices), 1, sent, 5)
     reply = local_update(job, prototypes=tiny.prototypes, train=tiny.train, local=local)
     model = prototype.load(sent).train()

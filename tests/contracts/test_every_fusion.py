@@ -47,7 +47,7 @@ def choices(name: str, section: type[Section]) -> Iterator[tuple[str, str]]:
 
 FUSING: list[tuple[str, Any]] = [
     *choices("fusion", FusionConfig),
-    *(("fusion.aggregation", name) for name in AVERAGES if name != FusionConfig().average),
+    *(("fusion.aggregation", name) for name in AVERAGES if name != FusionConfig().aggregation),
     *(("fusion.drop_worst", name) for name in (*DROP_RULES, f"{__name__}:nobody")),
     ("fusion.momentum", 0.3),
     *(("fusion.parts", (name,)) for name in PARTS),

@@ -6,7 +6,7 @@ import torch
 
 from feddf.data.augment import flip_crop, shifted
 from feddf.data.encode import Pixels, plain
-from feddf.data.unlabeled import match_inputs, choose, uniform_points, with_views
+from feddf.data.unlabeled import choose, match_inputs, uniform_points, with_views
 from feddf.types import Inputs
 
 

@@ -19,7 +19,7 @@ from feddf.data.augment import flip_crop
 from feddf.evaluate import Network, Teacher, accuracy, logits, unread_accuracy
 from feddf.fusion import class_counts, scaffold
 from feddf.fusion.distill import distill
-from feddf.fusion.ensemble import OnlineTargets, Ensemble, CachedTargets, avg_logits
+from feddf.fusion.ensemble import CachedTargets, Ensemble, OnlineTargets, avg_logits
 from feddf.models.binary import error_feedback, straight_through
 from feddf.models.small import CNN
 from feddf.runtime.device import choose, described, device_of
@@ -84,7 +84,7 @@ CASES: dict[str, dict[str, Any]] = {
     "control variates": {"half": scaffold.follow},
     "straight-through": {"half": straight_through},
     "error feedback": {"half": error_feedback},
-    "several": {"half": client.together([straight_through, class_counts.tell]), "local": ADJUSTED},
+    "several": {"half": client.combine_halves([straight_through, class_counts.tell]), "local": ADJUSTED},
 }
 
 
@@ -170,7 +170,7 @@ def test_a_student_learns_there_as_on_the_cpu(optimizer: str) -> None:
 
 def test_a_student_is_read_once_every_check() -> None:
     def reads(steps: int, check: int, **changes: Any) -> int:
-        config = SMALL.model_copy(update={"steps": steps, "check": check})
+        config = SMALL.model_copy(update={"steps": steps, "eval_every": check})
         return counted(partial(distilled, NAME, config, **changes)).to_host
 
     assert reads(12, 2) - reads(6, 2) == 3

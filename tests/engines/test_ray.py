@@ -66,7 +66,7 @@ CONFIG: dict[str, Any] = {
     "data": {"name": "toy"},
     "pool": {"sources": ["plane"]},
     "prototypes": ["mlp"],
-    "clients": {"number": 4},
+    "clients": {"total": 4},
     "rounds": 2,
     "local": {"epochs": 2},
     "distill": {"steps": 20},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feddf.engines import in_process
-from feddf.engines.wrappers import DeferredEngine, Profile, with_retries, report_progress
+from feddf.engines.wrappers import DeferredEngine, Profile, report_progress, with_retries
 from feddf.types import Failure
 
 

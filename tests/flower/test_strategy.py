@@ -37,10 +37,10 @@ BASE: dict[str, Any] = {
     "rounds": 3,
     "prototypes": TWO,
     "data": {"name": "toy"},
-    "clients": {"number": 5, "fraction": 0.6},
-    "local": {"epochs": 2, "rate": 0.05},
+    "clients": {"total": 5, "fraction": 0.6},
+    "local": {"epochs": 2, "lr": 0.05},
     "pool": {"sources": ["plane"]},
-    "distill": {"steps": 20, "check": 10},
+    "distill": {"steps": 20, "eval_every": 10},
     "run": {"engine": "in-process"},
 }
 
@@ -50,7 +50,7 @@ def experiment(changes: dict[str, Any] | None = None) -> Experiment:
 
 
 def settings(clients: int, changes: dict[str, Any] | None = None) -> FlowerSettings:
-    return parse(nested({"clients": {"number": clients}}, changes or {}), FlowerSettings)
+    return parse(nested({"clients": {"total": clients}}, changes or {}), FlowerSettings)
 
 
 def grid_of(planned: Experiment, states: Path | None = None) -> LocalGrid:

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from runpy import run_path
 from threading import Thread
+from typing import Any
 
 import httpx
 import pytest
@@ -45,6 +46,19 @@ def serving(certificate: Path, key: Path) -> Iterator[str]:
 def ask(address: str, authority: Path) -> None:
     with FleetHttpClient.from_server_address(address, False, str(authority), interceptors=[]) as client:
         client.PullMessages(PullMessagesRequest())
+
+
+@pytest.fixture(autouse=True)
+def _strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verify as Python 3.13 does by default, on every version of Python."""
+    create = ssl.create_default_context
+
+    def create_strict(*arguments: Any, **options: Any) -> ssl.SSLContext:
+        context = create(*arguments, **options)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", create_strict)
 
 
 @pytest.fixture(scope="module")

@@ -97,7 +97,7 @@ def test_a_student_starts_as_a_teacher_or_as_an_average(tmp_path: Path) -> None:
     folders = [as_folder(models()["all"], spec_of(), tmp_path / name) for name in ("a", "b")]
     nothing = DistillConfig(steps=1, lr=1e-12, early_stopping="none")
     for start in ("a", "average"):
-        found = feddf.fuse(folders, plan(start=start), POOL, distill=nothing, cache=tmp_path / "cache")
+        found = feddf.fuse(folders, plan(init=start), POOL, distill=nothing, cache=tmp_path / "cache")
         weights = found.model.state_dict()
         for key, tensor in models()["all"].state_dict().items():
             if "running" not in key and "num_batches" not in key:
@@ -106,7 +106,7 @@ def test_a_student_starts_as_a_teacher_or_as_an_average(tmp_path: Path) -> None:
 
 def test_a_student_starts_as_weights_whose_classes_the_user_names(config: str, tmp_path: Path) -> None:
     """A safetensors file has no class names: those of the others, or the student's, are its own."""
-    values = {"student": {"start": "b"}, "cache": str(tmp_path / "cache"), "distill": {"steps": 1, "stop": "steps"}}
+    values = {"student": {"init": "b"}, "cache": str(tmp_path / "cache"), "distill": {"steps": 1, "early_stopping": "none"}}
     result = fuse_to_folder(load_fuse(config, values), tmp_path / "out")
     assert result.classes == CLASSES
     assert result.report.sets["test"]["student"].accuracy > 0.9
@@ -155,7 +155,7 @@ def test_an_average_is_of_those_that_are_not_dropped_by_their_examples(tmp_path:
     paths = [as_folder(model, spec_of(), tmp_path / name) for name, model in known.items()]
     found = feddf.fuse(
         read_teachers([TeacherConfig(path=str(path), examples=n) for path, n in zip(paths, (1, 3, 50), strict=True)]),
-        plan(start="average"),
+        plan(init="average"),
         POOL,
         validation=stripes(60, 4),
         ensemble=FuseEnsembleConfig(drop_worst="paper"),
@@ -186,7 +186,7 @@ model = "cnn"
 sources = ["small_teachers:bands"]
 [distill]
 steps = 60
-rate = 0.01
+lr = 0.01
 [test]
 name = "small_teachers:bands"
 """

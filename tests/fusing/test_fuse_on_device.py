@@ -81,11 +81,11 @@ def test_a_fusion_there_ends_with_the_bytes_and_the_report_of_the_cpu(tmp_path: 
 def test_teachers_and_student_compute_there(places: list[str]) -> None:
     with pretend_device():
         feddf.fuse([Seen(models()["all"])], models()["last"].__class__((1, 8, 8), 3, width=4), POOL,
-                   distill=SHORT.model_copy(update={"stop": "steps"}), device=NAME)  # fmt: skip
+                   distill=SHORT.model_copy(update={"early_stopping": "none"}), device=NAME)  # fmt: skip
         asked = len(places)
         assert asked
         feddf.fuse([models()["all"]], Seen(models()["wide"]), POOL,
-                   distill=SHORT.model_copy(update={"stop": "steps"}), run=RunConfig(device=NAME))  # fmt: skip
+                   distill=SHORT.model_copy(update={"early_stopping": "none"}), run=RunConfig(device=NAME))  # fmt: skip
     tried = "cpu"  # once, on two inputs, before anybody is asked
     assert set(places[:asked]) == {NAME}
     assert places[asked] == tried
@@ -96,7 +96,7 @@ def test_teachers_and_student_compute_there(places: list[str]) -> None:
 def test_a_module_of_the_users_stays_where_it_is(places: list[str]) -> None:
     module = Seen(models()["all"])
     with pretend_device():
-        feddf.fuse([module], models()["wide"], POOL, distill=SHORT.model_copy(update={"stop": "steps"}), device=NAME)
+        feddf.fuse([module], models()["wide"], POOL, distill=SHORT.model_copy(update={"early_stopping": "none"}), device=NAME)
     assert {tensor.device.type for tensor in module.state_dict().values()} == {"cpu"}
 
 

@@ -29,7 +29,7 @@ def fused(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "model": "transformer", "tokenizer": str(root / "one"), "max_tokens": 8, "options": {"pretrained": False},
         },
         "pool": {"sources": [f"lines:{root / 'lines.txt'}"]},
-        "distill": {"steps": 4, "batch": 4, "stop": "steps"},
+        "distill": {"steps": 4, "batch_size": 4, "early_stopping": "none"},
         "cache": str(root / "cache"),
         "run": {"threads": 1},
     }  # fmt: skip

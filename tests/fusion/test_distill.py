@@ -20,7 +20,7 @@ from feddf.data.encode import plain
 from feddf.engines import in_process
 from feddf.evaluate import Evaluation, accuracy, teacher_of
 from feddf.fusion.distill import LOWEST, MOMENTUM, distill, held_out_score
-from feddf.fusion.ensemble import OnlineTargets, Ensemble, CachedTargets, avg_logits, usable
+from feddf.fusion.ensemble import CachedTargets, Ensemble, OnlineTargets, avg_logits, refuse_unusable
 from feddf.outputs import kl_divergence
 from feddf.runtime.execution import Execution
 from feddf.states import digest
@@ -157,7 +157,7 @@ def test_teachers_asked_once_and_on_each_batch_give_the_same_gradients(tiny: Tin
     """For every batch of the pool, and so for every step: the largest difference in any gradient is below 1e-6."""
     replies = [tiny.local(Job(c, 1, tiny.server.models[c.prototype], 7)) for c in tiny.federation.clients]
     teachers = tuple(teacher_of(update_of(reply), tiny.prototypes) for reply in replies)
-    answers = usable(Evaluation(in_process, tiny.pool)(teachers))
+    answers = refuse_unusable(Evaluation(in_process, tiny.pool)(teachers))
     once = CachedTargets(avg_logits(WeightedLogits(answer.logits) for answer in answers))
     again = OnlineTargets(Ensemble(teachers, avg_logits))
     for name in tiny.prototypes:

@@ -20,7 +20,7 @@ from feddf.config.names import TARGETS
 from feddf.engines import in_process
 from feddf.evaluate import Evaluation, Network, Teacher, answer, logits, teacher_of
 from feddf.fusion.class_counts import CLASS_COUNTS
-from feddf.fusion.ensemble import PastEnsemble, Memory, avg_logits, avg_probabilities, refuse_unusable
+from feddf.fusion.ensemble import Memory, PastEnsemble, avg_logits, avg_probabilities, refuse_unusable
 from feddf.outputs import Outputs, classes, kl_divergence
 from feddf.rounds import fuse_usable
 from feddf.runs.methods import ensemble, feddf
@@ -117,7 +117,7 @@ def recording(calls: list[list[str]]) -> Engine:
 def test_asked_again_on_each_batch_the_teachers_are_not_asked_before(
     tiny: Tiny, cache: bool, expected: list[list[str]]
 ) -> None:
-    """With 'once' the first jobs are the teachers' answers for the whole pool; else there are only the students'."""
+    """Cached, the first jobs are the teachers' answers for the whole pool; else there are only the students'."""
     calls: list[list[str]] = []
     read: list[int] = []
 
@@ -137,7 +137,7 @@ def test_asked_again_on_each_batch_the_teachers_are_not_asked_before(
 
 
 @pytest.mark.parametrize("cache", [True, False])
-@pytest.mark.parametrize("stop", ["validation", "held-out-loss", "steps"])
+@pytest.mark.parametrize("stop", ["validation", "held-out-loss", "none"])
 def test_a_teacher_with_logits_that_are_not_finite_is_refused_and_the_round_fused_without_it(
     tiny: Tiny, cache: bool, stop: str
 ) -> None:
@@ -384,13 +384,10 @@ def test_those_that_do_not_teach_are_not_asked(tiny: Tiny) -> None:
 
 def test_an_ensemble_says_what_does_not_go_together(tiny: Tiny) -> None:
     each_batch = with_values(tiny.settings, {"ensemble.cache": False})
-    sampled = each_batch.model_copy(
-        update={
-            "teachers": each_batch.teachers.model_copy(update={"swag_samples": 2})
-        }  # past the configuration's checks
-    )
+    several = each_batch.ensemble.model_copy(update={"swag_samples": 2})  # past the configuration's checks
+    sampled = each_batch.model_copy(update={"ensemble": several})
     with pytest.raises(ValueError, match="statistics for the whole pool only, not for each batch"):
         ensemble(tiny.resources, sampled, in_process)
     augmented = replace(tiny.resources, augment=lambda raw, generator: raw)
-    with pytest.raises(ValueError, match="ensemble.cache = false"):
+    with pytest.raises(ValueError, match=r"ensemble\.cache = false"):
         ensemble(augmented, tiny.settings, in_process)

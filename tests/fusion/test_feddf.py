@@ -116,7 +116,7 @@ def test_a_student_may_start_from_the_average_from_before_or_from_the_better(tin
     previous = tiny.server.models["mlp"]
 
     def weights(start: str, validation: Examples | None) -> tuple[Tensor, Tensor]:
-        stop = "steps" if validation is None else "validation"
+        stop = "none" if validation is None else "validation"
         changes = {"distill.steps": 1, "distill.lr": 1e-30, "distill.init": start, "distill.early_stopping": stop}
         resources = replace(tiny.resources, validation=validation)
         fused = fusion(tiny, changes, resources)(tiny.server, updates, 1)
@@ -160,7 +160,7 @@ def test_all_views_of_an_input_are_held_out_together() -> None:
     assert sorted([*kept.tolist(), *held_out.tolist()]) == list(range(60))
 
 
-@pytest.mark.parametrize("stop", ["validation", "steps"])
+@pytest.mark.parametrize("stop", ["validation", "none"])
 def test_nothing_is_held_out_where_something_else_stops_the_student(stop: Any) -> None:
     kept, held_out = held_out_inputs(50, DistillConfig(early_stopping=stop))
     assert (kept.tolist(), len(held_out)) == (list(range(50)), 0)
@@ -271,7 +271,7 @@ def test_students_learn_from_nothing_that_is_held_out(tiny: Tiny, monkeypatch: p
     monkeypatch.setattr("feddf.fusion.students.distill", spied)
     fuse = fusion(tiny, {"distill.early_stopping": "held-out-loss", "distill.steps": 5})
     fuse(tiny.server, trained(tiny), 1)
-    config = tiny.settings.distill.model_copy(update={"stop": "held-out-loss"})
+    config = tiny.settings.distill.model_copy(update={"early_stopping": "held-out-loss"})
     kept, held_out = held_out_inputs(len(tiny.pool), config)
     assert len(held_out) > 0
     assert learned == [set(kept.tolist())] * len(tiny.prototypes)

@@ -14,7 +14,7 @@ from feddf.engines import in_process
 from feddf.fusion.class_counts import CLASS_COUNTS, counts_of
 from feddf.fusion.select import Dropped
 from feddf.robust import targets
-from feddf.robust.guard import bounded_counts, guard, check_models
+from feddf.robust.guard import bounded_counts, check_models, guard
 from feddf.robust.rules import lowest
 from feddf.robust.trust import TRUST, expguard, mixture, weigh_by_trust
 from feddf.runs.methods import make_method

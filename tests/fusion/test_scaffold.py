@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from feddf import RunFolder, build, load, run_experiment
 from feddf.admit import admit
-from feddf.client import local_update, together
+from feddf.client import combine_halves, local_update
 from feddf.config import ClientsConfig, ConfigError, LocalConfig
 from feddf.data.encode import plain
 from feddf.engines import in_process
@@ -65,7 +65,7 @@ def weights_after(rounds: int, part: Part | None, folder: Path, clients: int, fr
     train = Examples(Inputs(torch.ones(clients, 1), plain), torch.arange(clients), classes(clients))
     members = [Client(f"c{k}", "w", torch.tensor([k])) for k in range(clients)]
     parts = (part,) if part else ()
-    half = together([quadratic, *(one.half for one in parts)])
+    half = combine_halves([quadratic, *(one.half for one in parts)])
     local = LocalConfig(epochs=STEPS, batch_size=2, lr=RATE)
     fuse = fedavg(average)
     for one in parts:

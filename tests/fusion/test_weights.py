@@ -19,7 +19,7 @@ from feddf.fusion.class_counts import CLASS_COUNTS
 from feddf.fusion.ensemble import avg_logits, avg_probabilities
 from feddf.fusion.weights import by_accuracy, by_certainty, by_class_counts, by_examples, certainty, uniform
 from feddf.runtime.execution import Execution
-from feddf.types import Inputs, Resources, WeightedLogits, Weight
+from feddf.types import Inputs, Resources, Weight, WeightedLogits
 
 LOGITS = torch.tensor([[3.0, 0.0, 0.0], [0.1, 0.0, 0.0]])
 RESOURCES = Resources({}, validation=stripes(6, 0))  # of three classes

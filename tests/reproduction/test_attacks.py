@@ -29,7 +29,7 @@ SMALL = {
     "data": {"name": "toy"},
     "prototypes": ["mlp"],
     "rounds": 2,
-    "clients": {"number": 5, "fraction": 1.0},
+    "clients": {"total": 5, "fraction": 1.0},
     "local": {"epochs": 1},
     "pool": {"sources": ["plane"], "size": 60},
     "distill": {"steps": 10},
@@ -53,7 +53,12 @@ def attack_of(tiny: Tiny, name: str, members: set[str], **values: object) -> Att
     task = SimpleNamespace(train=tiny.train, pool=tiny.pool)
     experiment = SimpleNamespace(attack=config, seed=seed)
     parts = SimpleNamespace(
-        experiment=experiment, task=task, prototypes=tiny.prototypes, federation=tiny.federation, train=tiny.local
+        experiment=experiment,
+        task=task,
+        prototypes=tiny.prototypes,
+        federation=tiny.federation,
+        train=tiny.local,
+        method=SimpleNamespace(parts=tiny.parts),
     )
     return ATTACKS[config.kind](parts)
 

@@ -22,8 +22,8 @@ def bands(data: DataConfig) -> Dataset:
 
 
 BASE = {
-    "data": {"name": f"{__name__}:bands"}, "prototypes": [{"model": "cnn", "width": 8}], "clients": {"number": 3},
-    "local": {"epochs": 12, "batch": 16, "rate": 0.05}, "fusion": {"method": "fedavg"}, "rounds": 1,
+    "data": {"name": f"{__name__}:bands"}, "prototypes": [{"model": "cnn", "width": 8}], "clients": {"total": 3},
+    "local": {"epochs": 12, "batch_size": 16, "lr": 0.05}, "fusion": {"method": "fedavg"}, "rounds": 1,
     "run": {"engine": "in-process"}, "partition": {"min_size": 150},
 }  # fmt: skip
 

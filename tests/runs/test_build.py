@@ -39,7 +39,7 @@ from feddf.types import (
 )  # fmt: skip
 
 BASE = {
-    "data": {"name": "toy"}, "pool": {"sources": ["plane"]}, "prototypes": ["mlp"], "clients": {"number": 4},
+    "data": {"name": "toy"}, "pool": {"sources": ["plane"]}, "prototypes": ["mlp"], "clients": {"total": 4},
     "run": {"engine": "in-process"},
 }  # fmt: skip
 
@@ -93,7 +93,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "unknown model": ({"prototypes": ["resnet9"]}, r"prototypes\.model = 'resnet9': did you mean 'resnet8'"),
     "unknown option": ({"prototypes": [{"model": "mlp", "depth": 3}]}, "unexpected keyword argument 'depth'"),
     "image model on points": ({"prototypes": ["resnet8"]}, r"does not work on inputs of shape \(2,\)"),
-    "too many clients": ({"clients.total": 100}, r"clients\.number = 100: with at least 10 examples each .* 540"),
+    "too many clients": ({"clients.total": 100}, r"clients\.total = 100: with at least 10 examples each .* 540"),
     "more classes than data": ({"data.name": "test_build:crowded"}, "1000 classes are more than its 60 examples"),
     "labels out of range": ({"data.name": "test_build:mislabeled"}, "has labels from -1 to 1, and must have 0 to 2"),
     "a lambda and workers": (

@@ -12,7 +12,7 @@ from feddf.report.read import method_name
 from feddf.runs.many import grid, variant
 from feddf.runs.methods import part_names
 
-BASE = parse({"data": {"name": "toy"}, "pool": {"sources": ["plane"]}, "prototypes": ["mlp"], "clients": {"number": 4}})
+BASE = parse({"data": {"name": "toy"}, "pool": {"sources": ["plane"]}, "prototypes": ["mlp"], "clients": {"total": 4}})
 
 
 def test_methods_are_named_by_their_parts() -> None:
@@ -80,7 +80,7 @@ def test_feddf_plus_adjusts_the_loss_and_weighs_by_class_counts() -> None:
     assert (plus.ensemble.weights, plus.ensemble.combine) == ("class-counts", "probabilities")
     assert (private.ensemble.weights, private.ensemble.combine) == ("uniform", "logits")
     assert (part_names(plus), part_names(private)) == (["class-counts"], [])
-    assert (plus.fusion.average, private.fusion.average) == ("class-counts", "examples")
+    assert (plus.fusion.aggregation, private.fusion.aggregation) == ("class-counts", "examples")
     assert plus.local.logit_adjustment == private.local.logit_adjustment == 1.0
 
 

@@ -43,7 +43,7 @@ name = "toy"
 sources = ["plane"]
 
 [clients]
-number = 6
+total = 6
 fraction = 0.5
 
 [local]
@@ -51,7 +51,7 @@ epochs = {EPOCHS}
 
 [distill]
 steps = {STEPS}
-check = 10
+eval_every = 10
 
 [run]
 workers = {2 if SOAK else 1}

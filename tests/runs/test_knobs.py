@@ -15,7 +15,7 @@ from conftest import stripes
 from feddf.config import ConfigError, DataConfig, Experiment, parse
 from feddf.config.keys import all_keys, nested
 from feddf.data.datasets import Dataset
-from feddf.evaluate import Predictions, Evaluation, Teacher
+from feddf.evaluate import Evaluation, Predictions, Teacher
 from feddf.runs.build import build
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
@@ -35,11 +35,11 @@ BASE: dict[str, Any] = {
     "data": {"name": f"{__name__}:bands"},
     "pool": {"sources": [f"{__name__}:other_bands"]},
     "prototypes": [{"model": "cnn", "width": 4}],
-    "clients": {"number": 6, "fraction": 0.5},
+    "clients": {"total": 6, "fraction": 0.5},
     "partition": {"alpha": 0.5},
     "rounds": 2,
-    "local": {"epochs": 1, "batch": 8},
-    "distill": {"stop": "steps", "steps": 16, "batch": 16, "check": 2, "rate": 2e-2},
+    "local": {"epochs": 1, "batch_size": 8},
+    "distill": {"early_stopping": "none", "steps": 16, "batch_size": 16, "eval_every": 2, "lr": 2e-2},
     "run": {"engine": "in-process", "threads": 1},
 }
 MATCHED = [{"model": "mlp", "width": 12}]

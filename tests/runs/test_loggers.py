@@ -12,9 +12,9 @@ import pytest
 
 from feddf.config import ConfigError, Experiment, parse
 from feddf.runs.build import build
+from feddf.runs.loggers import numbers_of
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
-from feddf.runs.loggers import numbers_of
 
 
 def small(track: list[str], rounds: int = 2) -> Experiment:
@@ -24,10 +24,10 @@ def small(track: list[str], rounds: int = 2) -> Experiment:
             "rounds": rounds,
             "data": {"name": "toy"},
             "prototypes": ["mlp"],
-            "clients": {"number": 2, "fraction": 1.0},
+            "clients": {"total": 2, "fraction": 1.0},
             "local": {"epochs": 1},
             "fusion": {"method": "fedavg"},
-            "run": {"engine": "in-process", "track": track},
+            "run": {"engine": "in-process", "loggers": track},
         }
     )
 

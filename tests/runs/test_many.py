@@ -12,7 +12,7 @@ from feddf.runs.store import RunFolder, StoreError
 
 BASE = parse(
     {
-        "data": {"name": "toy"}, "prototypes": [{"model": "mlp", "width": 4}], "clients": {"number": 4}, "rounds": 1,
+        "data": {"name": "toy"}, "prototypes": [{"model": "mlp", "width": 4}], "clients": {"total": 4}, "rounds": 1,
         "local": {"epochs": 1}, "fusion": {"method": "fedavg"}, "run": {"engine": "in-process"},
     }
 )  # fmt: skip

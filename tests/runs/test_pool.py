@@ -53,7 +53,7 @@ def numbers(data: DataConfig) -> int:
 
 
 BASE: dict[str, Any] = {
-    "data": {"name": f"{__name__}:bands", "validation": 0.1}, "prototypes": ["mlp"], "clients": {"number": 4},
+    "data": {"name": f"{__name__}:bands", "validation": 0.1}, "prototypes": ["mlp"], "clients": {"total": 4},
     "run": {"engine": "in-process"},
 }  # fmt: skip
 HERE = f"{__name__}:"
@@ -173,8 +173,8 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "no such data": ("cifar11", "did you mean 'cifar10"),
     "the clients' own": (HERE + "bands", "the source 'train' takes a share of them"),
     "a wrong word": (
-        {"name": "noise", "color": 3},
-        "unknown key 'pool.sources.0.color'; the keys of [pool.sources] are: name,",
+        {"name": "noise", "brightness": 3},
+        "unknown key 'pool.sources.0.brightness'; the keys of [pool.sources] are: name,",
     ),
     "classes of noise": ({"name": "noise", "classes": 3}, "pool.sources = 'noise': it has no classes to choose from"),
     "classes of train": ({"name": "train", "avoid": ["x"]}, "pool.sources = 'train': it has no classes to choose from"),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from conftest import Tiny, make_tiny, update_of
-from feddf.client import together
+from feddf.client import combine_halves
 from feddf.config import Record, RunConfig, with_values
 from feddf.engines import in_process
 from feddf.evaluate import accuracy_of, logits
@@ -35,7 +35,7 @@ def put_together(changes: dict[str, Any]) -> tuple[Tiny, Method]:
     tiny = make_tiny(clients=5, fraction=1.0)
     settings = with_values(tiny.settings, {**SHORT, **changes})
     method = make_method(tiny.resources, settings, in_process)
-    local = partial(tiny.local, half=together([part.half for part in method.parts]))
+    local = partial(tiny.local, half=combine_halves([part.half for part in method.parts]))
     return replace(tiny, settings=settings, local=local, parts=method.parts), method
 
 

@@ -58,11 +58,11 @@ def experiment(place: Path, changes: dict[str, Any] | None = None) -> Experiment
     values = {
         "data": {"name": "sst2", "folder": str(place), "validation": 0.05, "max_tokens": 8},
         "pool": {"sources": ["train"]},
-        "clients": {"number": 3, "fraction": 1.0},
+        "clients": {"total": 3, "fraction": 1.0},
         "prototypes": [{"model": "transformer", "name": "distilbert", "path": str(place / "model")}],
         "rounds": 2,
-        "local": {"epochs": 10, "batch": 8, "rate": 5e-3, "optimizer": "adam"},
-        "distill": {"steps": 10, "batch": 8, "check": 5},
+        "local": {"epochs": 10, "batch_size": 8, "lr": 5e-3, "optimizer": "adam"},
+        "distill": {"steps": 10, "batch_size": 8, "eval_every": 5},
         "run": {"engine": "in-process", "threads": 1},
     }
     return parse(nested(values, changes or {}))

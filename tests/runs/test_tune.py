@@ -20,7 +20,7 @@ from test_cli import feddf
 
 BASE = parse(
     {
-        "data": {"name": "toy", "validation": 0.2}, "pool": {"sources": ["plane"]}, "clients": {"number": 4},
+        "data": {"name": "toy", "validation": 0.2}, "pool": {"sources": ["plane"]}, "clients": {"total": 4},
         "prototypes": [{"model": "mlp", "width": 8}], "rounds": 1, "local": {"epochs": 1}, "distill": {"steps": 5},
         "fusion": {"method": "fedavg"}, "run": {"engine": "in-process"},
     }
@@ -157,7 +157,17 @@ def config_file(folder: Path, experiment: Experiment) -> Path:
 @pytest.mark.xdist_group("tune")
 def test_the_command_runs_real_trials_in_parallel_and_goes_on_after_sigkill(tmp_path: Path) -> None:
     file = config_file(tmp_path, with_values(BASE, {"rounds": 2}))
-    words = ["tune", str(file), "local.lr=0.01,0.1,1.0", "parallel=2", "extensions=0", "--out", str(tmp_path / "out")]
+    words = [
+        "tune",
+        str(file),
+        "local.lr=0.01,0.1,1.0",
+        "--parallel",
+        "2",
+        "--extensions",
+        "0",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     command = [sys.executable, "-m", "feddf", *words]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -184,12 +194,12 @@ def test_the_command_runs_real_trials_in_parallel_and_goes_on_after_sigkill(tmp_
     ("words", "said"),
     [
         ([], "nothing to tune: name a key"),
-        (["rounds"], "the paper has grids for local.lr, proximal, momentum"),
+        (["rounds"], "the paper has grids for local.lr, prox_mu, momentum"),
         (["local.lr=0.1,x"], "must be numbers with commas between them"),
         (["local.lr=0.1,-1"], "local.lr = -1"),
-        (["rate=0.1,1"], "'rate' could mean local.lr or distill.lr"),
-        (["local_rate=0.1,1"], "unknown key 'local_rate'; did you mean 'local.lr'?"),
-        (["local.lr", "parallel=0"], "parallel = '0': must be whole numbers of at least 1"),
+        (["lr=0.1,1"], "'lr' could mean local.lr or distill.lr"),
+        (["local.rate=0.1,1"], "unknown key 'local.rate'; it is called 'local.lr' now"),
+        (["local.lr", "--parallel", "0"], "'--parallel': 0 is not in the range x>=1"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, words: list[str], said: str) -> None:

@@ -93,7 +93,7 @@ from feddf.config import LocalConfig
 from feddf.client import local_update
 from feddf.models.small import CNN
 from feddf.runtime.execution import Execution
-from feddf.states import digest, initial
+from feddf.states import digest, init_state
 from feddf.types import Client, Examples, Inputs, Job, Prototype
 
 torch.set_num_threads(1)
@@ -102,7 +102,7 @@ draw = torch.Generator().manual_seed(0)
 train = Examples(Inputs(torch.randn(64, 3, 16, 16, generator=draw), lambda raw: raw), torch.arange(64) % 4, classes(4))
 local = LocalConfig(epochs=2, batch_size=32, lr=0.1)
 for size in map(int, sys.argv[1:]):
-    job = Job(Client("c", "cnn", torch.arange(size)), 1, initial(kinds["cnn"], 0), 5)
+    job = Job(Client("c", "cnn", torch.arange(size)), 1, init_state(kinds["cnn"], 0), 5)
     update = local_update(job, prototypes=kinds, train=train, local=local, execution=Execution(compile=True))
     print(size, digest({"m": update.state}))
 """
@@ -127,7 +127,7 @@ def test_without_a_compiler_a_run_goes_on_and_says_so(monkeypatch: pytest.Monkey
         "data": {"name": "toy"},
         "pool": {"sources": ["plane"]},
         "prototypes": ["mlp"],
-        "clients": {"number": 4},
+        "clients": {"total": 4},
         "run": {"compile": True},
     }
     can_compile.cache_clear()

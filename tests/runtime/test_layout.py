@@ -57,13 +57,13 @@ print(reordered)
 NARROW = """
 import torch
 from functools import partial
-from feddf import Prototype, initial
+from feddf import Prototype, init_state
 from feddf.models.resnet import resnet8
 
 torch.set_num_threads(1)
 for width, batch in ((2, 3), (4, 8), (6, 3), (8, 2)):
     prototype = Prototype("narrow", partial(resnet8, (1, 14, 14), 10, width=width))
-    model = prototype.load(initial(prototype, 0)).train()
+    model = prototype.load(init_state(prototype, 0)).train()
     for _ in range(20):
         model(torch.randn(batch, 1, 14, 14)).sum().backward()
 print("whole")

@@ -43,7 +43,7 @@ def run(folder: Path, **values: object) -> list[feddf.Record]:
 
 
 def test_a_runs_models_are_loaded_with_classes_and_preprocessing(tmp_path: Path) -> None:
-    records = run(tmp_path / "run", about="bands of light")
+    records = run(tmp_path / "run", description="bands of light")
     for name in ("mlp", "cnn"):
         model = load_model(tmp_path / "run", name)
         assert model.classes == CLASSES

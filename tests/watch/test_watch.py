@@ -19,7 +19,7 @@ from feddf.watch.page import SCRIPTS, STYLES, embedded, part, whole_page, write_
 from feddf.watch.snapshot import LONGEST, Snapshots
 
 NASTY = "</script><script>document.title='taken'</script>"
-CONFIG = 'seed = 0\nrounds = 3\nfusion.method = "{method}"\ndata.name = "toy"\nclients.number = 4\n'
+CONFIG = 'seed = 0\nrounds = 3\nfusion.method = "{method}"\ndata.name = "toy"\nclients.total = 4\n'
 
 
 def record(number: int, accuracy: float, **more: Any) -> str:

@@ -19,10 +19,10 @@ def experiment_of(run_config: Mapping[str, Any]) -> Experiment:
         "data": {
             "name": str(run_config["data"]),
             "folder": str(run_config["data-folder"]),
-            "size": int(run_config["data-size"]) or None,
+            "train_size": int(run_config["data-size"]) or None,
         },
         "partition": {"alpha": float(run_config["alpha"])},
-        "clients": {"number": int(run_config["clients"]), "fraction": float(run_config["fraction"])},
+        "clients": {"total": int(run_config["clients"]), "fraction": float(run_config["fraction"])},
         "local": {"epochs": int(run_config["local-epochs"])},
         "pool": {"sources": [str(run_config["pool"])]},
         "fusion": {"method": str(run_config["method"])},

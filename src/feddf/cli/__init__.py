@@ -21,10 +21,9 @@ from feddf.config.errors import FeddfError
 from feddf.runtime.packages import keep_freed_memory
 
 app = App(
-    help="Fuse models that were trained apart: FedDF and its baselines.",
-    epilog="Start with: feddf compare demo. The presets are listed by: feddf presets; the keys by: feddf config. "
-    "Exit codes: 0 done; 1 files, downloads or the machine failed; 2 a mistake in what was asked for; "
-    "3 too few clients answered; 130 interrupted.",
+    help="Merge trained models by ensemble distillation: FedDF and its baselines.",
+    epilog="Start with: feddf compare demo. Exit codes: 0 done; 1 files, downloads or the machine failed; "
+    "2 a mistake in what was asked for; 3 too few clients answered; 130 interrupted.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -50,7 +49,7 @@ def common(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")] = False,
 ) -> None:
-    """Fuse models that were trained apart: FedDF and its baselines."""
+    """Merge trained models by ensemble distillation: FedDF and its baselines."""
     out_console.quiet = quiet
 
 
@@ -80,9 +79,9 @@ def guarded(action: Callable[[], Any]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except Exception as error:
-        shown = getattr(error, "show", None)  # typer's own complaints about the command's words
-        if shown is None:
+        message = getattr(error, "format_message", None)  # typer's own complaints about the command's words
+        if message is None:
             raise
-        shown()
+        complain(f"{' '.join(message().split())} (--help lists what is allowed)", "error")
         return int(getattr(error, "exit_code", 2))
     return int(result or 0)

@@ -115,13 +115,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, 
 Trust = Annotated[
     bool, typer.Option("--trust", help="Run code that files made elsewhere hold (.pt2) or name (module:attribute).")
 ]
+Seeds = Annotated[str, typer.Option(help="Seeds, with commas between them.")]
+Parallel = Annotated[int, typer.Option(min=1, help="Runs at a time.")]
 Out = Annotated[Path | None, typer.Option(help="The folder to write to (default: a new one below runs/).")]
-
-
-def split_words(words: list[str] | None, own: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return a command's own ``key=value`` words, with ``own`` as their defaults, and all others."""
-    given = dict(word.partition("=")[::2] for word in words or [] if word.partition("=")[0] in own)
-    return {**own, **given}, [word for word in words or [] if word.partition("=")[0] not in own]
 
 
 def unused(path: Path) -> Path:
@@ -142,17 +138,16 @@ def numbers(key: str, text: str, least: int = 0) -> list[int]:
     return found
 
 
-def number(key: str, text: str, least: int = 1) -> int:
-    """Return one whole number."""
-    return numbers(key, text, least)[0]
+def several(word: str) -> list[tuple[str, list[Any]]]:
+    """Return a key and its values, if a word gives one that takes a number several."""
+    from feddf.config import Experiment
+    from feddf.config.experiment import override
+    from feddf.config.keys import keys_of, resolve
 
-
-def share(key: str, text: str, example: str) -> float:
-    """Return a number from 0 to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise ConfigError.at(key, text, f"must be {example}")
-    return value
+    key, _, text = word.partition("=")
+    if "," not in text:
+        return []
+    name = resolve(key.strip(), Experiment)
+    if not keys_of(Experiment)[name].allowed.startswith(("number", "whole number")):
+        return []
+    return [(name, [override(f"{name}={part}")[1] for part in text.split(",")])]

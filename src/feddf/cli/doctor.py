@@ -34,7 +34,7 @@ BATCH, STEPS = 64, 5
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Say what works on this machine: devices, worker processes, extras, data and disk; takes about a minute."""
+    """Check devices, extras, data and disk on this machine."""
     found: dict[str, str] = {}
     err_console.print("trying what this machine can do ...", style="dim", highlight=False)
     for name, line in examine():

@@ -46,8 +46,9 @@ def fuse(
     resume: Annotated[bool, typer.Option("--resume", help=_RESUME)] = False,
     trust: Trust = False,
 ) -> None:
-    """Fuse trained models of any architecture into one, for instance:
-    feddf fuse --teacher A --teacher B.onnx --student resnet8 --unlabeled DIR --out OUT
+    """Fuse trained models of any architecture into one.
+
+    For instance: feddf fuse --teacher A --teacher B.onnx --student resnet8 --unlabeled DIR --out OUT
     """
     words = [*(overrides or []), *([f"run.device={device}"] if device else [])]
     if config is not None and "=" in config and not Path(config).is_file():  # no file, but a first override
@@ -96,7 +97,10 @@ def predict(
     trust: Trust = False,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, ...")] = "auto",
 ) -> None:
-    """Classify images or texts: a line for each, with its class and the probabilities of all classes."""
+    """Classify images or texts with a fused model.
+
+    Prints a line for each, with its class and the probabilities of all classes.
+    """
     if out is not None and out.suffix not in (".csv", ".jsonl"):
         raise ConfigError.at("--out", str(out), "must end in .csv or .jsonl")
     from feddf.saved.model_folder import inputs_of, load_model

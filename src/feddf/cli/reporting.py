@@ -27,7 +27,7 @@ def report(
     html: Annotated[Path | None, typer.Option(help="Write one page with everything, to be opened or mailed.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the results of runs; draw curves or write a page where --out or --html says."""
+    """Print the results of runs; write plots (--out) or a page (--html)."""
     if out and out.suffix[1:].lower() not in FORMATS:
         raise ConfigError.at("--out", str(out), f"a picture's name must end in .{', .'.join(FORMATS)}")
     if html:
@@ -85,7 +85,7 @@ def list_presets(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the experiments that come with feddf, or print one to start a file of your own from."""
+    """List the experiments that come with feddf, or print one."""
     known = presets()
     if name is not None:
         if name not in known:
@@ -113,7 +113,7 @@ def config(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print all keys as Markdown tables.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Explain the keys of a configuration: default, allowed values, meaning. For instance: feddf config distill"""
+    """Explain configuration keys, for instance: feddf config distill"""
     from feddf.config.keys import all_keys, find, markdown
 
     if as_markdown:

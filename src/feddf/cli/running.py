@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,14 +16,14 @@ from feddf.cli.arguments import (
     NameOrFile,
     Out,
     Overrides,
+    Seeds,
     Trust,
     complain,
     err_console,
     numbers,
     out_console,
     print_json,
-    share,
-    split_words,
+    several,
     unused,
 )
 from feddf.cli.reporting import summary
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from feddf.config import Experiment
     from feddf.engines.wrappers import Profile
     from feddf.runs.build import Parts
+    from feddf.runs.many import Variation
     from feddf.runs.store import RunFolder
 
 
@@ -79,7 +80,10 @@ def resume(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a run that was interrupted, or give one more rounds; the models are as if nothing had happened."""
+    """Continue an interrupted run, or add rounds to a finished one.
+
+    The models are those of a run that was never interrupted.
+    """
     from feddf.config import parse
     from feddf.runs.build import build
     from feddf.runs.store import RunFolder
@@ -99,35 +103,52 @@ def compare(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[methods=A,B] [seeds=0,1,2] [target=0.8] [KEY=VALUE[,VALUE]...]...",
-            help="What to compare (default: methods=fedavg,feddf seeds=0; also fedprox, fedavgm, fedma, feddf-plus, "
-            "...), and values that replace those of the configuration. Several numbers, as in alpha=0.1,1,10, are "
-            "tried one after the other.",
+            metavar="[KEY=VALUE[,VALUE]...]...",
+            help="Values that replace those of the configuration; several numbers, as in alpha=0.1,1,10, are run one "
+            "after the other.",
             show_default=False,
         ),
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(help="Methods, with commas between them: also fedprox, fedavgm, fedma, feddf-plus, ...")
+    ] = "fedavg,feddf",
+    seeds: Seeds = "0",
+    goal: Annotated[
+        float | None,
+        typer.Option("--target", min=0, max=1, help="A test accuracy: the table has the rounds to reach it."),
     ] = None,
     out: Out = None,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run several methods on the same shards and seeds, and compare their results in one table."""
+    """Run several methods on the same shards and seeds; print one table."""
     from feddf.config import load
 
-    own, rest = split_words(overrides, {"methods": "fedavg,feddf", "seeds": "0", "target": ""})
-    methods, seeds = own["methods"].split(","), numbers("seeds", own["seeds"])
-    goal = share("target", own["target"], "an accuracy from 0 to 1, for instance 0.8") if own["target"] else None
-    swept = dict(found for word in rest for found in _several(word))
-    experiment = load(name_or_file, [word for word in rest if not _several(word)])
-    from feddf.runs import many
-    from feddf.runs.build import build
-    from feddf.runs.store import RunFolder
+    given = overrides or []
+    swept = dict(found for word in given for found in several(word))
+    experiment = load(name_or_file, [word for word in given if not several(word)])
+    from feddf.runs.many import grid
 
     target = out or unused(Path("runs") / f"{experiment.name}-compare")
-    variations = {target / one.folder: one for one in many.grid(experiment, methods, seeds, swept)}
+    planned = grid(experiment, methods.split(","), numbers("--seeds", seeds), swept)
+    variations = {target / one.folder: one for one in planned}
+    options = ["--methods", methods, "--seeds", seeds, *(["--target", str(goal)] if goal is not None else [])]
+    options += ["--out", str(target), *(["--trust"] if trust else [])]
+    again = shlex.join(["feddf", "compare", name_or_file, *given, *options])
+    _run_variations(variations, again, trust, as_json)
+    paths: dict[str, dict[str, list[Path]]] = {}
+    for path, one in variations.items():
+        paths.setdefault(one.setting, {}).setdefault(one.method, []).append(path)
+    _compared(paths, target, goal, list(swept), as_json)
+
+
+def _run_variations(variations: Mapping[Path, Variation], again: str, trust: bool, as_json: bool) -> None:
+    """Run all experiments of a comparison, one after the other; ``again`` is the command that continues it."""
+    from feddf.runs.build import build
+    from feddf.runs.many import run_many
+    from feddf.runs.store import RunFolder
+
     build(next(iter(variations.values())).experiment, trust=trust)  # before any folder is made
-    again = shlex.join(
-        ["feddf", "compare", name_or_file, *(overrides or []), "--out", str(target), *(["--trust"] if trust else [])]
-    )
 
     def show(path: Path, experiment: Experiment) -> None:
         one, folder = variations[path], RunFolder.open(path)
@@ -138,27 +159,8 @@ def compare(
         title = f"{place}: {', '.join(filter(None, [one.method, one.setting]))}"
         _run_to_the_end(build(experiment, trust=trust), folder, title=title, again=again, quiet=as_json)
 
-    for _ in many.run_many({path: one.experiment for path, one in variations.items()}, run=show, complain=complain):
+    for _ in run_many({path: one.experiment for path, one in variations.items()}, run=show, complain=complain):
         pass
-    paths: dict[str, dict[str, list[Path]]] = {}
-    for path, one in variations.items():
-        paths.setdefault(one.setting, {}).setdefault(one.method, []).append(path)
-    _compared(paths, target, goal, list(swept), as_json)
-
-
-def _several(word: str) -> list[tuple[str, list[Any]]]:
-    """Return a key and its values, if a word gives one that takes a number several."""
-    from feddf.config import Experiment
-    from feddf.config.experiment import override
-    from feddf.config.keys import keys_of, resolve
-
-    key, _, text = word.partition("=")
-    if "," not in text:
-        return []
-    name = resolve(key.strip(), Experiment)
-    if not keys_of(Experiment)[name].allowed.startswith(("number", "whole number")):
-        return []
-    return [(name, [override(f"{name}={part}")[1] for part in text.split(",")])]
 
 
 def _compared(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,12 +16,13 @@ from feddf.cli.arguments import (
     AsJson,
     NameOrFile,
     Out,
+    Parallel,
+    Seeds,
     Trust,
-    number,
     numbers,
     out_console,
     print_json,
-    split_words,
+    several,
     unused,
 )
 from feddf.config.errors import ConfigError
@@ -37,24 +39,32 @@ def tune(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KEY[=V1,V2,...]... [seeds=0] [parallel=1] [extensions=4] [KEY=VALUE]...",
+            metavar="KEY[=V1,V2,...]... [KEY=VALUE]...",
             help="What to tune, with a grid of your own or the paper's (local.lr, prox_mu, momentum), and values "
             "that replace those of the configuration.",
             show_default=False,
         ),
     ] = None,
+    seeds: Seeds = "0",
+    parallel: Parallel = 1,
+    extensions: Annotated[
+        int, typer.Option(min=0, help="How often a grid grows while the best value is on its edge.")
+    ] = 4,
     out: Out = None,
     trust: Trust = False,
 ) -> None:
-    """Try a grid of values, extend it while the best lies on its edge, and keep the best configuration."""
+    """Try a grid of values and keep the best configuration.
+
+    The grid is extended while the best value lies on its edge.
+    """
     from feddf.config import load, with_values
     from feddf.config.keys import short
     from feddf.runs import tune as tuning
     from feddf.runs.build import build
 
-    own, rest = split_words(words, {"seeds": "0", "parallel": "1", "extensions": "4"})
-    grid = {name: values for word in rest for name, values in _grid(word, tuning.PAPER)}
-    experiment = load(name_or_file, [word for word in rest if not _grid(word, tuning.PAPER)])
+    given = words or []
+    grid = {name: values for word in given for name, values in _grid(word, tuning.PAPER)}
+    experiment = load(name_or_file, [word for word in given if not _grid(word, tuning.PAPER)])
     if not grid:
         known = ", ".join(map(short, tuning.PAPER))
         raise ConfigError(f"nothing to tune: name a key ({known}), or give values of your own, for instance alpha=1,10")
@@ -66,11 +76,11 @@ def tune(
     trials, best = tuning.tune(
         experiment,
         grid,
-        numbers("seeds", own["seeds"]),
+        numbers("--seeds", seeds),
         target,
-        parallel=number("parallel", own["parallel"]),
+        parallel=parallel,
         trust=trust,
-        extensions=number("extensions", own["extensions"], least=0),
+        extensions=extensions,
         say=lambda text: out_console.print(text, soft_wrap=True, highlight=False),
     )
     _keep(experiment, trials, best, target)
@@ -117,24 +127,24 @@ def partition(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[alpha=A1,A2,...] [KEY=VALUE]...",
-            help="One or several α, and values that replace those of the configuration (scheme, clients.total, ...).",
+            metavar="[KEY=VALUE[,VALUE]...]...",
+            help="Values that replace those of the configuration (scheme, clients.total, ...); several numbers, as in "
+            "alpha=100,1,0.1, are drawn side by side.",
             show_default=False,
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The picture to write: .png, .svg or .pdf.")] = Path("partition.png"),
     as_json: AsJson = False,
 ) -> None:
-    """Draw how many examples of each class every client holds, and say how skewed that is."""
+    """Plot which client holds how many examples of each class."""
     from feddf.config import parse, with_values
-    from feddf.config.experiment import override
     from feddf.report.tables import percent
 
-    own, rest = split_words(words, {"alpha": ""})
+    given = words or []
     values = {**_values(name), "pool": {}}
-    base = parse(values, overrides=["fusion.method=fedavg", *rest])
-    alphas = own["alpha"].split(",") if own["alpha"] else [str(base.partition.alpha)]
-    experiments = [with_values(base, dict([override(f"alpha={alpha}")])) for alpha in alphas]
+    base = parse(values, overrides=["fusion.method=fedavg", *(word for word in given if not several(word))])
+    sweeps = [[{key: value} for value in found] for word in given for key, found in several(word)]
+    experiments = [with_values(base, {k: v for one in chosen for k, v in one.items()}) for chosen in product(*sweeps)]
     from feddf.data.partition import class_counts, skew
     from feddf.report.plots import check_format, partition_dots
     from feddf.runs.build import build_task

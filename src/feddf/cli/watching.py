@@ -21,7 +21,10 @@ def watch(
     port: Annotated[int, typer.Option(help="The port on 127.0.0.1 (default: any that is free).", min=0, max=65535)] = 0,
     no_open: Annotated[bool, typer.Option("--no-open", help="Only print the address.")] = False,
 ) -> None:
-    """Look at runs in the browser, also while they go on; Ctrl-C ends it. Only this machine can reach the page."""
+    """Show runs in a browser, live.
+
+    Ctrl-C ends it. Only this machine can reach the page.
+    """
     from feddf.watch.http_server import Watch
 
     paths = runs or [Path("runs")]

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar, overload
 from pydantic import ValidationError, field_validator, model_validator
 
 from feddf.config.errors import ConfigError, nearest, shown
-from feddf.config.keys import default_of, flat, is_free, keys_of, nested, resolve, suggestion
+from feddf.config.keys import RENAMED, default_of, flat, is_free, keys_of, nested, resolve, suggestion
 from feddf.config.method_names import spelled_out
 from feddf.config.presets import read
 from feddf.config.sections import (
@@ -314,6 +314,8 @@ def _one_line(error: ValidationError, kind: type[Section]) -> str:
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden" and isinstance(first["input"], Mapping) and "." not in name:
+        if old := [key for key in flat(first["input"], f"{name}.") if key in RENAMED]:
+            return f"unknown key '{old[0]}'; {suggestion(old[0], kind)}"
         sections = dict.fromkeys(key.partition(".")[0] for key in keys_of(kind) if "." in key)
         return f"unknown section [{name}]; {nearest(name, sections)}"
     if first["type"] == "extra_forbidden":
@@ -321,7 +323,7 @@ def _one_line(error: ValidationError, kind: type[Section]) -> str:
     if first["type"] == "missing":
         return f"the key '{name}' is missing: {_NEEDED.get(name, 'a value is needed')}"
     if first["type"] == "model_type":
-        return f"{name} = {shown(first['input'])}: it is a section; {suggestion(name, kind)}"
+        return f"{name} = {shown(_as_written(first['input']))}: it is a section; {suggestion(name, kind)}"
     said = _SAID.get(first["type"], first["msg"])
     return f"{name} = {shown(_as_written(first['input']))}: {said[0].lower()}{said[1:]}"
 

@@ -111,10 +111,10 @@ class FuseConfig(Section):
     @classmethod
     def _stops_without_labels(cls, given: Any) -> Any:
         """Without labeled examples a student is stopped by the loss on inputs that are held out."""
-        if not isinstance(given, dict) or given.get("validation") is not None:
+        distill = given.get("distill", {}) if isinstance(given, dict) else None
+        if not isinstance(distill, dict) or given.get("validation") is not None:
             return given
-        distill = given.get("distill", {})
-        return {**given, "distill": {"stop": "held-out-loss", **distill}} if isinstance(distill, dict) else given
+        return {**given, "distill": {"early_stopping": "held-out-loss", **distill}}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -149,10 +149,8 @@ def suggestion(word: str, kind: type[Section]) -> str:
     section, _, last = word.rpartition(".")
     if entries:  # of a list of tables, which have keys of their own
         known = {name: key for name, key in all_keys().items() if name.startswith(f"{section}.")} or known
-    if new := RENAMED.get(word):
-        return f"it is called '{new}' now"
-    if inside := _inside(word, known):
-        return inside
+    if said := _called_now(word, known) or _inside(word, known):
+        return said
     if same := [key.name for key in known.values() if key.last == last]:
         return f"did you mean {' or '.join(map(repr, same))}?"
     plain = {re.sub(r"[._]", "", name): name for name in known}
@@ -165,6 +163,12 @@ def suggestion(word: str, kind: type[Section]) -> str:
         return f"did you mean '{by_last[near[0]]}'?"
     sections = list(dict.fromkeys(name.partition(".")[0] for name in known if "." in name))
     return _inside(section, known) or f"'feddf config' lists all keys; the sections are: {', '.join(sections)}"
+
+
+def _called_now(word: str, known: Mapping[str, Key]) -> str:
+    """Say what a key of version 0.1 is called now, named in full or by its last part."""
+    found = dict.fromkeys(new for old, new in RENAMED.items() if f".{old}".endswith(f".{word}") and new in known)
+    return f"it is called {' or '.join(map(repr, found))} now" if found else ""
 
 
 def _inside(section: str, known: Mapping[str, Key]) -> str:
@@ -208,7 +212,7 @@ def find(word: str) -> list[Key]:
     found = [key for name, key in known.items() if name.startswith(f"{word}.")]
     found = found or [key for key in known.values() if key.last == word]
     if not found:
-        raise ConfigError(f"no key or section is called '{word}'; {nearest(word, known)}")
+        raise ConfigError(f"no key or section is called '{word}'; {_called_now(word, known) or nearest(word, known)}")
     return found
 
 

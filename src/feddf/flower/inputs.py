@@ -126,7 +126,7 @@ def _check_distillation(settings: FlowerSettings, pool: Inputs | None, validatio
     if len(pool) < 2:
         raise ConfigError.at("pool", f"{len(pool)} inputs", "a student learns from batches of at least 2")
     if settings.distill.early_stopping == "validation" and not len(validation):
-        allowed = "early stopping needs validation data; or set distill.early_stopping = 'held-out-loss' or 'steps'"
+        allowed = "early stopping needs validation data; or set distill.early_stopping = 'held-out-loss' or 'none'"
         raise ConfigError.at("validation", None, allowed)
 
 

@@ -57,7 +57,7 @@ class FlowerSettings(Settings):
             section = tables.get(name, {})
             section = section.model_dump(exclude_unset=True) if isinstance(section, Section) else section
             tables[name] = {**usual, **section} if isinstance(section, Mapping) else section
-        if isinstance(tables["clients"], Mapping) and "number" not in tables["clients"]:
+        if isinstance(tables["clients"], Mapping) and "total" not in tables["clients"]:
             raise ConfigError("the key 'clients.total' is missing: say how many are expected")
         return tables
 

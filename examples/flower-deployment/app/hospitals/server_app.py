@@ -20,7 +20,7 @@ SETTINGS = FlowerSettings(
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     data = str(context.run_config["data"])
-    clients = SETTINGS.clients.model_copy(update={"deadline": float(context.run_config["deadline"])})
+    clients = SETTINGS.clients.model_copy(update={"timeout": float(context.run_config["deadline"])})
     strategy = FedDF(
         ARCHITECTURES,
         SETTINGS.model_copy(update={"clients": clients}),
