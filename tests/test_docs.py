@@ -108,8 +108,9 @@ def test_commands_are_valid(page: Path) -> None:
         overrides = [f"{key}={value}" for key, value in given.items() if not _placeholder(value)]
         for method in options.get("--methods", "feddf").split(","):
             variant(load(name, overrides), method)
-        for key in [*given, *options.get("--grid", "").split(",")]:
-            assert not key or resolve(key, Experiment)
+        tuned = [word for word in words if kind == "tune" and re.fullmatch(r"[a-z][a-z_.]*", word)]
+        for key in [*given, *tuned]:
+            assert resolve(key, Experiment)
 
 
 @every_page
