@@ -108,8 +108,9 @@ def test_commands_are_valid(page: Path) -> None:
         overrides = [f"{key}={value}" for key, value in given.items() if not _placeholder(value)]
         for method in options.get("--methods", "feddf").split(","):
             variant(load(name, overrides), method)
-        for key in [*given, *options.get("--grid", "").split(",")]:
-            assert not key or resolve(key, Experiment)
+        tuned = [word for word in words if kind == "tune" and re.fullmatch(r"[a-z][a-z_.]*", word)]
+        for key in [*given, *tuned]:
+            assert resolve(key, Experiment)
 
 
 @every_page
@@ -131,7 +132,7 @@ def test_every_key_exists(page: Path) -> None:
     """``key=value``, ``section.key``, ``key = value`` and blocks of TOML name keys of a configuration."""
     if page.name in ("CHANGELOG.md", "api.md"):  # which also name what is gone, or stands for a key
         return
-    fusing = page.name in ("fuse.md", "class-lists.md")
+    fusing = page.name in ("fuse.md", "fuse-evidence.md", "class-lists.md")
     known = runpy.run_path(str(ROOT / "tools" / "api.py"))["fuse_keys"]() if fusing else all_keys()
     sections = {name.partition(".")[0] for name in known if "." in name}
     for span in spans(page):
@@ -142,6 +143,11 @@ def test_every_key_exists(page: Path) -> None:
             assert span in known or page.name == "paper-map.md", span  # where `local.py` has functions, too
     for block in re.findall(r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.M | re.S):
         assert set(flat(tomllib.loads(block))) <= set(known)
+
+
+def test_the_file_map_is_what_the_docstrings_say() -> None:
+    file_map = runpy.run_path(str(ROOT / "tools" / "file_map.py"))["file_map"]()
+    assert f"## File map\n\n```text\n{file_map}```\n" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def test_the_tables_of_a_fusions_keys_are_those_of_its_types() -> None:

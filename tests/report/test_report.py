@@ -259,7 +259,7 @@ def test_a_methods_name_says_what_is_unusual_about_it(tmp_path: Path) -> None:
     extras = {
         "": "feddf",
         "local.prox_mu = 0.0\n": "feddf",
-        "local.prox_mu = 0.01\nteachers.swag_samples = 10\n": "feddf+prox_mu=0.01+swag_samples=10",
+        "local.prox_mu = 0.01\nensemble.swag_samples = 10\n": "feddf+prox_mu=0.01+swag_samples=10",
         'local.optimizer = "adam"\n': "feddf+local.optimizer=adam",
         "fusion.options.x = 3\n": "feddf+fusion.options.x=3",
         "run.log_ensemble = false\n": "feddf",
@@ -273,7 +273,7 @@ def test_a_methods_name_says_what_is_unusual_about_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "groups"),
     [
-        ('name = "other"\nabout = "x"\n', 1),  # the same experiment
+        ('name = "other"\ndescription = "x"\n', 1),  # the same experiment
         ("ensemble.swag_samples = 3\n", 1),  # another method on it
         ('run.workers = 3\ndata.folder = "/x"\nversions.cpu = "y"\n', 1),  # elsewhere
         ("data.train_size = 100\n", 2),  # another experiment

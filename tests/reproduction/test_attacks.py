@@ -53,7 +53,12 @@ def attack_of(tiny: Tiny, name: str, members: set[str], **values: object) -> Att
     task = SimpleNamespace(train=tiny.train, pool=tiny.pool)
     experiment = SimpleNamespace(attack=config, seed=seed)
     parts = SimpleNamespace(
-        experiment=experiment, task=task, prototypes=tiny.prototypes, federation=tiny.federation, train=tiny.local
+        experiment=experiment,
+        task=task,
+        prototypes=tiny.prototypes,
+        federation=tiny.federation,
+        train=tiny.local,
+        method=SimpleNamespace(parts=tiny.parts),
     )
     return ATTACKS[config.kind](parts)
 

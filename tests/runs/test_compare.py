@@ -80,7 +80,7 @@ def test_feddf_plus_adjusts_the_loss_and_weighs_by_class_counts() -> None:
     assert (plus.ensemble.weights, plus.ensemble.combine) == ("class-counts", "probabilities")
     assert (private.ensemble.weights, private.ensemble.combine) == ("uniform", "logits")
     assert (part_names(plus), part_names(private)) == (["class-counts"], [])
-    assert (plus.fusion.aggregation, private.fusion.average) == ("class-counts", "examples")
+    assert (plus.fusion.aggregation, private.fusion.aggregation) == ("class-counts", "examples")
     assert plus.local.logit_adjustment == private.local.logit_adjustment == 1.0
 
 

@@ -15,7 +15,7 @@ from conftest import stripes
 from feddf.config import ConfigError, DataConfig, Experiment, parse
 from feddf.config.keys import all_keys, nested
 from feddf.data.datasets import Dataset
-from feddf.evaluate import Predictions, Evaluation, Teacher
+from feddf.evaluate import Evaluation, Predictions, Teacher
 from feddf.runs.build import build
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder

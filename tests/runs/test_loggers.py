@@ -12,9 +12,9 @@ import pytest
 
 from feddf.config import ConfigError, Experiment, parse
 from feddf.runs.build import build
+from feddf.runs.loggers import numbers_of
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
-from feddf.runs.loggers import numbers_of
 
 
 def small(track: list[str], rounds: int = 2) -> Experiment:

@@ -173,8 +173,8 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "no such data": ("cifar11", "did you mean 'cifar10"),
     "the clients' own": (HERE + "bands", "the source 'train' takes a share of them"),
     "a wrong word": (
-        {"name": "noise", "color": 3},
-        "unknown key 'pool.sources.0.color'; the keys of [pool.sources] are: name,",
+        {"name": "noise", "brightness": 3},
+        "unknown key 'pool.sources.0.brightness'; the keys of [pool.sources] are: name,",
     ),
     "classes of noise": ({"name": "noise", "classes": 3}, "pool.sources = 'noise': it has no classes to choose from"),
     "classes of train": ({"name": "train", "avoid": ["x"]}, "pool.sources = 'train': it has no classes to choose from"),
