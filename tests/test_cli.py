@@ -227,6 +227,7 @@ MISTAKES = {
     ("run", "small.toml", "sources=3"): (2, "error: pool.sources = 3: must be a list, for instance"),
     ("run", "typo.toml"): (2, "error: unknown section [distlil]; did you mean 'distill'?"),
     ("report", "nowhere"): (2, "error: nowhere is not a run folder"),
+    ("compare", "small.toml", "seeds=0"): (2, "error: unknown key 'seeds'; it is the option --seeds now"),
     ("compare", "small.toml", "--seeds", "a"): (2, "error: --seeds = 'a': must be whole numbers"),
     ("compare", "small.toml", "--target", "80"): (2, "error: Invalid value for '--target': 80.0 is not in"),
     ("compare", "small.toml", "--methods", "best"): (

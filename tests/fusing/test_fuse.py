@@ -106,7 +106,11 @@ def test_a_student_starts_as_a_teacher_or_as_an_average(tmp_path: Path) -> None:
 
 def test_a_student_starts_as_weights_whose_classes_the_user_names(config: str, tmp_path: Path) -> None:
     """A safetensors file has no class names: those of the others, or the student's, are its own."""
-    values = {"student": {"init": "b"}, "cache": str(tmp_path / "cache"), "distill": {"steps": 1, "early_stopping": "none"}}
+    values = {
+        "student": {"init": "b"},
+        "cache": str(tmp_path / "cache"),
+        "distill": {"steps": 1, "early_stopping": "none"},
+    }
     result = fuse_to_folder(load_fuse(config, values), tmp_path / "out")
     assert result.classes == CLASSES
     assert result.report.sets["test"]["student"].accuracy > 0.9

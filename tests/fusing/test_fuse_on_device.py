@@ -96,7 +96,9 @@ def test_teachers_and_student_compute_there(places: list[str]) -> None:
 def test_a_module_of_the_users_stays_where_it_is(places: list[str]) -> None:
     module = Seen(models()["all"])
     with pretend_device():
-        feddf.fuse([module], models()["wide"], POOL, distill=SHORT.model_copy(update={"early_stopping": "none"}), device=NAME)
+        feddf.fuse(
+            [module], models()["wide"], POOL, distill=SHORT.model_copy(update={"early_stopping": "none"}), device=NAME
+        )
     assert {tensor.device.type for tensor in module.state_dict().values()} == {"cpu"}
 
 

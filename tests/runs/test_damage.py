@@ -137,7 +137,12 @@ def test_code_that_a_foreign_folder_names_needs_trust(
 
 
 def test_a_foreign_folder_without_code_needs_no_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = {"data.name": "folder:/a:b", "pool.sources": ["images:c"], "run.device": "cpu:0", "description": "one: two"}
+    changes = {
+        "data.name": "folder:/a:b",
+        "pool.sources": ["images:c"],
+        "run.device": "cpu:0",
+        "description": "one: two",
+    }
     folder = RunFolder.create(tmp_path / "run", with_values(EXPERIMENT, changes))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody-else"))
     folder.check_trust()

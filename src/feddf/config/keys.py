@@ -53,6 +53,9 @@ RENAMED = {
 }
 """Keys of version 0.1, and what they are called now."""
 
+OPTIONS = ("methods", "seeds", "parallel", "target", "extensions")
+"""Words of version 0.1 that are options of a command now."""
+
 _TITLES = {"": "On top", "prototypes": "`[[prototypes]]`", "pool.sources": "An entry of `pool.sources`"}
 
 
@@ -167,6 +170,8 @@ def suggestion(word: str, kind: type[Section]) -> str:
 
 def _called_now(word: str, known: Mapping[str, Key]) -> str:
     """Say what a key of version 0.1 is called now, named in full or by its last part."""
+    if word in OPTIONS:
+        return f"it is the option --{word} now"
     found = dict.fromkeys(new for old, new in RENAMED.items() if f".{old}".endswith(f".{word}") and new in known)
     return f"it is called {' or '.join(map(repr, found))} now" if found else ""
 

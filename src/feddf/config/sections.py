@@ -371,7 +371,9 @@ class DistillConfig(Section):
         "stop by the accuracy on validation data, by the loss on held-out inputs of the pool, or not before all steps",
         kind="method",
     )
-    held_out: float = key(0.1, "the share of the pool held out by early_stopping = 'held-out-loss'", kind="method", gt=0, lt=1)
+    held_out: float = key(
+        0.1, "the share of the pool held out by early_stopping = 'held-out-loss'", kind="method", gt=0, lt=1
+    )
     keep_init: bool = key(True, "return the first weights if no snapshot scores better", kind="method")
     eval_every: int = key(100, "steps between two looks at the score", ge=1)
     patience: int = key(1_000, "steps without a better score after which a student stops", ge=1)
