@@ -7,11 +7,13 @@ import runpy
 import shlex
 import tomllib
 from importlib import import_module
+from inspect import isfunction, signature
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+import feddf
 from feddf.config import Experiment, load
 from feddf.config.fuse_config import FuseConfig
 from feddf.config.keys import all_keys, flat, markdown, resolve
@@ -168,3 +170,11 @@ def test_the_tables_of_keys_are_those_that_the_command_prints() -> None:
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_is_a_configuration_that_says_what_it_is(name: str) -> None:
     assert load(name).description
+
+
+@pytest.mark.parametrize("name", feddf.__all__)
+def test_public_functions_explain_their_arguments(name: str) -> None:
+    found = getattr(feddf, name)
+    names = list(signature(found).parameters) if isfunction(found) else []
+    explained = re.findall(r"^ {8}(\w+): ", (found.__doc__ or "").partition("Args:\n")[2], flags=re.M)
+    assert len(names) <= 2 or explained == names

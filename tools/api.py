@@ -10,13 +10,19 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
+from dataclasses import fields, is_dataclass
+from inspect import formatannotation
 from pathlib import Path
+from typing import Annotated, get_origin, is_typeddict
 
 from pydantic import BaseModel
 
 import feddf
 from feddf.config.fuse_config import FuseConfig, TeacherConfig
 from feddf.config.keys import Key, keys_of, tables
+from feddf.outputs import Outputs
+
+WIDTH = 100
 
 INTRODUCTION = """# Python reference
 
@@ -24,30 +30,83 @@ What `import feddf` offers, by the module that it comes from. Generated from the
 """
 
 
+def shown(value: object) -> str:
+    """Return a default as a reader would write it."""
+    if isinstance(value, BaseModel):
+        return f"{type(value).__name__}()"
+    if isinstance(value, Outputs):
+        return "classes()"
+    if callable(value):
+        name = getattr(value, "__name__", "_")
+        return "..." if name.startswith("_") else name
+    plain = is_dataclass(value) and not isinstance(value, type) and value == type(value)()
+    return f"{type(value).__name__}()" if plain else repr(value)
+
+
+def annotated(hint: object) -> str:
+    """Return a type without bounds, quotes and module names."""
+    if get_origin(hint) is Annotated:
+        hint = hint.__origin__  # type: ignore[attr-defined]
+    text = hint if isinstance(hint, str) else getattr(hint, "__forward_arg__", None) or formatannotation(hint)
+    return re.sub(r"\b(?!nn\b)(?:[a-z_]+\.)+(?=[A-Z])", "", text)
+
+
+def parameters(found: object) -> tuple[list[str], str]:
+    """Return the arguments of a function or of a type, one text each, and what comes back."""
+    if is_typeddict(found):
+        return [f"{name}: {annotated(hint)}" for name, hint in found.__annotations__.items()], ""
+    made = {field.name: field.default_factory for field in fields(found)} if is_dataclass(found) else {}
+    called = found.__call__ if getattr(found, "_is_protocol", False) else found
+    signature = inspect.signature(called)
+    texts, keywords = [], False
+    for one in signature.parameters.values():
+        if one.name == "self":
+            continue
+        if one.kind is one.KEYWORD_ONLY and not keywords:
+            texts.append("*")
+        keywords = keywords or one.kind is one.KEYWORD_ONLY
+        hint = "" if one.annotation is one.empty else f": {annotated(one.annotation)}"
+        default = made[one.name]() if repr(one.default) == "<factory>" else one.default
+        stars = {one.VAR_KEYWORD: "**", one.VAR_POSITIONAL: "*"}.get(one.kind, "")
+        texts.append(f"{stars}{one.name}{hint}" + ("" if default is one.empty else f" = {shown(default)}"))
+    back = "" if isinstance(found, type) and called is found else signature.return_annotation
+    return texts, "" if back in ("", signature.empty) else f" -> {annotated(back)}"
+
+
+def signature_of(name: str, found: object) -> str:
+    """Return a name as it is called, on one line or with a line for each argument."""
+    is_type = isinstance(found, type)
+    if not (is_type or inspect.isfunction(found)) or (is_type and issubclass(found, Exception)):
+        return name
+    if is_type and issubclass(found, BaseModel):
+        found.model_rebuild()  # its signature is complete only when it was used once
+    arguments, back = parameters(found)
+    line = f"{name}({', '.join(arguments)}){back}"
+    return line if len(line) <= WIDTH else "\n".join([f"{name}(", *(f"    {one}," for one in arguments), f"){back}"])
+
+
+def with_lists(doc: str) -> str:
+    """Return a docstring in which the arguments are a list in Markdown."""
+
+    def listed(block: re.Match[str]) -> str:
+        entries = re.sub(r"\n {6,}", " ", block[1])
+        return "Arguments:\n\n" + re.sub(r"(?m)^ {4}([\w, ]+): ", r"- `\1`: ", entries)
+
+    return re.sub(r"(?m)^Args:\n((?: {4}.*\n?)+)", listed, doc)
+
+
 def text_of(name: str) -> str:
     """Return one name's entry."""
     found = getattr(feddf, name)
     doc = "" if isinstance(found, type(feddf.State)) else (getattr(found, "__doc__", None) or "")
-    doc = textwrap.dedent(inspect.cleandoc(doc))
+    doc = with_lists(textwrap.dedent(inspect.cleandoc(doc)))
     doc = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", doc).replace("``", "`")
-    doc = re.sub(r"(?m)^(?=>>> )", "", doc)
-    if callable(found) and (inspect.isfunction(found) or inspect.isclass(found)):
-        if isinstance(found, type) and issubclass(found, BaseModel):
-            found.model_rebuild()  # its signature is complete only when it was used once
-        try:
-            signature = str(inspect.signature(found)).replace("typing.", "")  # 3.12 leaves it out
-        except ValueError:
-            signature = "(...)"
-    else:
-        signature = ""
-    if len(signature) > 160 or "**data" in signature or " at 0x" in signature:
-        signature = "(...)"
     examples = re.split(r"(?m)^(?=>>> )", doc, maxsplit=1)
     body = examples[0].strip()
     if "::" in body:  # a literal block of a docstring
         body = body.replace("::\n", ":\n")
-    shown = f"\n\n```text\n{examples[1].strip()}\n```" if len(examples) > 1 else ""
-    return f"### `{name}`\n\n```text\n{name}{signature}\n```\n\n{body}{shown}\n"
+    example = f"\n\n```text\n{examples[1].strip()}\n```" if len(examples) > 1 else ""
+    return f"### `{name}`\n\n```text\n{signature_of(name, found)}\n```\n\n{body}{example}\n"
 
 
 def page() -> str:

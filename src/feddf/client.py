@@ -42,7 +42,14 @@ def local_update(
     gradient, and what is sent. Those of ``local.logit_adjustment`` and ``local.prox_mu`` (:func:`logit_adjustment`,
     :func:`proximal_term`) come after it.
 
-    ``execution.device`` is where all this is computed; what is sent is on the CPU.
+    Args:
+        job: the client, the weights and the payload that it is sent, and its seed.
+        prototypes: the architectures by name; the client's own is built.
+        train: the training examples, of which the client uses those at its indices.
+        local: the section ``[local]``.
+        half: what a method adds on the client's side.
+        augment: changes raw batches before they are encoded.
+        execution: device, precision and threads; what is sent is on the CPU.
     """
     indices = job.client.indices
     assert indices is not None, f"client {job.client.id} has no indices: its data are not here"

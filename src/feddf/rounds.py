@@ -75,7 +75,17 @@ def run_rounds(
     parts: Sequence[Part] = (),
     spool: Spool | None = None,
 ) -> Iterator[Round]:
-    """Run communication rounds t = server.round + 1, ... without end, and yield each as it is closed."""
+    """Run communication rounds t = server.round + 1, ... without end, and yield each as it is closed.
+
+    Args:
+        server: the state to begin from.
+        federation: the clients, and how they are sampled.
+        engine: runs the clients' jobs in parallel.
+        train: (job) -> reply, what a client does.
+        fuse: (server, updates, seed) -> the next state.
+        parts: what a method adds to what is sent and must come back beside the weights.
+        spool: keeps the updates of a round on disk until it is closed.
+    """
     while True:  # line 5
         closed = run_round(server, federation, engine=engine, train=train, fuse=fuse, parts=parts, spool=spool)
         yield closed
@@ -94,7 +104,14 @@ def run_round(
 ) -> Round:
     """Run one round. Below the quorum it is abandoned and tried again with other clients.
 
-    The ``parts`` of the method say what is sent and what must come back beside the weights.
+    Args:
+        server: the state to begin from.
+        federation: the clients, and how they are sampled.
+        engine: runs the clients' jobs in parallel.
+        train: (job) -> reply, what a client does.
+        fuse: (server, updates, seed) -> the next state.
+        parts: what a method adds to what is sent and must come back beside the weights.
+        spool: keeps the updates of a round on disk until it is closed.
     """
     number, config = server.round + 1, federation.config
     failures: list[Failure] = []

@@ -234,6 +234,10 @@ S = TypeVar("S", bound=Section)
 def load(name_or_file: str, overrides: Sequence[str] = ()) -> Experiment:
     """Return the experiment of a preset or a TOML file, with ``key=value`` overrides.
 
+    Args:
+        name_or_file: the name of a preset, or the path of a TOML file.
+        overrides: values of single keys, as on the command line.
+
     >>> load("demo", ["alpha=1", "local.epochs=2"]).local.epochs
     2
     """

@@ -33,8 +33,14 @@ def from_torch(
 ) -> Dataset:
     """Return a data set of torch's ``Dataset`` objects (map-style), whose items are ``(input, label)``.
 
-    An input is a tensor, an array or a PIL image; all have one shape. ``flips`` says whether a mirrored image is still
-    of its class.
+    An input is a tensor, an array or a PIL image; all have one shape.
+
+    Args:
+        train: the training examples.
+        test: the test examples; if there are none, a fifth of the training examples.
+        name: the name of the data set.
+        classes: the names of the classes, in order.
+        flips: whether a mirrored image is still of its class.
 
     >>> from torch.utils.data import TensorDataset
     >>> data = from_torch(TensorDataset(torch.zeros(10, 3, 8, 8, dtype=torch.uint8), torch.arange(10) % 2))
@@ -50,6 +56,10 @@ def from_image_folder(path: str | Path, *, image_size: int | None = None) -> Dat
 
     With ``train`` and ``test`` (or ``val``) on top, those are the parts. In a configuration, ``folder:PATH`` is
     the same.
+
+    Args:
+        path: the folder.
+        image_size: resize images to this height and width.
     """
     try:
         return image_folder(path, DataConfig(name=f"folder:{path}", image_size=image_size))
@@ -68,8 +78,15 @@ def from_hugging_face(
 ) -> Dataset:
     """Return a data set of a Hugging Face ``datasets.Dataset``, or of a ``DatasetDict`` with the parts train and test.
 
-    ``column`` holds the inputs (default: the only column besides the labels, or the one of images), ``label`` the
-    labels (default: a column with a usual name). Texts have to be tokenized first: give the column of token ids.
+    Texts have to be tokenized first: give the column of token ids.
+
+    Args:
+        dataset: the training part, or both parts.
+        test: the test part; if there is none, a fifth of the training part.
+        column: the column of inputs (default: the only one besides the labels, or the one of images).
+        label: the column of labels (default: one with a usual name).
+        name: the name of the data set.
+        flips: whether a mirrored image is still of its class.
     """
     if isinstance(dataset, Mapping):
         if "train" not in dataset:

@@ -20,14 +20,28 @@ Shards = list[Tensor]
 
 
 def split(n: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Return (rest, held out): ``share`` of the n examples chosen at random, and all others."""
+    """Return (rest, held out): ``share`` of the n examples chosen at random, and all others.
+
+    Args:
+        n: the number of examples.
+        share: the share to hold out, between 0 and 1.
+        seed: decides which examples are held out.
+    """
     order = torch.from_numpy(numpy_generator(seed).permutation(n))
     held_out = round(share * n)
     return order[held_out:].sort().values, order[:held_out].sort().values
 
 
 def iid(labels: Tensor, clients: int, partition: PartitionConfig, *, n_classes: int, seed: int) -> Shards:
-    """Deal the examples at random into shards whose sizes differ by one at most."""
+    """Deal the examples at random into shards whose sizes differ by one at most.
+
+    Args:
+        labels: the class of each example.
+        clients: how many shards to make.
+        partition: not used: this scheme has no options.
+        n_classes: M, the number of classes. Not used.
+        seed: decides all random choices.
+    """
     order = numpy_generator(seed).permutation(len(labels))
     return [_tensor(part) for part in np.array_split(order, clients)]
 
@@ -45,6 +59,13 @@ def dirichlet(labels: Tensor, clients: int, partition: PartitionConfig, *, n_cla
 
     Deviation: the paper writes Dir(α·p) with p summing to one. Its figures (α = 100 looks i.i.d., α = 1 has
     several classes a client) and the released code match α *per class*, which is what is drawn here.
+
+    Args:
+        labels: the class of each example.
+        clients: how many shards to make.
+        partition: the section ``[partition]``: α and ``min_size``.
+        n_classes: M, the number of classes.
+        seed: decides all random choices.
 
     >>> shards = dirichlet(torch.arange(100) % 10, 5, PartitionConfig(alpha=0.1), n_classes=10, seed=0)
     >>> torch.equal(torch.cat(shards).sort().values, torch.arange(100))

@@ -78,10 +78,15 @@ def fuse(
         teachers: modules, paths that ``feddf fuse`` takes, or :class:`~feddf.fusing.teachers.TrainedModel` values.
         student: an architecture's name, a module, or a :class:`~feddf.fusing.student.StudentSpec`.
         unlabeled: inputs as the models take them, bytes of images with an encoding (``Inputs``), or texts.
-        validation, test: labeled examples for early stopping, weights and drop-worst; and for the report only.
-        ensemble, distill, run, seed: the sections of a configuration, and what every random choice follows from.
+        validation: labeled examples for early stopping, weights and drop-worst.
+        test: labeled examples for the report only.
+        ensemble: how the teachers' predictions are combined (the section ``[ensemble]``).
+        distill: how the student is trained (the section ``[distill]``).
+        run: engine, device and precision (the section ``[run]``).
         device: where teachers and student compute (default: that of ``run``); the returned model is on the CPU.
-        cache, progress: the folder of cached predictions; what is told how far each teacher is.
+        seed: decides all random choices.
+        cache: the folder of cached predictions (default: the user's cache).
+        progress: called as teachers predict.
         trust: run code that files of teachers hold (``.pt2``) or that folders made elsewhere name.
     """
     pool, spec = _pool(unlabeled, student if isinstance(student, StudentSpec) else StudentSpec(student))

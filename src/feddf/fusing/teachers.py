@@ -72,7 +72,16 @@ def of_module(
     outputs: OutputKind = "logits",
     examples: int = 1,
 ) -> TrainedModel:
-    """Return a module in memory as a teacher. It stays where it is: on another device, a copy of it predicts."""
+    """Return a module in memory as a teacher. It stays where it is: on another device, a copy of it predicts.
+
+    Args:
+        module: the model.
+        id: its name in the report.
+        classes: the names of its outputs, in order.
+        preprocess: how raw inputs are encoded for it; ``None`` if as for the student.
+        outputs: whether it returns logits or probabilities.
+        examples: n_k, the number of examples that it was trained on, for the weights ``examples``.
+    """
 
     @contextmanager
     def open_module(device: torch.device) -> Iterator[PredictBatch]:

@@ -79,7 +79,13 @@ def _row_mean(tensors: Sequence[Tensor], counts: Tensor) -> Tensor:
 
 
 def average_by_prototype(rule: Rule, server: ServerState, updates: Sequence[Update]) -> dict[str, State]:
-    """Apply a rule within each prototype's group of clients (lines 9 to 11 of Algorithm 3)."""
+    """Apply a rule within each prototype's group of clients (lines 9 to 11 of Algorithm 3).
+
+    Args:
+        rule: how the weights of one prototype's clients are averaged, for example :func:`average`.
+        server: the state whose models a prototype without updates keeps.
+        updates: the updates of a round, of all prototypes.
+    """
     return {
         prototype: rule(previous, [update for update in updates if update.prototype == prototype])
         for prototype, previous in sorted(server.models.items())

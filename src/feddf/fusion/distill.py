@@ -55,10 +55,22 @@ def distill(
 
     With a temperature T the loss is T² KL(teachers(d), σ(f(x, d) / T)): the gradient keeps its size (Hinton 2015).
     ``optimizer = "swa"`` is SGD with a cyclical rate, the weights at the end of each cycle being averaged (Izmailov et
-    al. 2018, as in FedDistill). ``chosen_from`` limits the pool to the inputs at these indices.
+    al. 2018, as in FedDistill).
 
     All is computed on the device that the student is on, and read off it every ``eval_every`` steps; what is
     returned is on the CPU.
+
+    Args:
+        student: the module to train, which is changed; its weights and its device are where training begins.
+        targets: (indices of pool inputs, encoded inputs) -> the ensemble's predictions.
+        pool: the unlabeled inputs.
+        config: the section ``[distill]``.
+        score: model -> what early stopping maximizes; ``None`` to take all steps.
+        seed: decides the order of batches, augmentation and dropout.
+        outputs: what the models' outputs mean; its ``distance`` is the loss.
+        chosen_from: the indices of the pool inputs to train on; all if it is left out.
+        augment: changes raw batches of the pool.
+        execution: precision, compilation, and whether snapshots are scored in the background.
     """
     device = device_of(student)
     forward = forward_of(student, execution.compile, execution.precision)

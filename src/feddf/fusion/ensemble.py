@@ -34,6 +34,11 @@ Memory = Mapping[str, State]
 def avg_logits(votes: Iterable[WeightedLogits], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
     """Return σ(Σ_k w_k z_k / T Σ_k w_k), the paper's AvgLogits (section 3) for w_k = 1 and T = 1.
 
+    Args:
+        votes: the logits z_k of each teacher with its weight w_k, as a stream.
+        temperature: T, by which logits are divided.
+        outputs: what the models' outputs mean.
+
     >>> avg_logits([WeightedLogits(torch.tensor([[2.0, 0.0]])), WeightedLogits(torch.tensor([[0.0, 2.0]]))])
     tensor([[0.5000, 0.5000]])
     """
@@ -48,6 +53,11 @@ def avg_probabilities(
 
     A student that minimizes the averaged loss Σ_k w_k KL(σ(z_k / T) ‖ q) / Σ_k w_k has the same target: that sum is
     KL(p̄ ‖ q) for the averaged probabilities p̄, plus a term without q.
+
+    Args:
+        votes: the logits z_k of each teacher with its weight w_k, as a stream.
+        temperature: T, by which logits are divided.
+        outputs: what the models' outputs mean.
 
     >>> avg_probabilities([WeightedLogits(torch.tensor([[900.0, 0.0]])), WeightedLogits(torch.tensor([[0.0, 0.0]]))])
     tensor([[0.7500, 0.2500]])

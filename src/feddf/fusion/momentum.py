@@ -18,6 +18,11 @@ def momentum(beta: float, inner: Fusion, prototypes: Mapping[str, Prototype]) ->
 
     Only parameters have momentum; buffers (BatchNorm's statistics) are taken from ``inner``. The velocities are
     the server's memory, so a resumed run goes on with them. With β = 0 this is ``inner``, up to rounding.
+
+    Args:
+        beta: β, between 0 and 1.
+        inner: the fusion that momentum is added to.
+        prototypes: the architectures, which tell parameters from buffers.
     """
     names = {
         name: {key for key, _ in prototype.build().named_parameters(remove_duplicate=False)}  # tied weights too

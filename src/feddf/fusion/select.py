@@ -59,7 +59,11 @@ def drop_worst(
 ) -> Fusion:
     """Return ``inner`` for the clients that the rule leaves; if it would leave none, the best one is kept.
 
-    ``measure`` gives each client's accuracy on the ``validation`` examples.
+    Args:
+        rule: which clients to drop, by their accuracies.
+        measure: updates -> each client's accuracy on the ``validation`` examples.
+        validation: the labeled examples by which clients are judged.
+        inner: the fusion of the clients that are left.
     """
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:

@@ -27,6 +27,12 @@ def swag(updates: Sequence[Update], seed: int, *, samples: int = 10, scale: floa
 
     Only weights are sampled. BatchNorm's statistics are m's; they fit no sample, so whoever uses one must estimate
     them again, on unlabeled data (``recalibrate``). States are read one tensor at a time.
+
+    Args:
+        updates: the updates of a round.
+        seed: decides the samples.
+        samples: how many models are drawn for each prototype.
+        scale: the factor of the Gaussian's covariance.
     """
     if not samples:
         return []

@@ -86,7 +86,9 @@ class Parts:
 def build(experiment: Experiment, *, trust: bool = False) -> Parts:
     """Return the experiment's parts, or raise :class:`ConfigError` where names and data do not fit together.
 
-    With ``trust``, programs in files that the experiment names (a generator's ``.pt2``) are run.
+    Args:
+        experiment: the configuration, as :func:`feddf.load` returns it.
+        trust: run programs in files that the experiment names (a generator's ``.pt2``).
     """
     task = build_task(experiment, trust=trust)
     prototypes = {spec.label: _prototype(spec, task.data, experiment) for spec in experiment.prototypes}

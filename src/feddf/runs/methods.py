@@ -84,6 +84,11 @@ def make_method(resources: Resources, settings: Settings, engine: Engine) -> Met
     """Return the method that the settings name, inside the wrappers that they ask for.
 
     From the inside: local statistics, momentum, drop-worst, trust, a trial of all models, the guard, and its parts.
+
+    Args:
+        resources: the server's architectures, pool and validation examples.
+        settings: the configuration; ``fusion.method`` names the method.
+        engine: runs the server's work: predictions of teachers, and distillation.
     """
     asked = settings
     if settings.fusion.defense == "robust":

@@ -34,6 +34,13 @@ def run_experiment(
 
     The log line is written before the checkpoint. A crash between the two leaves a line without a
     checkpoint, which the next start removes: no round is lost, and none counted twice.
+
+    Args:
+        parts: the built experiment (:func:`feddf.build`).
+        folder: where records, checkpoints and models are written; what it holds already is not repeated.
+        watch: called with (stage, done, total) as the work within a round progresses.
+        profile: collects the time of each job, if it is given.
+        complain: called with each warning.
     """
     experiment, task = parts.experiment, parts.task
     with folder.locked(), open_engines(experiment.run, experiment.clients.timeout) as engines:

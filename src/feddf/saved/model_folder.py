@@ -39,10 +39,11 @@ def load_model(
 ) -> LoadedModel:
     """Return a model that feddf wrote, with its classes and its preprocessing.
 
-    ``folder`` is a model folder (of ``feddf fuse``) or a run folder (of ``feddf run``), of which ``prototype`` names
-    one model where there are several. On another ``device`` (``auto`` is the first accelerator that works) it takes
-    encoded inputs that are there; ``predict`` moves them itself. With ``trust``, an architecture of somebody else's own
-    (``module:attribute``) is imported and built.
+    Args:
+        folder: a model folder (of ``feddf fuse``) or a run folder (of ``feddf run``).
+        prototype: which model, where a run has several.
+        device: where the model computes (``auto``: the first accelerator that works); ``predict`` moves its inputs.
+        trust: import and build an architecture that a folder made elsewhere names as ``module:attribute``.
 
     >>> load_model("nowhere")
     Traceback (most recent call last):
