@@ -60,6 +60,8 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.fusion.select import drop_worst as drop_worst
     from feddf.fusion.students import make_students as make_students
     from feddf.fusion.swag import swag as swag
+    from feddf.outputs import Outputs as Outputs
+    from feddf.outputs import classes as classes
     from feddf.rounds import Federation as Federation
     from feddf.rounds import QuorumError as QuorumError
     from feddf.rounds import run_round as run_round
@@ -103,6 +105,7 @@ _HOMES = {
     "config.names": "DATASETS METHODS MODELS",
     "types": "Client ClientHalf Engine Examples Failure Fused Fusion Inputs Job LocalTrain Method Part Prototype Reply "
     "Resources Round Rule Sent ServerState State Steps Target Training Update WeightedLogits",
+    "outputs": "Outputs classes",
     "states": "init_state",
     "evaluate": "accuracy",
     "data.adapters": "from_hugging_face from_image_folder from_torch",

@@ -85,6 +85,10 @@ class Examples:
     labels: Tensor
     outputs: Outputs
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.outputs, Outputs):
+            raise ValueError(f"outputs = {self.outputs!r}: must say what outputs mean, for instance feddf.classes(10)")
+
     def __len__(self) -> int:
         return len(self.labels)
 
