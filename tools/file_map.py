@@ -1,7 +1,4 @@
-"""Write the file map in CONTRIBUTING.md: one line for each file, from its docstring.
-
-python tools/file_map.py
-"""
+"""Write the file map in CONTRIBUTING.md, a line for each file from its docstring: python tools/file_map.py."""
 
 from __future__ import annotations
 
