@@ -293,3 +293,9 @@ def test_a_value_that_a_run_does_not_say_is_the_default(tmp_path: Path) -> None:
     assert (run.value("clients.total"), run.value("local.epochs"), run.value("pool.size")) == (4, 40, None)
     assert not run.over_flower
     assert write_with(tmp_path / "flower", "flower.evaluate_fraction = 0.5\n").over_flower
+
+
+def test_a_run_of_another_version_is_named_and_not_read_with_defaults(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('name = "old"\n[clients]\nnumber = 5\n')
+    with pytest.raises(ReportError, match=r"version 0\.1: its key 'clients\.number' is called 'clients\.total' now"):
+        read_run(tmp_path)

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, Literal, cast
 
 from feddf.config.errors import FeddfError, reason
-from feddf.config.keys import all_keys, flat, short
+from feddf.config.keys import RENAMED, all_keys, flat, short
 from feddf.config.method_names import changes_of, short_name
 from feddf.config.records import Record
 from feddf.runtime.atomic import read_json_lines, read_regular
@@ -118,7 +118,10 @@ def read_run(path: Path) -> Run:
         raise ReportError(f"{path} is not a run folder: it has no config.toml") from None
     except (OSError, ValueError) as error:
         raise ReportError(f"cannot read {path / 'config.toml'}: {error}") from None
-    return Run(path, flat(config), cast(list[Record], _records(path)))
+    values = flat(config)
+    if old := next((name for name in values if name in RENAMED), None):
+        raise ReportError(f"{path} is a run of version 0.1: its key '{old}' is called '{RENAMED[old]}' now")
+    return Run(path, values, cast(list[Record], _records(path)))
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
