@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import pickle
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -281,3 +283,18 @@ def test_the_record_of_a_student_has_the_documented_keys(tiny: Tiny) -> None:
     fused = fusion(tiny, {"distill.steps": 5})(tiny.server, trained(tiny), 1)
     for record in fused.notes["distillation"].values():
         assert record.keys() == DistillationRecord.__annotations__.keys()
+
+
+def test_what_travels_to_workers_does_not_hold_the_server(tiny: Tiny) -> None:
+    """Over Flower the number of clients is a method of the server, which holds locks and connections."""
+    sent: list[bytes] = []
+
+    def engine(function: Any, jobs: Sequence[Any], /) -> Iterator[Any]:
+        sent.append(pickle.dumps(function))
+        return in_process(function, jobs)
+
+    lock = threading.RLock()
+    resources = replace(tiny.resources, n_clients=lambda name: int(lock is None))
+    fused = feddf(resources, tiny.settings, engine)(tiny.server, trained(tiny), 1)
+    assert len(sent) == 2, "teachers and students"
+    assert fused.server.round == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,8 @@ def make_students(
         engine: where they learn.
         execution: how they are executed.
     """
-    learn = partial(distill_student, resources=resources, config=config, execution=execution)
+    needed = replace(resources, n_clients=None)  # it travels to workers, and over Flower that is a method of the server
+    learn = partial(distill_student, resources=needed, config=config, execution=execution)
 
     def students(starts: Mapping[str, Sequence[State]], targets: Targets, seed: int) -> Mapping[str, DistillResult]:
         jobs = [Student(name, candidates, derive(seed, name), targets) for name, candidates in starts.items()]
