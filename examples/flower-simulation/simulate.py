@@ -33,7 +33,8 @@ def simulate(experiment: Experiment, folder: Path, after: Callable[[Grid, FedDF]
 
     started = {"include_dashboard": False, "num_cpus": experiment.run.workers}  # of Ray; by default all CPUs
     backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": started}
-    run_simulation(server, client_app_of(experiment), experiment.clients.total, backend_config=backend)
+    clients = client_app_of(experiment, states=(folder / "clients").resolve())  # what some methods keep between rounds
+    run_simulation(server, clients, experiment.clients.total, backend_config=backend)
     saved, _ = RunFolder.open(folder).latest()
     assert saved is not None
     return digest(saved.models)
