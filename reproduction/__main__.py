@@ -130,19 +130,38 @@ def _reproduce(artifact: Artifact, asked: Asked, out: Path) -> None:
 def report(
     results: Annotated[Path, typer.Argument(help="The folder of the results.")] = Path("results"),
     html: Annotated[Path | None, typer.Option(help="Write one page with everything.", show_default=False)] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/results.md.")] = False,
 ) -> None:
     """Show the verdict on every claim, and write a self-contained page about them if asked to."""
-    from reproduction.page import page, read_results, verdicts
+    from reproduction import page
 
     titles = {name: (find(name).title, f"not run yet: python -m reproduction {name}") for name in NAMES}
-    found = read_results(results)
-    table = Table("claim", "scale", "verdict", "comparisons", "clear", "seeds", box=None, padding=(0, 3, 0, 0))
-    for row in verdicts(found, titles):
-        table.add_row(*row)
+    found = page.read_results(results)
+    rows = page.verdicts(found, titles)
+    if markdown:
+        typer.echo(page.markdown(rows, titles), nl=False)
+        return
+    table = Table("claim", "scale", "verdict", "comparisons", "seeds", "runs", box=None, padding=(0, 3, 0, 0))
+    for row in rows:
+        table.add_row(*row[:-1])
     out_console.print(table)
+    _say(page.summary(found))
     if html is not None:
-        write_atomically(html, page(found, titles).encode())
+        write_atomically(html, page.page(found, titles).encode())
         _say(f"page: {html}")
+
+
+@app.command()
+def check() -> None:
+    """Check the checks: feed each with the paper's numbers, swapped ones, equal ones, and unreached targets."""
+    from reproduction.checks import mistakes
+
+    found = [line for name in NAMES for line in mistakes(find(name))]
+    for line in found:
+        _say(line)
+    if found:
+        raise FeddfError(f"{len(found)} checks judge wrongly")
+    _say(f"the checks of {len(NAMES)} artifacts judge as they should")
 
 
 @app.command()

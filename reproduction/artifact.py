@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from math import isnan, nan, sqrt
-from statistics import fmean, stdev
+from operator import sub
+from statistics import fmean
 from typing import Any, Literal, get_args
 
 from feddf.report.read import Run
+from reproduction.judging import Comparison, NotReached, above
 
 Scale = Literal["paper", "cpu", "smoke"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -17,8 +18,8 @@ SmallTask = Literal["digits", "photographs", "texts"]
 Changes = Mapping[str, Any]
 """Values of keys, by their full names."""
 
-HOLDS, IN_PART, FAILS, UNTESTED = "holds", "holds in part", "does not hold", "could not be tested here"
-"""The verdicts on a claim."""
+Measure = Callable[[Run], float]
+"""Turns a run into a number."""
 
 
 @dataclass(frozen=True)
@@ -73,30 +74,15 @@ def grid(preset: str, rows: Axis, columns: Axis, paper: Sequence[Sequence[str]] 
     ]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One comparison: is ``left`` above ``right`` (or below, for counts of rounds), and by more than the spread?"""
-
-    claim: str
-    left: float
-    right: float
-    spread: float
-    holds: bool
-
-    @property
-    def clear(self) -> bool:
-        """Whether the difference is larger than the spread of the seeds."""
-        return abs(self.left - self.right) > self.spread
-
-    @property
-    def measured(self) -> bool:
-        """Whether both sides were run."""
-        return not isnan(self.left) and not isnan(self.right)
+def whole_models(run: Run) -> list[float]:
+    """Return the test accuracies by round; of FedMA, which matches a layer a round, those of its whole models."""
+    layers = [record.get("fedma", {}).get("matched_layer", 0) for record in run.records]
+    return [value for value, layer in zip(run.curve(), layers, strict=True) if layer == max(layers)]
 
 
 def final_accuracy(run: Run) -> float:
     """Return the fused models' test accuracy in %, the mean over prototypes and over the last quarter of the rounds."""
-    curve = run.curve()
+    curve = whole_models(run)
     return 100 * fmean(curve[-max(1, len(curve) // 4) :])
 
 
@@ -104,28 +90,38 @@ def final_accuracy(run: Run) -> float:
 class Artifact:
     """A table or figure. ``cells`` are those at the paper's scale; ``reduced`` are changes for the other scales.
 
-    ``measure`` turns a run into the number that the table or figure shows; ``check`` compares them.
+    ``measure`` turns a run into the number that the table or figure shows, and ``also`` into further ones, which
+    ``comparisons`` find under the cell's name with a colon and theirs. All of them are about what was run.
     """
 
     name: str
     title: str
     claim: str
     cells: Sequence[Cell]
-    check: Callable[[Measured], list[Finding]]
-    measure: Callable[[Run], float] = final_accuracy
+    comparisons: Sequence[Comparison]
+    measure: Measure = final_accuracy
+    also: Mapping[str, Measure] = field(default_factory=dict)
     unit: str = "test accuracy in %, mean over the last quarter of the rounds"
+    differs: str = ""
+    """Where the scale ``paper`` is not the paper's own setting."""
     reduction: str = ""
     """What is reduced at the scale ``cpu`` beyond what the scale says of itself."""
     reduced: Mapping[str, Changes] = field(default_factory=dict)
     subset: Mapping[str, Callable[[Cell], bool]] = field(default_factory=dict)
     """Which cells are run at a scale, where not all are."""
-    higher_is_better: bool = True
     reducible: bool = True
     """Whether the scale ``cpu`` is smaller than the paper's."""
     small_task: SmallTask = "digits"
     """What is learned at the scale ``cpu``."""
     compute: Callable[[Scale, Sequence[int]], dict[str, list[float]]] | None = None
     """For what is no run: (scale, seeds) -> the numbers of each cell."""
+    as_claimed: Callable[[str], float] | None = None
+    """Numbers that agree with the claim, by the names of the values, where the paper prints none: to try the check."""
+
+    def values_of(self, cell: str, runs: Sequence[Run]) -> dict[str, dict[int, float]]:
+        """Return all numbers of a cell's runs, by their names and by seed."""
+        measures = {cell: self.measure, **{f"{cell}: {label}": one for label, one in self.also.items()}}
+        return {name: {run.seed: measure(run) for run in runs} for name, measure in measures.items()}
 
 
 def cells_at(artifact: Artifact, scale: Scale) -> list[Cell]:
@@ -134,72 +130,27 @@ def cells_at(artifact: Artifact, scale: Scale) -> list[Cell]:
     return [cell for cell in artifact.cells if chosen is None or chosen(cell)]
 
 
-class Measured:
-    """The numbers of an artifact: for each cell one a seed."""
-
-    def __init__(self, values: Mapping[str, Sequence[float]], higher_is_better: bool = True) -> None:
-        self.values, self._higher = values, higher_is_better
-
-    def mean(self, cell: str) -> float:
-        """Return a cell's mean over the seeds; nan where it was not run."""
-        return fmean(self.values[cell]) if self.values.get(cell) else nan
-
-    def spread(self, *cells: str) -> float:
-        """Return √Σ s², s being the sample standard deviation (n − 1) of each cell over its seeds; 0 for one seed."""
-        found = [self.values.get(cell, ()) for cell in cells]
-        return sqrt(sum(stdev(values) ** 2 for values in found if len(values) > 1))
-
-    def better(self, left: str, right: str) -> Finding:
-        """Compare two cells: the first should be better."""
-        a, b = self.mean(left), self.mean(right)
-        word = "above" if self._higher else "below"
-        return Finding(f"{left} is {word} {right}", a, b, self.spread(left, right), a > b if self._higher else a < b)
-
-    def within(self, left: str, right: str, points: float) -> Finding:
-        """Compare two cells: they should differ by a few points at the most."""
-        a, b = self.mean(left), self.mean(right)
-        claim = f"{left} is within {points:g} of {right}"
-        return Finding(claim, a, b, self.spread(left, right), abs(a - b) <= points)
-
-    def against(self, passes: Callable[[float, float], bool], cell: str, number: float, claim: str) -> Finding:
-        """Compare a cell with a number."""
-        mean = self.mean(cell)
-        return Finding(claim, mean, number, self.spread(cell), passes(mean, number))
-
-    def larger_gap(self, first: tuple[str, str], second: tuple[str, str], claim: str) -> Finding:
-        """Compare two differences: the first should be the larger."""
-        a = self.mean(first[0]) - self.mean(first[1])
-        b = self.mean(second[0]) - self.mean(second[1])
-        return Finding(claim, a, b, self.spread(*first, *second), a > b)
-
-
-def verdict(findings: Sequence[Finding]) -> str:
-    """Return the verdict on a claim: whether all, some or none of its comparisons came out as the paper says."""
-    true = sum(finding.holds for finding in findings)
-    if not findings:
-        return UNTESTED
-    return HOLDS if true == len(findings) else FAILS if true == 0 else IN_PART
-
-
 def mean_accuracy(run: Run) -> float:
     """Return the fused models' test accuracy in %, the mean over prototypes and over all rounds."""
     return 100 * fmean(run.curve())
 
 
-def rounds_to(target: float) -> Callable[[Run], float]:
-    """Return a measure: the first round at a target accuracy; one more than all rounds where it was not reached."""
+def rounds_to(target: float) -> Measure:
+    """Return a measure: the first round at a target accuracy, or that it was not reached in those that were run."""
 
     def measure(run: Run) -> float:
         curve = run.curve()
-        return float(next((i for i, value in enumerate(curve, 1) if value >= target), len(curve) + 1))
+        first = next((i for i, value in enumerate(curve, 1) if value >= target), None)
+        return NotReached(len(curve)) if first is None else float(first)
 
     return measure
 
 
-Check = Callable[[Measured], list[Finding]]
+def gain(run: Run) -> float:
+    """Return the fused minus the averaged test accuracy in points, the mean over all rounds."""
+    return 100 * fmean(map(sub, run.curve(), run.curve(which="averaged")))
 
 
-def all_better(pairs: Iterable[tuple[str, str]]) -> Check:
-    """Return a check: the first cell of every pair is better than the second."""
-    pairs = list(pairs)
-    return lambda measured: [measured.better(left, right) for left, right in pairs]
+def all_above(pairs: Iterable[tuple[str, str]]) -> list[Comparison]:
+    """Return a comparison for each pair: its first cell is above its second."""
+    return [above(left, right) for left, right in pairs]

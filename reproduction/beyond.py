@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from feddf.report.read import Run
-from reproduction.artifact import FEDAVG, Artifact, Changes, Finding, Measured, grid, rounds_to
+from reproduction.artifact import FEDAVG, Artifact, Changes, grid, rounds_to
+from reproduction.judging import Comparison, fewer
 
 ADJUSTED: Changes = {"local.logit_adjustment": 1.0}
 COUNTS: Changes = {"ensemble.weights": "class-counts"}
@@ -52,21 +53,18 @@ def measure(run: Run) -> float:
     return rounds_to(TARGETS[run.value("data.name")])(run)
 
 
-def check(measured: Measured) -> list[Finding]:
-    """feddf-plus needs at most half of FedDF's rounds, and fewer than every baseline with the same loss."""
-    found = []
-    for task in TASKS:
-        for ours in ("feddf-plus", "feddf-plus, nothing disclosed"):
-            mine, plain = f"{task}, {ours}", f"{task}, FedDF"
-            left, right = measured.mean(mine), measured.mean(plain) / 2
-            claim = f"{mine} needs at most half of FedDF's rounds"
-            found.append(Finding(claim, left, right, measured.spread(mine, plain), left <= right))
-        found += [
-            measured.better(f"{task}, feddf-plus", f"{task}, {other}")
-            for other in METHODS
-            if not other.startswith("feddf-plus")
-        ]
-    return found
+def comparisons(task: str) -> list[Comparison]:
+    """Return: feddf-plus needs at most half of FedDF's rounds, and fewer than every baseline with the same loss."""
+    baselines = [f"{task}, {other}" for other in METHODS if not other.startswith("feddf-plus")]
+    return [
+        *(half_of(f"{task}, {ours}", f"{task}, FedDF") for ours in ("feddf-plus", "feddf-plus, nothing disclosed")),
+        *(fewer(f"{task}, feddf-plus", other) for other in baselines),
+    ]
+
+
+def half_of(left: str, right: str) -> Comparison:
+    """Return: the first cell takes at most half of the second's rounds."""
+    return Comparison(f"{left} needs at most half of FedDF's rounds", {left: -1, right: 0.5}, low=0, or_equal=True)
 
 
 PLUS = Artifact(
@@ -79,11 +77,13 @@ PLUS = Artifact(
         for task, (preset, changes) in TASKS.items()
         for cell in grid(preset, {task: {**FEDERATION, **changes}}, METHODS)
     ],
-    check,
+    [comparison for task in TASKS for comparison in comparisons(task)],
     measure,
-    unit="rounds to 75 % (digits) or 25 % (CIFAR-10) test accuracy; one more than all rounds where it was not reached",
+    unit="rounds to 75 % (digits) or 25 % (CIFAR-10) test accuracy",
+    reduction="digits: 5,000 MNIST images, a CNN and an MLP; CIFAR-10: 8,000 images at 16×16, ResNet-8; α = 0.1, 6 of "
+    "10 clients a round, E = 4, 12 rounds; the start kept",
     reducible=False,
-    higher_is_better=False,
+    as_claimed=lambda name: 2.0 if "feddf-plus" in name else 6.0,
 )
 
 ARTIFACTS = (PLUS,)

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 
 from feddf.report.plots import COLORS, styled
 from feddf.report.read import ReportError
-from reproduction.artifact import FAILS, HOLDS, IN_PART, SCALES, UNTESTED
+from reproduction.artifact import SCALES
+from reproduction.judging import CONTRADICTED, HOLDS, SUPPORTED, UNDECIDED, UNTESTED
 
 Result = Mapping[str, Any]
 
@@ -35,7 +36,7 @@ section { border-top: 1px solid var(--line); margin-top: 2rem; }
 svg { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
 code { overflow-wrap: anywhere; }
 """
-_CLASSES = {HOLDS: "holds", IN_PART: "part", FAILS: "fails"}
+_CLASSES = {HOLDS: "holds", SUPPORTED: "holds", UNDECIDED: "part", CONTRADICTED: "fails"}
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -54,21 +55,44 @@ def read_results(folder: Path) -> list[Result]:
 
 
 def verdicts(results: Sequence[Result], names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return (artifact, scale, verdict, comparisons that hold, of them clear, seeds) for each claim, in order."""
+    """Return (artifact, scale, verdict, comparisons, seeds, distinct runs, what was run) for each claim, in order."""
     rows: list[tuple[str, ...]] = []
     for name in names:
         mine = [one for one in results if one["artifact"] == name]
-        rows += [(name, one["scale"], one["verdict"], *_counts(one)) for one in mine]
+        for one in mine:
+            seeds, runs = str(len(one["seeds"])), str(len(_runs([one])))
+            rows.append((name, one["scale"], one["verdict"], _counts(one), seeds, runs, one["run_on"]))
         if not mine:
-            rows.append((name, "", UNTESTED, "", "", ""))
+            rows.append((name, "", UNTESTED, "", "", "", ""))
     return rows
 
 
-def _counts(one: Result) -> tuple[str, str, str]:
-    """Return (comparisons that hold, how many of these are clear, seeds); one seed has no spread to be clear of."""
-    true, seeds = [each for each in one["findings"] if each["holds"]], len(one["seeds"])
-    clear = str(sum(each["clear"] for each in true)) if seeds > 1 else ""
-    return f"{len(true)} of {len(one['findings'])}", clear, str(seeds)
+def _counts(one: Result) -> str:
+    """Return how many comparisons came out how, for instance "2 supported, 4 undecided"."""
+    outcomes = [finding["outcome"] for finding in one["findings"]]
+    kinds = (SUPPORTED, CONTRADICTED, UNDECIDED)
+    return ", ".join(f"{outcomes.count(kind)} {kind}" for kind in kinds if kind in outcomes)
+
+
+def _runs(results: Sequence[Result]) -> set[str]:
+    """Return the names of the distinct runs behind some results: one run can stand in several tables."""
+    found = ((name, cell["values"]) for one in results for cell in one["cells"] for name in cell["hashes"])
+    return {name for name, values in found if values}
+
+
+def summary(results: Sequence[Result]) -> str:
+    """Return in a sentence how much evidence there is."""
+    counts = [one["verdict"] for one in results]
+    kinds = ", ".join(f"{counts.count(kind)} {kind}" for kind in (HOLDS, CONTRADICTED, UNDECIDED) if kind in counts)
+    runs = len(_runs(results))
+    return f"{len(results)} verdicts ({kinds}) from {runs} distinct runs: one run can stand in several tables."
+
+
+def markdown(rows: Sequence[Sequence[str]], titles: Mapping[str, tuple[str, str]]) -> str:
+    """Return the verdicts as a table for docs/results.md."""
+    head = "| | verdict | comparisons | seeds | runs | run on |\n|---|---|---|---:|---:|---|\n"
+    lines = (f"| {titles[name][0]} | **{said}** | {' | '.join(rest)} |\n" for name, _, said, *rest in rows)
+    return head + "".join(lines)
 
 
 def page(results: Sequence[Result], titles: Mapping[str, tuple[str, str]]) -> str:
@@ -87,9 +111,13 @@ def page(results: Sequence[Result], titles: Mapping[str, tuple[str, str]]) -> st
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>FedDF, reproduced</title><style>{_STYLE}</style></head><body><h1>FedDF, reproduced</h1>"
-        "<p>Each claim of the paper as a check on measured numbers, at each scale that was run. A comparison is clear "
-        "when the difference is larger than the spread of the seeds, √Σs², s being the sample standard deviation "
-        f"(n − 1).</p><table><tr><th>table or figure</th>{head}"
+        "<p>Each claim of the paper as comparisons of measured numbers, at each scale that was run. Comparisons are "
+        "paired by seed; one is supported where the whole 95 % confidence interval of the mean difference (Student's t)"
+        " agrees with it, contradicted where the whole interval is against it, and undecided otherwise. A claim holds "
+        "where all its comparisons are supported.</p>"
+        f"<p>{escape(summary(results))} The small tasks are no stand-in for the paper's: "
+        "the digits were chosen because the clients' ensemble is well above their average there in the first rounds."
+        f"</p><table><tr><th>table or figure</th>{head}"
         f"<th class='claim'>claim</th></tr>{rows}</table>{sections}</body></html>\n"
     )
 
@@ -120,30 +148,27 @@ def _verdict(text: str) -> str:
 
 
 def _judged(one: Result) -> str:
-    """Return a verdict, how many comparisons it comes from, and how many of those that hold are clear."""
-    if not one["findings"]:
-        return _verdict(one["verdict"])
-    true, clear, seeds = _counts(one)
-    spread = f"{clear} clear, {seeds} seeds" if clear else "1 seed"
-    return f"{_verdict(one['verdict'])}<small>{true} comparisons, {spread}</small>"
+    """Return a verdict, the comparisons that it comes from, and what was run."""
+    seeds = f"{len(one['seeds'])} seed{'s' if len(one['seeds']) > 1 else ''}, {len(_runs([one]))} runs"
+    counts = f"<small>{_counts(one)}; {seeds}</small>" if one["findings"] else ""
+    return f"{_verdict(one['verdict'])}{counts}<small>{escape(one['run_on'])}</small>"
 
 
-def _significance(one: Result, finding: Mapping[str, Any]) -> str:
-    if len(one["seeds"]) < 2:
-        return "one seed"
-    return f"{'clear' if finding['clear'] else 'within the spread'} of {finding['spread']:.1f}"
+def _shown(finding: Mapping[str, Any]) -> str:
+    """Return a comparison with its difference, the interval, and how many seeds agree."""
+    ends = "one seed" if finding["low"] is None else f"95 %: {finding['low']:+.1f} to {finding['high']:+.1f}"
+    seeds = f"{finding['agree']} of {finding['seeds']} seeds agree"
+    means = ", ".join(f"{mean:.1f}" for mean in finding["means"].values())
+    return f"{finding['difference']:+.1f} ({ends}; {seeds}; means {means})"
 
 
 def _section(one: Result) -> str:
-    reduction = f"<p>Reduced: {escape(one['reduction'])}.</p>" if one["reduction"] else ""
     findings = "".join(
-        f"<li>{'✓' if each['holds'] else '✗'} {escape(each['claim'])}: {each['left']:.1f} against {each['right']:.1f}"
-        f" ({_significance(one, each)})</li>"
-        for each in one["findings"]
+        f"<li>{_verdict(each['outcome'])}: {escape(each['claim'])}: {_shown(each)}</li>" for each in one["findings"]
     )
     versions = ", ".join(f"{name} {value}" for name, value in one["versions"].items())
     return (
-        f"<h3>Scale {escape(one['scale'])}: {_verdict(one['verdict'])}</h3>{reduction}"
+        f"<h3>Scale {escape(one['scale'])}: {_verdict(one['verdict'])}</h3><p>Run on: {escape(one['run_on'])}.</p>"
         f"<p>{escape(one['unit'])}; seeds {escape(', '.join(map(str, one['seeds'])))}; "
         f"the paper's number in gray.</p>{_table(one['cells'], len(one['seeds']))}<ul>{findings}</ul>{_bars(one)}"
         f"{_curves(one['cells'])}"
@@ -167,11 +192,19 @@ def _entry(cell: Mapping[str, Any] | None, seeds: int) -> str:
     """Return a cell's mean and spread, the paper's number, and how many seeds it has if not all were run."""
     if cell is None:
         return "<td></td>"
-    values = cell["values"]
-    text = "–" if not values else f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+    values = list(cell["values"].values())
+    text = _mean(values) if values else "–"
     paper = f"<small>{escape(cell['paper'])}</small>" if cell["paper"] else ""
     fewer = f"<small>{len(values)} of {seeds} seeds</small>" if 0 < len(values) < seeds else ""
     return f"<td>{text}{fewer}{paper}</td>"
+
+
+def _mean(values: Sequence[float | str]) -> str:
+    """Return mean ± sample standard deviation; all numbers where some are bounds, since these have no mean."""
+    if any(isinstance(value, str) for value in values):
+        return ", ".join(value if isinstance(value, str) else f"{value:g}" for value in values)
+    numbers = [float(value) for value in values]
+    return f"{fmean(numbers):.1f}" + (f" ± {stdev(numbers):.1f}" if len(numbers) > 1 else "")
 
 
 def _picture(draw: Callable[[], Figure]) -> str:
@@ -185,8 +218,9 @@ def _bars(one: Result) -> str:
     """Return all means of an artifact as bars, if there are not too many to be told apart."""
     rows: dict[str, dict[str, list[float]]] = {}
     for cell in one["cells"]:
-        if cell["values"]:
-            rows.setdefault(cell["row"], {})[cell["column"]] = cell["values"]
+        numbers = [value for value in cell["values"].values() if not isinstance(value, str)]
+        if numbers and len(numbers) == len(cell["values"]):  # a mean of bounds would say nothing
+            rows.setdefault(cell["row"], {})[cell["column"]] = numbers
     if not rows or sum(map(len, rows.values())) > 40:
         return ""
     return _picture(lambda: bars(rows, one["unit"]))

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -15,9 +14,10 @@ from typing import Any
 from feddf.config import Experiment
 from feddf.report.read import Run
 from feddf.runtime.atomic import write_atomically
-from reproduction.artifact import Artifact, Cell, Measured, cells_at, verdict
+from reproduction.artifact import Artifact, Cell, cells_at
 from reproduction.cells import Asked, Say, experiments_of, hash_of, run_cells
-from reproduction.scales import experiment_of, reduction_of
+from reproduction.judging import NotReached, judge, verdict
+from reproduction.scales import experiment_of, run_on
 
 
 def reproduce(artifact: Artifact, asked: Asked, say: Say) -> dict[str, Any]:
@@ -29,11 +29,12 @@ def reproduce(artifact: Artifact, asked: Asked, say: Say) -> dict[str, Any]:
     runs: dict[str, list[Run]] = {}
     experiments: dict[str, list[Experiment]] = {}
     if artifact.compute is not None:
-        values = artifact.compute(scale, seeds)
+        computed = artifact.compute(scale, seeds)
+        values = {cell: dict(zip(seeds, mine, strict=True)) for cell, mine in computed.items()}
     else:
         experiments = experiments_of(artifact, scale, seeds)
         runs = run_cells(experiments, asked, say)
-        values = {cell: [artifact.measure(run) for run in mine] for cell, mine in runs.items() if mine}
+        values = {k: v for cell, mine in runs.items() if mine for k, v in artifact.values_of(cell, mine).items()}
 
     def entry(cell: Cell) -> dict[str, Any]:
         configuration = experiment_of(artifact, cell, scale, 0)
@@ -41,31 +42,37 @@ def reproduce(artifact: Artifact, asked: Asked, say: Say) -> dict[str, Any]:
             "row": cell.row,
             "column": cell.column,
             "paper": cell.paper,
-            "values": [round(value, 4) for value in values.get(cell.name, [])],
+            "values": _by_seed(values.get(cell.name, {})),
+            "also": {label: _by_seed(values.get(f"{cell.name}: {label}", {})) for label in artifact.also},
             "preset": cell.preset,
             "configuration": configuration.model_dump(mode="json", exclude_defaults=True, exclude_none=True),
             "hashes": [hash_of(one) for one in experiments.get(cell.name, [])],
             "curves": [_curve(run) for run in runs.get(cell.name, [])],
         }
 
-    findings = [one for one in artifact.check(Measured(values, artifact.higher_is_better)) if one.measured]
+    findings = judge(artifact.comparisons, values)
     return {
         "artifact": artifact.name,
         "title": artifact.title,
         "claim": artifact.claim,
         "verdict": verdict(findings),
         "scale": scale,
-        "reduction": reduction_of(artifact, scale),
+        "run_on": run_on(artifact, scale),
         "unit": artifact.unit,
         "seeds": list(seeds),
         "command": f"python -m reproduction {artifact.name} --scale {scale} --seeds {','.join(map(str, seeds))}",
-        "findings": [{**asdict(finding), "clear": finding.clear} for finding in findings],
+        "findings": [finding.as_json() for finding in findings],
         "cells": [entry(cell) for cell in cells_at(artifact, scale)],
         "hours": round(sum(sum(run.seconds().values()) for mine in runs.values() for run in mine) / 3600, 2),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, no GPU used",
         "versions": {name: version(name) for name in ("feddf", "torch", "numpy")},
         "date": date.today().isoformat(),
     }
+
+
+def _by_seed(values: Mapping[int, float]) -> dict[str, float | str]:
+    """Return a number for each seed as JSON can hold it: "> 12" where a target was not reached in 12 rounds."""
+    return {str(seed): repr(one) if isinstance(one, NotReached) else round(one, 4) for seed, one in values.items()}
 
 
 def _curve(run: Run) -> dict[str, list[float | None]]:

@@ -134,7 +134,7 @@ def tell_apart(
 def _domain(name: str, shard: Tensor, n: int, most: int, seed: int) -> Domain:
     own = shard[:most]
     outside = torch.ones(n, dtype=torch.bool)
-    outside[own] = False
+    outside[shard] = False  # the whole of it: the factor 1 − n_k/N stands for the client's own share of all data
     others = outside.nonzero().flatten()
     size = min(len(own), len(others))  # as many of both: a classifier that always says one of them errs on half
     return Domain(name, own[:size], others[_order(len(others), seed)][:size], seed)

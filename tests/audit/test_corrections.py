@@ -74,10 +74,9 @@ def test_classes_without_names_are_chosen_and_avoided_by_number() -> None:
 
 
 def test_table_1_has_the_papers_targets_and_enough_rounds() -> None:
-    assert tables.TARGETS["cifar10"] == {1.0: 0.80, 0.1: 0.75}
-    longest = {cell.row.partition(",")[0]: cell.changes["rounds"] for cell in tables.TABLE1.cells}
-    assert longest["FedAvg"] > 546
-    assert longest["FedDF"] > 102
+    assert {alpha: targets[0] for alpha, targets in tables.TARGETS["cifar10"].items()} == {1.0: 0.80, 0.1: 0.75}
+    (longest,) = {cell.changes["rounds"] for cell in tables.TABLE1.cells}  # the same for every method
+    assert longest > 546
 
 
 def rising(scores: list[float]) -> Any:

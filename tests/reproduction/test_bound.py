@@ -13,7 +13,7 @@ from feddf.config.keys import nested
 from feddf.data.datasets import Dataset
 from feddf.runs.build import Parts, build
 from reproduction.__main__ import app
-from reproduction.theorem import estimate
+from reproduction.theorem import _domain, estimate
 from test_cli import CONFIG, feddf
 
 
@@ -70,3 +70,10 @@ def test_the_command_explains_each_term_and_keeps_every_clients(tmp_path: Path) 
     kept = json.loads((tmp_path / "out" / "bound.json").read_text())
     assert len(kept["discrepancies"]) == 4
     assert feddf("bound", "nowhere", cwd=tmp_path, app=app).returncode == 1
+
+
+def test_the_others_hold_nothing_of_a_clients_shard_even_where_only_a_part_of_it_is_looked_at() -> None:
+    shard = torch.arange(100)
+    domain = _domain("client", shard, 300, most=20, seed=0)
+    assert len(domain.own) == len(domain.others) == 20
+    assert not set(domain.others.tolist()) & set(shard.tolist())
