@@ -151,6 +151,15 @@ def report(
         _say(f"page: {html}")
 
 
+@app.command("measure-points")
+def measure_points(seeds: Seeds = "0,1,2") -> None:
+    """Measure the points of the one-round study that are not kept yet (minutes each; hours in all)."""
+    from reproduction import one_round
+
+    for point in one_round.measure_points(one_round.KEPT, numbers("--seeds", seeds), {}):
+        _say(json.dumps(point))
+
+
 @app.command()
 def check() -> None:
     """Check the checks: feed each with the paper's numbers, swapped ones, equal ones, and unreached targets."""

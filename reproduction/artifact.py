@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, Literal, get_args
 
 from feddf.report.read import Run
-from reproduction.judging import Comparison, NotReached, above
+from reproduction.judging import Comparison, NotReached, Values, above
 
 Scale = Literal["paper", "cpu", "smoke"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -113,7 +113,7 @@ class Artifact:
     """Whether the scale ``cpu`` is smaller than the paper's."""
     small_task: SmallTask = "digits"
     """What is learned at the scale ``cpu``."""
-    compute: Callable[[Scale, Sequence[int]], dict[str, list[float]]] | None = None
+    compute: Callable[[Scale, Sequence[int]], Values] | None = None
     """For what is no run: (scale, seeds) -> the numbers of each cell."""
     as_claimed: Callable[[str], float] | None = None
     """Numbers that agree with the claim, by the names of the values, where the paper prints none: to try the check."""

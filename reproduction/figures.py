@@ -21,7 +21,7 @@ from reproduction.artifact import (
     mean_accuracy,
     skews,
 )
-from reproduction.judging import Comparison, above, larger_gap, not_below, within
+from reproduction.judging import Comparison, Values, above, larger_gap, not_below, within
 from reproduction.scales import MOVING, experiment_of
 from reproduction.tables import TABLE2, epochs
 
@@ -264,30 +264,31 @@ PARTITION_CELLS = grid(CIFAR10, {"top-class share": FEDAVG}, skews(100.0, 1.0, 0
 BOUND_CELLS = grid(CIFAR10, {"discrepancy": FEDAVG}, skews(100.0, 1.0, 0.1))
 
 
-def top_class_shares(scale: Scale, seeds: Sequence[int]) -> dict[str, list[float]]:
+def top_class_shares(scale: Scale, seeds: Sequence[int]) -> Values:
     """Return the mean share of a client's largest class in %, for each α and seed."""
     from feddf.config import with_values
     from feddf.data.partition import class_counts, skew
     from feddf.runs.build import build_task
 
-    found: dict[str, list[float]] = {}
+    found: dict[str, dict[int, float]] = {}
     for cell in PARTITION_CELLS:
         for seed in seeds:
             task = build_task(with_values(experiment_of(PARTITIONS, cell, scale, seed), {"pool.sources": ()}))
             counts = class_counts(task.train.labels, task.shards, task.train.n_classes)
-            found.setdefault(cell.name, []).append(100 * skew(counts).top_class_share)
+            found.setdefault(cell.name, {})[seed] = 100 * skew(counts).top_class_share
     return found
 
 
-def discrepancies(scale: Scale, seeds: Sequence[int]) -> dict[str, list[float]]:
+def discrepancies(scale: Scale, seeds: Sequence[int]) -> Values:
     """Return the mean discrepancy between a client's data and all data, for each α and seed."""
     from feddf.runs.build import build
     from reproduction.theorem import estimate
 
     return {
-        cell.name: [
-            estimate(build(experiment_of(BOUND, cell, scale, seed)), most=500).terms()["discrepancy"] for seed in seeds
-        ]
+        cell.name: {
+            seed: estimate(build(experiment_of(BOUND, cell, scale, seed)), most=500).terms()["discrepancy"]
+            for seed in seeds
+        }
         for cell in BOUND_CELLS
     }
 

@@ -16,7 +16,7 @@ from feddf.report.read import Run
 from feddf.runtime.atomic import write_atomically
 from reproduction.artifact import Artifact, Cell, cells_at
 from reproduction.cells import Asked, Say, experiments_of, hash_of, run_cells
-from reproduction.judging import NotReached, judge, verdict
+from reproduction.judging import NotReached, Values, judge, verdict
 from reproduction.scales import experiment_of, run_on
 
 
@@ -27,10 +27,10 @@ def reproduce(artifact: Artifact, asked: Asked, say: Say) -> dict[str, Any]:
     """
     scale, seeds = asked.scale, asked.seeds
     runs: dict[str, list[Run]] = {}
+    values: Values
     experiments: dict[str, list[Experiment]] = {}
     if artifact.compute is not None:
-        computed = artifact.compute(scale, seeds)
-        values = {cell: dict(zip(seeds, mine, strict=True)) for cell, mine in computed.items()}
+        values = artifact.compute(scale, seeds)
     else:
         experiments = experiments_of(artifact, scale, seeds)
         runs = run_cells(experiments, asked, say)
