@@ -231,8 +231,6 @@ def test_torch_computes_as_asked_inside_and_as_before_outside(monkeypatch: pytes
     assert state() == before
 
 
-def test_a_student_on_an_accelerator_has_one_thread_and_nothing_in_the_background(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_student_on_an_accelerator_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 1)
     assert of_students(RunConfig(device="cuda"), 1, pytest.fail) == Execution(device="cuda")

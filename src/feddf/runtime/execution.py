@@ -18,15 +18,13 @@ from feddf.runtime.device import check_precision, choose, placed, release_if_sca
 
 @dataclass(frozen=True)
 class Execution:
-    """How training steps run. All of it but ``background`` changes the last bits of a result.
+    """How training steps run; all of it changes the last bits of a result.
 
-    With ``background``, snapshots of a student are evaluated in a thread of their own while the student goes on.
     ``device`` is a name as torch has it, or ``auto``; ``deterministic`` is about accelerators: the CPU always is.
     """
 
     threads: int = 1
     compile: bool = False
-    background: bool = False
     device: str = "cpu"
     precision: Precision = "float32"
     deterministic: bool = True
@@ -90,14 +88,11 @@ def of_clients(run: RunConfig) -> Execution:
 def of_students(run: RunConfig, students: int, lone: Callable[[], int]) -> Execution:
     """Return how students learn: several on one thread each, one alone on ``lone()``: the machine has no say.
 
-    On an accelerator a student needs no more than one thread, and nothing is done in the background.
+    On an accelerator a student needs no more than one thread.
     """
     plain = of_clients(run)
-    if plain.device != "cpu":
-        return replace(plain, threads=run.threads or 1)
-    threads = run.threads or (lone() if students == 1 else 1)
-    idle_cores = (os.cpu_count() or 1) >= 2 * students * threads
-    return replace(plain, threads=threads, background=idle_cores)
+    alone = students == 1 and plain.device == "cpu"
+    return replace(plain, threads=run.threads or (lone() if alone else 1))
 
 
 def device_for(run: RunConfig) -> str:
