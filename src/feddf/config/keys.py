@@ -81,8 +81,7 @@ def keys_of(kind: type[Section], prefix: str = "") -> dict[str, Key]:
     found: dict[str, Key] = {}
     for name, field in kind.model_fields.items():
         section = _section(field.annotation)
-        inner = keys_of(section, f"{prefix}{name}.") if section else {prefix + name: _key(prefix + name, field)}
-        found |= inner
+        found |= keys_of(section, f"{prefix}{name}.") if section else {prefix + name: _key(prefix + name, field)}
     return found
 
 
@@ -99,11 +98,7 @@ def all_keys() -> dict[str, Key]:
     """Return every key of an experiment, with those of a prototype and of a pool's source."""
     from feddf.config.experiment import Experiment  # it is built on this module
 
-    found = {
-        **keys_of(Experiment),
-        **keys_of(PrototypeConfig, "prototypes."),
-        **keys_of(SourceConfig, "pool.sources."),
-    }
+    found = keys_of(Experiment) | keys_of(PrototypeConfig, "prototypes.") | keys_of(SourceConfig, "pool.sources.")
     return dict(sorted(found.items(), key=lambda item: SECTIONS.index(item[0].rpartition(".")[0])))
 
 
@@ -200,9 +195,7 @@ def nested(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 def find(word: str) -> list[Key]:
     """Return the keys that a word is about: one key, all of a section, or those that are called something like it."""
     known = all_keys()
-    if word in known:
-        return [known[word], *(key for name, key in known.items() if name.startswith(f"{word}."))]
-    found = [key for name, key in known.items() if name.startswith(f"{word}.")]
+    found = [key for name, key in known.items() if name == word or name.startswith(f"{word}.")]
     found = found or [key for key in known.values() if key.last == word]
     if not found:
         raise ConfigError(f"no key or section is called '{word}'; {_called_now(word, known) or nearest(word, known)}")

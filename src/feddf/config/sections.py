@@ -172,7 +172,7 @@ class LocalConfig(Section):
     binary: str = method_key(
         "none", "binarize the inner layers' weights, and by which gradient", names=names.BINARIZATIONS, also="none"
     )
-    augment: Literal["auto", "none", "flip-crop"] = key("auto", "mirror and shift images ('auto': where that fits)")
+    augment: Literal["auto", "none", "flip-crop"] = key("auto", "mirror and shift images ('auto': where data allow it)")
 
 
 class SourceConfig(Section):
@@ -332,7 +332,7 @@ class FedMAConfig(Section):
 class AttackConfig(Section):
     """``[attack]``: hostile clients, to measure defenses with."""
 
-    kind: str = key("none", "what hostile clients do: a function of the parts", names=names.ATTACKS, also="none")
+    kind: str = key("none", "what hostile clients do in the attacked rounds", names=names.ATTACKS, also="none")
     share: float = key(0.2, "the share of the clients that are hostile", gt=0, le=1)
     since: int = key(1, "the first round that is attacked", ge=1)
     until: int | None = key(None, "the last round that is attacked (default: the run's)", ge=1)
