@@ -18,9 +18,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from feddf.batches import batches, device_copy
 from feddf.outcomes import in_order
 from feddf.outputs import Outputs, classes
-from feddf.runtime.compile import forward_of
 from feddf.runtime.device import CPU, accumulation_dtype, device_of
-from feddf.runtime.execution import Execution
+from feddf.runtime.execution import Execution, forward_of
 from feddf.states import init_state
 from feddf.types import (
     Engine,

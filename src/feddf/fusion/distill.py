@@ -16,9 +16,8 @@ from feddf.evaluate import logits, recalibrate
 from feddf.fusion.early_stopping import DistillResult, EarlyStopping
 from feddf.fusion.ensemble import OnlineTargets, Targets
 from feddf.outputs import Outputs, classes
-from feddf.runtime.compile import forward_of
 from feddf.runtime.device import device_of
-from feddf.runtime.execution import Execution
+from feddf.runtime.execution import Execution, forward_of
 from feddf.seeds import derive, seed_torch, torch_generator
 from feddf.types import Augment, Inputs, Score
 
