@@ -49,8 +49,7 @@ from feddf.outputs import classes
 from feddf.rounds import collect
 from feddf.runs.methods import feddf
 from feddf.runs.spool import DiskSpool
-from feddf.runtime.compile import can_compile
-from feddf.runtime.execution import Execution
+from feddf.runtime.execution import Execution, can_compile
 from feddf.runtime.packages import keep_freed_memory
 from feddf.types import Engine, J, R
 

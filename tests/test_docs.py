@@ -15,9 +15,9 @@ import pytest
 
 import feddf
 from feddf.config import Experiment, load
+from feddf.config.experiment import presets
 from feddf.config.fuse_config import FuseConfig
 from feddf.config.keys import all_keys, flat, markdown, resolve
-from feddf.config.presets import presets
 from feddf.config.records import DistillationRecord, ModelRecord, Record
 from feddf.runs.many import variant
 from reproduction import NAMES

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from feddf.cli import app
-from feddf.runtime import compile, device
+from feddf.runtime import device, execution
 
 doctor = sys.modules["feddf.cli.doctor"]  # feddf.cli.doctor itself is the command
 
@@ -19,7 +19,7 @@ NAMES = ["machine", "feddf", "torch", "cpu", "set", "workers", "extras", "data",
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Without what takes long: compilation and child processes."""
-    monkeypatch.setattr(compile, "can_compile", lambda kind: False)
+    monkeypatch.setattr(execution, "can_compile", lambda kind: False)
     monkeypatch.setattr(device, "works", lambda kind, precision: precision == "float32")
     monkeypatch.setattr(device, "present", lambda: {"cpu": 1})
     monkeypatch.setattr(doctor, "_try_code", lambda code: "work")

@@ -14,7 +14,7 @@ from torch import nn
 from feddf.admit import admit
 from feddf.config import ConfigError, parse, with_values
 from feddf.config.keys import nested
-from feddf.engines.in_process import in_process
+from feddf.engines import in_process
 from feddf.flower import FedDF, client_app_of, settings_of, strategy_of
 from feddf.rounds import collect
 from feddf.runs.build import build

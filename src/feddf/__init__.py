@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.data.partition import iid as iid
     from feddf.data.partition import split as split
     from feddf.data.unlabeled import match_inputs as match_inputs
-    from feddf.engines.in_process import in_process as in_process
+    from feddf.engines.jobs import in_process as in_process
     from feddf.engines.processes import Processes as Processes
     from feddf.evaluate import accuracy as accuracy
     from feddf.fusing.fuse import FusionResult as FusionResult

@@ -14,9 +14,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from feddf.batches import batches, device_copy
 from feddf.config.sections import LocalConfig
 from feddf.outputs import Outputs
-from feddf.runtime.compile import forward_of
 from feddf.runtime.device import device_of
-from feddf.runtime.execution import Execution
+from feddf.runtime.execution import Execution, forward_of
 from feddf.seeds import derive, seed_torch, torch_generator
 from feddf.states import init_state, state_of
 from feddf.types import Augment, ClientHalf, Examples, Job, Prototype, Reply, Sent, Steps, Training

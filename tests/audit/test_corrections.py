@@ -30,7 +30,6 @@ from feddf.report.tables import compared
 from feddf.runs.build import build, build_task
 from feddf.runs.many import variant
 from feddf.runs.methods import fedma
-from feddf.runtime.execution import Execution
 from feddf.states import init_state
 from feddf.types import Client, Fused, Job, Method, Prototype, Resources, ServerState, Training, Update
 from reproduction import tables, theorem
@@ -88,17 +87,17 @@ def rising(scores: list[float]) -> Any:
 def test_a_student_that_rises_from_below_a_good_start_is_not_stopped() -> None:
     config = DistillConfig(steps=100, eval_every=1, patience=2)
     student = nn.Linear(2, 2)
-    snapshots = EarlyStopping(student, rising([0.9, 0.1, 0.2, 0.3, 0.4, 0.95]), config, Execution())
+    snapshots = EarlyStopping(student, rising([0.9, 0.1, 0.2, 0.3, 0.4, 0.95]), config)
     assert [snapshots.enough(step, student, student) for step in range(1, 6)] == [False] * 5
     assert snapshots.best.best_step == 5
-    falling = EarlyStopping(student, rising([0.9, 0.5, 0.4, 0.3]), config, Execution())
+    falling = EarlyStopping(student, rising([0.9, 0.5, 0.4, 0.3]), config)
     assert [falling.enough(step, student, student) for step in range(1, 4)] == [False, False, True]
     assert falling.best.best_step == 0  # the start is still what is returned
 
 
 def test_the_start_need_not_be_a_candidate() -> None:
     config = DistillConfig(steps=100, eval_every=1, patience=2, keep_init=False)
-    snapshots = EarlyStopping(nn.Linear(2, 2), rising([0.9, 0.5, 0.4]), config, Execution())
+    snapshots = EarlyStopping(nn.Linear(2, 2), rising([0.9, 0.5, 0.4]), config)
     other = nn.Linear(2, 2)
     assert not snapshots.enough(1, other, other)
     assert (snapshots.best.best_step, snapshots.best.first_score, snapshots.best.best_score) == (1, 0.9, 0.5)

@@ -9,9 +9,9 @@ import pytest
 import tomli_w
 
 from feddf.config import ConfigError, Experiment, Settings, differences, load, parse, with_values
+from feddf.config.experiment import presets
 from feddf.config.fuse_config import FuseConfig
 from feddf.config.keys import RENAMED, flat, keys_of, nested
-from feddf.config.presets import presets
 from feddf.config.sections import Section
 from feddf.runs.store import RunFolder, StoreError
 from feddf.runtime.atomic import write_checked

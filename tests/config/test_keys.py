@@ -11,8 +11,8 @@ import tomli_w
 from pydantic_core import PydanticUndefined
 
 from feddf.config import Experiment, PrototypeConfig, SourceConfig, load, parse
+from feddf.config.experiment import presets
 from feddf.config.keys import all_keys, default_of, flat, keys_of, markdown, nested, short
-from feddf.config.presets import presets
 from feddf.config.sections import Section
 from test_cli import feddf
 

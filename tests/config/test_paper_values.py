@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from feddf.config import Experiment, load
-from feddf.config.experiment import value_of
-from feddf.config.presets import presets
+from feddf.config.experiment import presets, value_of
 
 STATED = tomllib.loads((Path(__file__).parent / "paper.toml").read_text(encoding="utf-8"))
 DEVIATIONS = STATED.pop("deviations")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feddf.engines import in_process
-from feddf.engines.wrappers import DeferredEngine, Profile, report_progress, with_retries
+from feddf.engines.open import DeferredEngine, Profile, report_progress, with_retries
 from feddf.types import Failure
 
 

@@ -22,8 +22,8 @@ from feddf.config.errors import FeddfError
 from feddf.config.fuse_config import TeacherConfig
 from feddf.data.generator import load_generator
 from feddf.fusing.teachers import read_teacher
+from feddf.runtime.atomic import UntrustedError
 from feddf.runtime.device import CPU
-from feddf.runtime.origin import UntrustedError
 
 
 class Bomb:

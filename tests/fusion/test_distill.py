@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,16 +17,14 @@ from conftest import Tiny, update_of
 from feddf.config import DistillConfig
 from feddf.data.encode import plain
 from feddf.engines import in_process
-from feddf.evaluate import Evaluation, accuracy, teacher_of
+from feddf.evaluate import Evaluation, teacher_of
 from feddf.fusion.distill import LOWEST, MOMENTUM, distill, held_out_score
 from feddf.fusion.ensemble import CachedTargets, Ensemble, OnlineTargets, avg_logits, refuse_unusable
 from feddf.outputs import kl_divergence
-from feddf.runtime.execution import Execution
 from feddf.states import digest
 from feddf.types import Inputs, Job, WeightedLogits
 
 matrices = arrays(np.float32, (4, 3), elements=st.floats(-20, 20, width=32))
-IN_THE_BACKGROUND = Execution(background=True)
 POOL = Inputs(torch.randn(64, 2, generator=torch.Generator().manual_seed(0)), plain)
 
 
@@ -267,62 +264,17 @@ def test_held_out_inputs_are_scored_by_the_loss_and_never_learned_from() -> None
     assert result.best_score > -loss
 
 
-@pytest.mark.parametrize("rate", [1e-2, 1e12], ids=["learns", "diverges"])
-@pytest.mark.parametrize("patience", [10, 20, 1000])
-@pytest.mark.parametrize("optimizer", ["adam", "swa"])
-def test_scoring_in_the_background_gives_the_same_student(rate: float, patience: int, optimizer: Any) -> None:
-    def distilled(background: bool) -> tuple[Any, ...]:
-        scores = iter([0.1, 0.3, 0.2, 0.5, 0.4, 0.4, 0.6, 0.1, 0.1, 0.1, 0.1, 0.1])
-        config = DistillConfig(steps=95, eval_every=10, patience=patience, lr=rate, batch_size=16, optimizer=optimizer)
-        execution = Execution(background=background)
-        done = distill(linear(), teacher, POOL, config, score=lambda model: next(scores), seed=3, execution=execution)
-        return digest({"x": done.state}), done.best_step, done.steps, done.first_score, done.best_score
-
-    assert distilled(True) == distilled(False)
-
-
-def test_the_student_goes_on_while_a_snapshot_is_scored() -> None:
-    steps, went_on = [0], threading.Event()
-
-    def counting(chosen: Tensor, inputs: Tensor) -> Tensor:
-        steps[0] += 1
-        if steps[0] > 15:
-            went_on.set()
-        return teacher(chosen, inputs)
-
-    def score(model: nn.Module) -> float:
-        if steps[0] >= 10:
-            assert went_on.wait(60), "the student waited for its score"
-        return 0.5
-
-    config = DistillConfig(steps=20, eval_every=10, patience=100, batch_size=16)
-    assert distill(linear(), counting, POOL, config, score=score, seed=3, execution=IN_THE_BACKGROUND).steps == 20
-
-
 def test_a_score_that_fails_fails_the_student() -> None:
+    scores = iter([0.5])
+
     def score(model: nn.Module) -> float:
-        if threading.current_thread() is not threading.main_thread():
+        if (known := next(scores, None)) is None:
             raise ValueError("no score")
-        return 0.5
+        return known
 
     config = DistillConfig(steps=20, eval_every=10, patience=100, batch_size=16)
     with pytest.raises(ValueError, match="no score"):
-        distill(linear(), teacher, POOL, config, score=score, seed=3, execution=IN_THE_BACKGROUND)
-
-
-def test_a_network_with_batchnorm_is_scored_in_the_background_as_within_the_loop(tiny: Tiny) -> None:
-    """Folding traces a model, which would disturb a student that runs in another thread."""
-    prototype, score = tiny.prototypes["cnn"], partial(accuracy, examples=tiny.test)
-    target = torch.full((len(tiny.pool), 3), 1 / 3)
-
-    def distilled(background: bool) -> tuple[Any, ...]:
-        config = DistillConfig(steps=120, eval_every=2, patience=1000, batch_size=16)
-        student = prototype.load(tiny.server.models["cnn"])
-        execution = Execution(background=background)
-        done = distill(student, CachedTargets(target), tiny.pool, config, score=score, seed=3, execution=execution)
-        return digest({"x": done.state}), done.best_step, done.steps, done.best_score
-
-    assert distilled(True) == distilled(False)
+        distill(linear(), teacher, POOL, config, score=score, seed=3)
 
 
 def seen(seed: int, student: nn.Module | None = None, disturb: int = 0, **options: Any) -> tuple[list[Tensor], str]:

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from feddf.config import ConfigError, Experiment, parse, with_values
-from feddf.config.keys import flat, keys_of
-from feddf.config.method_names import PARTS, SHORT
+from feddf.config.keys import PARTS, SHORT, flat, keys_of
 from feddf.config.names import PARTS as NAMED
 from feddf.report.read import method_name
 from feddf.runs.many import grid, variant

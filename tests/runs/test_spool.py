@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from conftest import Tiny, update_of
 from feddf.engines import Processes, in_process
-from feddf.engines.wrappers import Profile
+from feddf.engines.open import Profile
 from feddf.rounds import collect
 from feddf.runs.spool import DiskSpool, StateOnDisk
 from feddf.states import digest

@@ -17,9 +17,8 @@ from feddf.config import LocalConfig, parse
 from feddf.engines import Processes, in_process
 from feddf.outputs import classes
 from feddf.runs.build import build
-from feddf.runtime import compile as compiling
-from feddf.runtime.compile import can_compile
-from feddf.runtime.execution import Execution
+from feddf.runtime import device, execution
+from feddf.runtime.execution import Execution, can_compile
 from feddf.states import digest, init_state
 from feddf.types import Client, Examples, Inputs, Job, Prototype
 from soak import soak
@@ -58,7 +57,7 @@ def job(size: int) -> Job:
 def bytes_after(*sizes: int) -> dict[int, str]:
     """Train clients of these sizes one after the other, with code that is generated anew for the first of them."""
     torch._dynamo.reset()
-    compiling._compiled_call.cache_clear()
+    execution._compiled_call.cache_clear()
     return {size: digest({"net": compiled(job(size)).state}) for size in sizes}
 
 
@@ -130,11 +129,11 @@ def test_without_a_compiler_a_run_goes_on_and_says_so(monkeypatch: pytest.Monkey
         "clients": {"total": 4},
         "run": {"compile": True},
     }
-    can_compile.cache_clear()
+    device.works.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr(compiling.sys, "executable", str(broken))
+        patch.setattr(device.sys, "executable", str(broken))
         assert not can_compile()
         with pytest.warns(UserWarning, match="cannot compile"):
             parts = build(parse(wanted))
-    can_compile.cache_clear()
+    device.works.cache_clear()
     assert parts.train.keywords["execution"] == Execution(compile=False)

@@ -14,14 +14,12 @@ from engines.jobs import Number
 from feddf.config import ConfigError, RunConfig, parse
 from feddf.engines import Processes, RayError, in_process
 from feddf.engines import open as opening
-from feddf.engines.open import open_engines
+from feddf.engines.open import alone_if_full, open_engines
 from feddf.engines.ray import gpu_share
-from feddf.engines.wrappers import alone_if_full
 from feddf.evaluate import fold_batchnorm
 from feddf.models.small import MLP
 from feddf.runtime import device, trial
-from feddf.runtime.compile import forward_of
-from feddf.runtime.execution import Execution, device_for, of_answers, of_clients, of_students
+from feddf.runtime.execution import Execution, device_for, forward_of, of_answers, of_clients, of_students
 from feddf.types import Failure, OutOfMemory
 
 
@@ -231,8 +229,6 @@ def test_torch_computes_as_asked_inside_and_as_before_outside(monkeypatch: pytes
     assert state() == before
 
 
-def test_a_student_on_an_accelerator_has_one_thread_and_nothing_in_the_background(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_student_on_an_accelerator_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 1)
     assert of_students(RunConfig(device="cuda"), 1, pytest.fail) == Execution(device="cuda")

@@ -7,7 +7,7 @@ import torch
 
 from conftest import Tiny
 from feddf.config import RunConfig
-from feddf.engines.in_process import in_process
+from feddf.engines import in_process
 from feddf.fusion.feddf import feddf
 from feddf.models.resnet import ResNet
 from feddf.models.small import MLP

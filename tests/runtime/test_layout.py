@@ -14,7 +14,7 @@ from torch import nn
 
 from feddf import Prototype, init_state
 from feddf.models.resnet import resnet8
-from feddf.runtime.compile import SAFE_CHANNELS, put_channels_last
+from feddf.runtime.execution import SAFE_CHANNELS, put_channels_last
 
 CHECKED_HEAP = Path("/lib/x86_64-linux-gnu/libc_malloc_debug.so.0")
 """glibc's malloc that notices at ``free`` what was written beyond a block."""
@@ -22,7 +22,7 @@ CHECKED_HEAP = Path("/lib/x86_64-linux-gnu/libc_malloc_debug.so.0")
 EVERY_WIDTH = """
 import itertools, torch
 from torch import nn
-from feddf.runtime.compile import SAFE_CHANNELS, put_channels_last
+from feddf.runtime.execution import SAFE_CHANNELS, put_channels_last
 
 def computed(layer, inputs, gradient):
     given = inputs.clone(memory_format=torch.preserve_format).requires_grad_()

@@ -76,8 +76,8 @@ def _try_device(kind: str, count: int) -> str:
     """Compare a short training on a device with the CPU's, in a child process, which may well crash."""
     import torch
 
-    from feddf.runtime.compile import can_compile
     from feddf.runtime.device import described, memory, placed, works
+    from feddf.runtime.execution import can_compile
 
     if not works(kind, "float32"):
         return "DOES NOT WORK: a short training crashed there, or differs from the CPU's; do not set run.device to it"

@@ -10,7 +10,6 @@ from rich.table import Table
 
 from feddf.cli.arguments import AsJson, err_console, out_console, print_json
 from feddf.config.errors import ConfigError, nearest
-from feddf.config.presets import presets, read
 
 if TYPE_CHECKING:
     from feddf.config.keys import Key
@@ -86,6 +85,8 @@ def list_presets(
     as_json: AsJson = False,
 ) -> None:
     """List the experiments that come with feddf, or print one."""
+    from feddf.config.experiment import presets, read
+
     known = presets()
     if name is not None:
         if name not in known:

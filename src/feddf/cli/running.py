@@ -31,7 +31,7 @@ from feddf.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
     from feddf.config import Experiment
-    from feddf.engines.wrappers import Profile
+    from feddf.engines.open import Profile
     from feddf.runs.build import Parts
     from feddf.runs.many import Variation
     from feddf.runs.store import RunFolder
@@ -51,7 +51,7 @@ def run(
     experiment = load(name_or_file, overrides or [])
     method = experiment.fusion.method.replace(":", ".")
     path = out or unused(Path("runs") / f"{experiment.name}-{method}-seed{experiment.seed}")
-    from feddf.engines.wrappers import Profile
+    from feddf.engines.open import Profile
     from feddf.runs.build import build
     from feddf.runs.store import RunFolder
 

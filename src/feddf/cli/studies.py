@@ -26,7 +26,6 @@ from feddf.cli.arguments import (
     unused,
 )
 from feddf.config.errors import ConfigError
-from feddf.config.presets import presets, read
 from feddf.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
@@ -173,6 +172,8 @@ def partition(
 
 
 def _values(name: str) -> dict[str, Any]:
+    from feddf.config.experiment import presets, read
+
     if name in presets() or Path(name).is_file():
         return read(name)
     if name.endswith(".toml"):

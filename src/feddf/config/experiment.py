@@ -1,36 +1,24 @@
-"""A whole experiment: its sections, whether they fit together, and how it is read from files and command lines."""
+"""A whole experiment: its sections, whether they fit together, and how it is read from presets, files and words."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
 from pydantic import ValidationError, field_validator, model_validator
 
+from feddf.config import sections
 from feddf.config.errors import ConfigError, nearest, shown
-from feddf.config.keys import RENAMED, default_of, flat, is_free, keys_of, nested, resolve, suggestion
-from feddf.config.method_names import spelled_out
-from feddf.config.presets import read
-from feddf.config.sections import (
-    AttackConfig,
-    ClientsConfig,
-    DataConfig,
-    DistillConfig,
-    EnsembleConfig,
-    FedMAConfig,
-    FusionConfig,
-    LocalConfig,
-    PartitionConfig,
-    PoolConfig,
-    PrototypeConfig,
-    RunConfig,
-    Section,
-    key,
-)
+from feddf.config.keys import RENAMED, default_of, flat, is_free, keys_of, nested, resolve, spelled_out, suggestion
+from feddf.config.sections import Section, key
 
 Mistake = tuple[bool, str, str]
 """(is it so?, the key, what would be right)."""
+
+LABELS = "it needs validation data; set data.validation above 0"
 
 
 class Settings(Section):
@@ -40,13 +28,13 @@ class Settings(Section):
     description: str = key("", "one line about the experiment")
     seed: int = key(0, "every random choice follows from it", ge=0)
     rounds: int = key(100, "T, the communication rounds", ge=1)
-    clients: ClientsConfig = ClientsConfig()
-    local: LocalConfig = LocalConfig()
-    fusion: FusionConfig = FusionConfig()
-    ensemble: EnsembleConfig = EnsembleConfig()
-    distill: DistillConfig = DistillConfig()
-    fedma: FedMAConfig = FedMAConfig()
-    run: RunConfig = RunConfig()
+    clients: sections.ClientsConfig = sections.ClientsConfig()
+    local: sections.LocalConfig = sections.LocalConfig()
+    fusion: sections.FusionConfig = sections.FusionConfig()
+    ensemble: sections.EnsembleConfig = sections.EnsembleConfig()
+    distill: sections.DistillConfig = sections.DistillConfig()
+    fedma: sections.FedMAConfig = sections.FedMAConfig()
+    run: sections.RunConfig = sections.RunConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -60,111 +48,62 @@ class Settings(Section):
 
     def mistakes(self, *, labeled: bool, pooled: bool) -> Iterator[Mistake]:
         """Yield what is right alone and wrong together, given whether the server has labeled data, and a pool."""
-        yield from self._mistakes_in_distillation(labeled, pooled)
+        if self.distills:
+            yield from self._mistakes_in_distillation(labeled, pooled)
+        yield from self._mistakes_in_ensemble(labeled)
         yield from self._mistakes_in_fusion(labeled, pooled)
-        yield (
-            self.run.ray_address is not None and self.run.engine != "ray",
-            "run.ray_address",
-            "it is the address of a Ray cluster; set run.engine = 'ray'",
-        )
-        least = 0.5 / self.clients.total
-        yield (
-            self.clients.cohort < 1,
-            "clients.fraction",
-            f"no client would be sampled from {self.clients.total}; it must be above {least:g}",
-        )
+        if self.fusion.method == "fedma":
+            yield from self._mistakes_in_matching()
+        elsewhere = self.run.ray_address is not None and self.run.engine != "ray"
+        yield elsewhere, "run.ray_address", "it is the address of a Ray cluster; set run.engine = 'ray'"
+        total = self.clients.total
+        least = f"no client would be sampled from {total}; it must be above {0.5 / total:g}"
+        yield self.clients.cohort < 1, "clients.fraction", least
 
     def _mistakes_in_distillation(self, labeled: bool, pooled: bool) -> Iterator[Mistake]:
-        ensemble, distill = self.ensemble, self.distill
-        yield (
-            self.distills and not pooled,
-            "pool.sources",
-            "method 'feddf' needs unlabeled inputs, for instance pool.sources = ['cifar100']",
-        )
-        yield (
-            self.distills and distill.early_stopping == "validation" and not labeled,
-            "data.validation",
-            "hold some validation data out, or set distill.early_stopping = 'held-out-loss' or 'none'",
-        )
-        yield (
-            self.distills and distill.init == "best" and distill.early_stopping == "none",
-            "distill.init",
-            "the best is found by a score; set distill.early_stopping = 'validation' or 'held-out-loss'",
-        )
-        yield (
-            ensemble.ema > 0 and not ensemble.cache,
-            "ensemble.ema",
-            "what earlier rounds answered is known for the whole pool only; it needs ensemble.cache = true",
-        )
-        yield (
-            ensemble.swag_samples > 0 and not ensemble.cache,
-            "ensemble.swag_samples",
-            "only with ensemble.cache = true",
-        )
-        yield (
-            ensemble.weights == "validation" and not labeled,
-            "ensemble.weights",
-            "it needs validation data; set data.validation above 0",
-        )
-        yield (
-            ensemble.swag_samples > 0 and ensemble.weights == "validation",
-            "ensemble.weights",
-            "sampled teachers have no validation accuracy of their own; use other weights, or swag_samples = 0",
-        )
+        stop, inputs = self.distill.early_stopping, "for instance pool.sources = ['cifar100']"
+        yield not pooled, "pool.sources", f"method 'feddf' needs unlabeled inputs, {inputs}"
+        held_out = "hold some validation data out, or set distill.early_stopping = 'held-out-loss' or 'none'"
+        yield stop == "validation" and not labeled, "data.validation", held_out
+        scored = "the best is found by a score; set distill.early_stopping = 'validation' or 'held-out-loss'"
+        yield self.distill.init == "best" and stop == "none", "distill.init", scored
+
+    def _mistakes_in_ensemble(self, labeled: bool) -> Iterator[Mistake]:
+        ensemble, sampled = self.ensemble, self.ensemble.swag_samples > 0
+        whole = "what earlier rounds answered is known for the whole pool only; it needs ensemble.cache = true"
+        yield ensemble.ema > 0 and not ensemble.cache, "ensemble.ema", whole
+        yield sampled and not ensemble.cache, "ensemble.swag_samples", "only with ensemble.cache = true"
+        measured = ensemble.weights == "validation"
+        yield measured and not labeled, "ensemble.weights", LABELS
+        other = "sampled teachers have no validation accuracy of their own; use other weights, or swag_samples = 0"
+        yield measured and sampled, "ensemble.weights", other
 
     def _mistakes_in_fusion(self, labeled: bool, pooled: bool) -> Iterator[Mistake]:
+        fusion, trust = self.fusion, self.fusion.trust
+        yield fusion.drop_worst != "none" and not labeled, "fusion.drop_worst", LABELS
+        again = "statistics are estimated again on unlabeled data; name a pool"
+        yield fusion.batchnorm == "recalibrate" and not pooled, "fusion.batchnorm", again
+        yield trust == "mixture" and not labeled, "fusion.trust", f"{LABELS}, or use 'expguard'"
+        compared = "teachers are compared on unlabeled data; name a pool, or use 'mixture'"
+        yield trust == "expguard" and not pooled, "fusion.trust", compared
+        neither = "models are compared on validation data or on unlabeled inputs, and there are neither"
+        yield fusion.guard is not None and not labeled and not pooled, "fusion.guard", neither
+
+    def _mistakes_in_matching(self) -> Iterator[Mistake]:
+        """Yield what FedMA cannot do: its layers are matched one by one, and grow from round to round."""
         fusion = self.fusion
-        yield (
-            fusion.drop_worst != "none" and not labeled,
-            "fusion.drop_worst",
-            "it needs validation data; set data.validation above 0",
+        defended = fusion.defense != "none" or fusion.trust != "none" or fusion.guard is not None
+        grows = "its layers grow from round to round, so fusion.defense, fusion.trust and fusion.guard cannot be used"
+        yield defended, "fusion.method", grows
+        matched = (
+            "its layers grow and are matched one by one, so neither fusion.momentum nor fusion.drop_worst can be used"
         )
-        yield (
-            fusion.batchnorm == "recalibrate" and not pooled,
-            "fusion.batchnorm",
-            "statistics are estimated again on unlabeled data; name a pool",
-        )
-        yield (
-            fusion.trust == "mixture" and not labeled,
-            "fusion.trust",
-            "it needs validation data; set data.validation above 0, or use 'expguard'",
-        )
-        yield (
-            fusion.trust == "expguard" and not pooled,
-            "fusion.trust",
-            "teachers are compared on unlabeled data; name a pool, or use 'mixture'",
-        )
-        yield (
-            fusion.guard is not None and not labeled and not pooled,
-            "fusion.guard",
-            "models are compared on validation data or on unlabeled inputs, and there are neither",
-        )
-        matched = fusion.method == "fedma"
-        yield (
-            matched and (fusion.defense != "none" or fusion.trust != "none" or fusion.guard is not None),
-            "fusion.method",
-            "its layers grow from round to round, so fusion.defense, fusion.trust and fusion.guard cannot be used",
-        )
-        yield (
-            matched and (fusion.momentum > 0 or fusion.drop_worst != "none"),
-            "fusion.method",
-            "its layers grow and are matched one by one, so neither fusion.momentum nor fusion.drop_worst can be used",
-        )
-        yield (
-            matched and (fusion.batchnorm != "average" or fusion.aggregation != "examples"),
-            "fusion.method",
-            "it has averages of its own and no BatchNorm: fusion.batchnorm and fusion.aggregation cannot be chosen",
-        )
-        yield (
-            matched and len(fusion.parts) > 0,
-            "fusion.parts",
-            "FedMA's layers grow from round to round, and what a part keeps of them would not fit",
-        )
-        yield (
-            matched and self.local.binary != "none",
-            "local.binary",
-            "FedMA matches weights of full precision only",
-        )
+        yield fusion.momentum > 0 or fusion.drop_worst != "none", "fusion.method", matched
+        own = "it has averages of its own and no BatchNorm: fusion.batchnorm and fusion.aggregation cannot be chosen"
+        yield fusion.batchnorm != "average" or fusion.aggregation != "examples", "fusion.method", own
+        kept = "FedMA's layers grow from round to round, and what a part keeps of them would not fit"
+        yield len(fusion.parts) > 0, "fusion.parts", kept
+        yield self.local.binary != "none", "local.binary", "FedMA matches weights of full precision only"
 
     def refuse(self, mistakes: Iterator[Mistake]) -> None:
         """Raise :class:`ConfigError` for the first mistake that is so."""
@@ -176,11 +115,13 @@ class Settings(Section):
 class Experiment(Settings):
     """Everything that determines a run: the data, who has them, the architectures, and the settings."""
 
-    data: DataConfig
-    partition: PartitionConfig = PartitionConfig()
-    prototypes: tuple[PrototypeConfig, ...] = key(..., "the architectures, dealt to the clients in turn", min_length=1)
-    pool: PoolConfig = PoolConfig()
-    attack: AttackConfig = AttackConfig()
+    data: sections.DataConfig
+    partition: sections.PartitionConfig = sections.PartitionConfig()
+    prototypes: tuple[sections.PrototypeConfig, ...] = key(
+        ..., "the architectures, dealt to the clients in turn", min_length=1
+    )
+    pool: sections.PoolConfig = sections.PoolConfig()
+    attack: sections.AttackConfig = sections.AttackConfig()
 
     @field_validator("prototypes", mode="before")
     @classmethod
@@ -199,36 +140,41 @@ class Experiment(Settings):
         return self
 
     def _mistakes_in_pool(self) -> Iterator[Mistake]:
-        sources = [source.name for source in self.pool.sources]
-        yield (
-            self.data.name in sources,
-            "pool.sources",
-            "the pool must not be the clients' own data; the source 'train' takes a share of them, without labels",
-        )
-        yield (
-            "validation" in sources and self.data.validation == 0,
-            "pool.sources",
-            "there are no validation inputs to distill on; set data.validation above 0",
-        )
-        yield (
-            self.pool.share_of_training >= 1,
-            "pool.sources",
-            "nothing would be left to train on; give the source 'train' a fraction below 1",
-        )
-        yield sources.count("train") > 1, "pool.sources", "'train' is named twice; give it one fraction"
-        yield (
-            self.pool.augment and self.ensemble.cache,
-            "pool.augment",
-            "only with ensemble.cache = false",
-        )
-        yield (
-            self.run.engine == "in-process" and self.clients.timeout is not None,
-            "clients.timeout",
-            "only run.engine = 'processes' or 'ray' can end a late client",
-        )
+        names, where = [source.name for source in self.pool.sources], "pool.sources"
+        own = "the pool must not be the clients' own data; the source 'train' takes a share of them, without labels"
+        yield self.data.name in names, where, own
+        held_out = "there are no validation inputs to distill on; set data.validation above 0"
+        yield "validation" in names and self.data.validation == 0, where, held_out
+        left = "nothing would be left to train on; give the source 'train' a fraction below 1"
+        yield self.pool.share_of_training >= 1, where, left
+        yield names.count("train") > 1, where, "'train' is named twice; give it one fraction"
+        yield self.pool.augment and self.ensemble.cache, "pool.augment", "only with ensemble.cache = false"
+        timed = self.run.engine == "in-process" and self.clients.timeout is not None
+        yield timed, "clients.timeout", "only run.engine = 'processes' or 'ray' can end a late client"
 
 
 S = TypeVar("S", bound=Section)
+
+
+def presets() -> dict[str, str]:
+    """Return the text of every experiment that comes with feddf by its name."""
+    folder = files("feddf.config") / "presets"
+    found = sorted((entry.name, entry) for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return {name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for name, entry in found}
+
+
+def read(name_or_file: str) -> dict[str, Any]:
+    """Return the raw values of a preset or a TOML file."""
+    path = Path(name_or_file)
+    if path.suffix == ".toml" or path.is_file():
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a BOM
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"cannot read the configuration {path}: {error}") from None
+    known = presets()
+    if name_or_file not in known:
+        raise ConfigError(f"no preset or file is called '{name_or_file}'; {nearest(name_or_file, known)}")
+    return tomllib.loads(known[name_or_file])
 
 
 def load(name_or_file: str, overrides: Sequence[str] = ()) -> Experiment:
@@ -241,7 +187,7 @@ def load(name_or_file: str, overrides: Sequence[str] = ()) -> Experiment:
     >>> load("demo", ["alpha=1", "local.epochs=2"]).local.epochs
     2
     """
-    return parse({**read(name_or_file)}, overrides=overrides)
+    return parse(read(name_or_file), overrides=overrides)
 
 
 @overload
@@ -305,44 +251,33 @@ def differences(old: Settings, new: Settings, also_free: Sequence[str] = ()) -> 
 
 
 def _given(settings: Settings, name: str) -> Any:
-    if name == "pool.sources":
-        pool = getattr(settings, "pool", None)
-        return pool.names or None if isinstance(pool, PoolConfig) else None
     try:
-        return value_of(settings, name)
+        return settings.pool.names or None if name == "pool.sources" else value_of(settings, name)  # type: ignore[attr-defined]
     except AttributeError:  # a strategy that is handed its data has no section for them
-        return default_of(name)
+        return None if name == "pool.sources" else default_of(name)
 
 
 def _one_line(error: ValidationError, kind: type[Section]) -> str:
     first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden" and isinstance(first["input"], Mapping) and "." not in name:
-        if old := [key for key in flat(first["input"], f"{name}.") if key in RENAMED]:
-            return f"unknown key '{old[0]}'; {suggestion(old[0], kind)}"
-        sections = dict.fromkeys(key.partition(".")[0] for key in keys_of(kind) if "." in key)
-        return f"unknown section [{name}]; {nearest(name, sections)}"
-    if first["type"] == "extra_forbidden":
+    name, problem = ".".join(str(part) for part in first["loc"]), first["type"]
+    if problem == "extra_forbidden":
+        if isinstance(first["input"], Mapping) and "." not in name:
+            old = next((key for key in flat(first["input"], f"{name}.") if key in RENAMED), None)
+            known = dict.fromkeys(key.partition(".")[0] for key in keys_of(kind) if "." in key)
+            if old is None:
+                return f"unknown section [{name}]; {nearest(name, known)}"
+            name = old
         return f"unknown key '{name}'; {suggestion(name, kind)}"
-    if first["type"] == "missing":
+    if problem == "missing":
         return f"the key '{name}' is missing: {_NEEDED.get(name, 'a value is needed')}"
-    if first["type"] == "model_type":
-        return f"{name} = {shown(_as_written(first['input']))}: it is a section; {suggestion(name, kind)}"
-    said = _SAID.get(first["type"], first["msg"])
-    return f"{name} = {shown(_as_written(first['input']))}: {said[0].lower()}{said[1:]}"
+    given = first["input"]
+    said = f"it is a section; {suggestion(name, kind)}" if problem == "model_type" else _SAID.get(problem, first["msg"])
+    written = list(given) if isinstance(given, tuple) else given  # a list of TOML is kept as a tuple here
+    return f"{name} = {shown(written)}: {said[0].lower()}{said[1:]}"
 
 
-def _as_written(given: Any) -> Any:
-    """Return a value as TOML has it: a list is kept as a tuple here."""
-    return list(given) if isinstance(given, tuple) else given
-
-
-_SAID = {
-    "tuple_type": "must be a list, for instance ['a', 'b']",
-    "too_short": "at least one is needed",
-}
+_SAID = {"tuple_type": "must be a list, for instance ['a', 'b']", "too_short": "at least one is needed"}
 """Pydantic's words are about Python's types; these are about what a user writes."""
-
 
 _NEEDED = {
     "data": "name a data set, for instance data.name = 'cifar10'",

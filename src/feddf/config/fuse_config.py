@@ -8,9 +8,8 @@ from typing import Any, Literal, Self
 from pydantic import field_validator, model_validator
 
 from feddf.config.errors import ConfigError
-from feddf.config.experiment import parse
+from feddf.config.experiment import parse, read
 from feddf.config.names import DATASETS, DROP_RULES, MODELS, TEACHER_FORMATS
-from feddf.config.presets import read
 from feddf.config.sections import CombinationConfig, DistillConfig, PoolConfig, RunConfig, Section, combine_key, key
 
 

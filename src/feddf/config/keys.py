@@ -1,10 +1,13 @@
-"""Every key of a configuration: its full name, default, meaning and allowed values, read off the types."""
+"""Every key of a configuration, read off the types, and the other names that stand for keys: old, short, a method's.
+
+``fedprox``, ``feddf-plus`` and ``feddf+prox+swag`` are methods by one name, which stands for a method and other keys.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import UnionType
@@ -14,6 +17,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from feddf.config.errors import ConfigError, nearest
+from feddf.config.names import METHODS
+from feddf.config.names import PARTS as NAMED
 from feddf.config.sections import PrototypeConfig, Section, SourceConfig, extra_of
 
 SECTIONS = [
@@ -22,35 +27,21 @@ SECTIONS = [
 ]
 """The sections in the order in which a reader wants them."""
 
-RENAMED = {
-    "about": "description",
-    "data.normalisation": "data.normalization",
-    "data.size": "data.train_size",
-    "clients.number": "clients.total",
-    "clients.spare": "clients.over_selection",
-    "clients.deadline": "clients.timeout",
-    "local.batch": "local.batch_size",
-    "local.rate": "local.lr",
-    "local.decay": "local.lr_schedule",
-    "local.proximal": "local.prox_mu",
-    "fusion.average": "fusion.aggregation",
-    "fusion.defence": "fusion.defense",
-    "teachers.ask": "ensemble.cache",
-    "teachers.average": "ensemble.combine",
-    "teachers.weights": "ensemble.weights",
-    "teachers.memory": "ensemble.ema",
-    "teachers.swag_samples": "ensemble.swag_samples",
-    "teachers.swag_scale": "ensemble.swag_scale",
-    "ensemble.average": "ensemble.combine",
-    "distill.start": "distill.init",
-    "distill.batch": "distill.batch_size",
-    "distill.rate": "distill.lr",
-    "distill.stop": "distill.early_stopping",
-    "distill.keep_start": "distill.keep_init",
-    "distill.check": "distill.eval_every",
-    "student.start": "student.init",
-    "run.track": "run.loggers",
-}
+_RENAMED = (
+    ("data", "data", {"normalisation": "normalization", "size": "train_size"}),
+    ("clients", "clients", {"number": "total", "spare": "over_selection", "deadline": "timeout"}),
+    ("local", "local", {"batch": "batch_size", "rate": "lr", "decay": "lr_schedule", "proximal": "prox_mu"}),
+    ("fusion", "fusion", {"average": "aggregation", "defence": "defense"}),
+    ("teachers", "ensemble", {"ask": "cache", "average": "combine", "weights": "weights", "memory": "ema"}),
+    ("teachers", "ensemble", {"swag_samples": "swag_samples", "swag_scale": "swag_scale"}),
+    ("ensemble", "ensemble", {"average": "combine"}),
+    ("distill", "distill", {"start": "init", "batch": "batch_size", "rate": "lr", "stop": "early_stopping"}),
+    ("distill", "distill", {"keep_start": "keep_init", "check": "eval_every"}),
+    ("student", "student", {"start": "init"}),
+    ("run", "run", {"track": "loggers"}),
+)
+RENAMED = {f"{before}.{old}": f"{after}.{new}" for before, after, keys in _RENAMED for old, new in keys.items()}
+RENAMED["about"] = "description"
 """Keys of version 0.1, and what they are called now."""
 
 OPTIONS = ("methods", "seeds", "parallel", "target", "extensions")
@@ -85,15 +76,12 @@ class Key:
 
 
 @cache
-def keys_of(kind: type[Section]) -> dict[str, Key]:
+def keys_of(kind: type[Section], prefix: str = "") -> dict[str, Key]:
     """Return every key of a kind of settings by its full name, section by section."""
     found: dict[str, Key] = {}
     for name, field in kind.model_fields.items():
         section = _section(field.annotation)
-        if section is not None:
-            found |= {f"{name}.{key.name}": _prefixed(name, key) for key in keys_of(section).values()}
-        else:
-            found[name] = _key(name, field)
+        found |= keys_of(section, f"{prefix}{name}.") if section else {prefix + name: _key(prefix + name, field)}
     return found
 
 
@@ -110,9 +98,7 @@ def all_keys() -> dict[str, Key]:
     """Return every key of an experiment, with those of a prototype and of a pool's source."""
     from feddf.config.experiment import Experiment  # it is built on this module
 
-    found = dict(keys_of(Experiment))
-    for name, inner in (("prototypes", PrototypeConfig), ("pool.sources", SourceConfig)):
-        found |= {f"{name}.{key.name}": _prefixed(name, key) for key in keys_of(inner).values()}
+    found = keys_of(Experiment) | keys_of(PrototypeConfig, "prototypes.") | keys_of(SourceConfig, "pool.sources.")
     return dict(sorted(found.items(), key=lambda item: SECTIONS.index(item[0].rpartition(".")[0])))
 
 
@@ -157,13 +143,10 @@ def suggestion(word: str, kind: type[Section]) -> str:
     if same := [key.name for key in known.values() if key.last == last]:
         return f"did you mean {' or '.join(map(repr, same))}?"
     plain = {re.sub(r"[._]", "", name): name for name in known}
-    near = difflib.get_close_matches(re.sub(r"[._]", "", word), plain, n=1, cutoff=0.75)
-    if near:
-        return f"did you mean '{plain[near[0]]}'?"
     by_last = {key.last: key.name for key in known.values() if not section or key.name.startswith(f"{section}.")}
-    near = difflib.get_close_matches(last, by_last, n=1, cutoff=0.75)
-    if near:
-        return f"did you mean '{by_last[near[0]]}'?"
+    for given, names in ((re.sub(r"[._]", "", word), plain), (last, by_last)):
+        if near := difflib.get_close_matches(given, names, n=1, cutoff=0.75):
+            return f"did you mean '{names[near[0]]}'?"
     sections = list(dict.fromkeys(name.partition(".")[0] for name in known if "." in name))
     return _inside(section, known) or f"'feddf config' lists all keys; the sections are: {', '.join(sections)}"
 
@@ -212,9 +195,7 @@ def nested(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 def find(word: str) -> list[Key]:
     """Return the keys that a word is about: one key, all of a section, or those that are called something like it."""
     known = all_keys()
-    if word in known:
-        return [known[word], *(key for name, key in known.items() if name.startswith(f"{word}."))]
-    found = [key for name, key in known.items() if name.startswith(f"{word}.")]
+    found = [key for name, key in known.items() if name == word or name.startswith(f"{word}.")]
     found = found or [key for key in known.values() if key.last == word]
     if not found:
         raise ConfigError(f"no key or section is called '{word}'; {_called_now(word, known) or nearest(word, known)}")
@@ -237,25 +218,15 @@ def tables(known: Mapping[str, Key], titles: Mapping[str, str], level: str) -> s
     return "\n\n".join(parts) + "\n"
 
 
-def _prefixed(section: str, key: Key) -> Key:
-    return Key(f"{section}.{key.name}", key.default, key.allowed, key.meaning, key.kind)
-
-
 def _key(name: str, field: FieldInfo) -> Key:
     extra = extra_of(field)
-    allowed = _allowed(field, extra)
-    default = field.default if field.default_factory is None else field.get_default(call_default_factory=True)
-    return Key(name, default, allowed, field.description or "", extra.get("kind", "task"))
-
-
-def _allowed(field: FieldInfo, extra: Mapping[str, Any]) -> str:
-    if extra["names"] is not None:
-        names = [
-            *([extra["also"]] if extra["also"] else []),
-            *(f"{n}PATH" if n[-1] == ":" else n for n in extra["names"]),
-        ]
-        return ", ".join(names) + ", or module:attribute"
-    return _type_text(field.annotation) + _bounds_text(field)
+    default = field.get_default(call_default_factory=True)
+    if extra["names"] is None:
+        allowed = _type_text(field.annotation) + _bounds_text(field)
+    else:
+        names = [extra["also"], *(f"{n}PATH" if n[-1] == ":" else n for n in extra["names"])]
+        allowed = ", ".join(filter(None, names)) + ", or module:attribute"
+    return Key(name, default, allowed, field.description or "", extra["kind"])
 
 
 def _type_text(annotation: Any) -> str:
@@ -265,18 +236,102 @@ def _type_text(annotation: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(_type_text(argument) for argument in arguments if argument is not type(None))
     if origin is tuple:
-        return {PrototypeConfig: "names or tables", SourceConfig: "names or tables"}.get(arguments[0], "names")
-    if origin is dict:
-        return "a table"
-    return {int: "whole number", float: "number", bool: "true or false", str: "text"}.get(annotation, "text")
+        return "names or tables" if arguments[0] in (PrototypeConfig, SourceConfig) else "names"
+    plain = {dict: "a table", int: "whole number", float: "number", bool: "true or false"}
+    return plain.get(origin or annotation, "text")
 
 
 def _bounds_text(field: FieldInfo) -> str:
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    found = [
-        f"{text} {getattr(bound, name):g}"
-        for bound in field.metadata
-        for name, text in words.items()
-        if hasattr(bound, name)
-    ]
-    return f" {' and '.join(found)}" if found else ""
+    bounds = [(text, getattr(bound, name, None)) for bound in field.metadata for name, text in words.items()]
+    found = " and ".join(f"{text} {bound:g}" for text, bound in bounds if bound is not None)
+    return f" {found}" if found else ""
+
+
+# Methods by one name
+
+
+PARTS: dict[str, tuple[str, Any]] = {
+    "prox": ("local.prox_mu", 0.01),
+    "momentum": ("fusion.momentum", 0.2),
+    "adam": ("local.optimizer", "adam"),
+    "decay": ("local.lr_schedule", "linear"),
+    "adjusted": ("local.logit_adjustment", 1.0),
+    "robust": ("fusion.defense", "robust"),
+    "drop-worst": ("fusion.drop_worst", "paper"),
+    "swag": ("ensemble.swag_samples", 10),
+    "swa": ("distill.optimizer", "swa"),
+    "sgd": ("distill.optimizer", "sgd"),
+    "previous": ("distill.init", "previous"),
+    "best": ("distill.init", "best"),
+    "probabilities": ("ensemble.combine", "probabilities"),
+    "class-rows": ("fusion.aggregation", "class-counts"),
+    "class-counts": ("ensemble.weights", "class-counts"),
+    "certainty": ("ensemble.weights", "certainty"),
+    "views": ("pool.views", 4),
+    "ema": ("ensemble.ema", 0.5),
+    "held-out": ("distill.early_stopping", "held-out-loss"),
+    "steps": ("distill.early_stopping", "none"),
+}
+"""What may be added to a method's name with a plus, and the key and value that it stands for."""
+
+SHORT = {
+    "fedprox": "fedavg+prox",
+    "fedavgm": "fedavg+momentum",
+    "feddistill": "feddf+swag+swa",
+    "feddf-plus": "feddf+adjusted+class-counts+probabilities+class-rows",
+    "feddf-plus-private": "feddf+adjusted",
+}
+"""Names for methods with parts."""
+
+
+def changes_of(method: str) -> tuple[str, dict[str, Any]]:
+    """Return the method without its parts, and the keys and values that the parts stand for.
+
+    >>> changes_of("fedprox")
+    ('fedavg', {'local.prox_mu': 0.01})
+    >>> changes_of("fedprox+momentum")
+    ('fedavg', {'local.prox_mu': 0.01, 'fusion.momentum': 0.2})
+    """
+    first, *added = method.split("+")
+    name, *parts = [*SHORT.get(first, first).split("+"), *added]
+    if (name not in METHODS and ":" not in name) or any(part not in PARTS and part not in NAMED for part in parts):
+        allowed = f"{nearest(method, [*METHODS, *SHORT])} (your own is written as module:attribute)"
+        if "+" in method:
+            known = dict.fromkeys([*PARTS, *NAMED])
+            allowed = f"parts that can be added to a method are {', '.join(f'+{part}' for part in known)}"
+        raise ConfigError.at("fusion.method", method, allowed)
+    named = tuple(part for part in parts if part not in PARTS)
+    changes = dict(PARTS[part] for part in parts if part in PARTS)
+    return name, {**changes, "fusion.parts": named} if named else changes
+
+
+def spelled_out(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return nested tables in which ``fusion.method`` is a plain method and its parts are keys of their own.
+
+    A part stands for its value in :data:`PARTS`, unless the configuration has another than the default (``prox_mu =
+    0.1`` is FedProx's).
+    """
+    fusion = values.get("fusion")
+    method = fusion.get("method") if isinstance(fusion, Mapping) else None
+    if not isinstance(method, str) or method in METHODS:
+        return values
+    name, changes = changes_of(method)
+    tables = {name: part.model_dump() if isinstance(part, Section) else part for name, part in values.items()}
+    given = flat(tables)
+    mine = {key: value for key, value in changes.items() if given.get(key, default_of(key)) == default_of(key)}
+    return nested(tables, {"fusion.method": name, **mine})
+
+
+def short_name(method: str, keys: Collection[str]) -> str:
+    """Return the name of a method in which some keys are not at their default: that which stands for most of them.
+
+    >>> short_name("fedavg", ["local.prox_mu"]), short_name("feddf", ["local.prox_mu"])
+    ('fedprox', 'feddf')
+    """
+    fitting = {
+        name: changes
+        for name, (plain, changes) in ((name, changes_of(name)) for name in SHORT)
+        if plain == method and changes.keys() <= set(keys)
+    }
+    return max(fitting, key=lambda name: len(fitting[name]), default=method)

@@ -92,10 +92,7 @@ METHODS = Names(
 
 PARTS = Names(
     "fusion.parts",
-    {
-        "class-counts": "feddf.fusion.class_counts:class_counts",
-        "scaffold": "feddf.fusion.scaffold:scaffold",
-    },
+    {"class-counts": "feddf.fusion.class_counts:class_counts", "scaffold": "feddf.fusion.scaffold:scaffold"},
 )
 """(resources) -> a part: both halves of what is added to a method, and what travels between them."""
 

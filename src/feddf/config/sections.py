@@ -10,29 +10,15 @@ of ``feddf config`` and of the documentation is made from them. Its kind says wh
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from feddf.config import names
 from feddf.config.errors import ConfigError
-from feddf.config.names import (
-    ATTACKS,
-    AVERAGES,
-    BINARIZATIONS,
-    DATASETS,
-    DROP_RULES,
-    METHODS,
-    MODELS,
-    PARTITIONS,
-    PARTS,
-    SOURCES,
-    TARGETS,
-    TEACHER_WEIGHTS,
-    TRACKERS,
-    TRUSTS,
-    Names,
-)
+from feddf.config.names import Names
 
 Kind = Literal["task", "method", "execution"]
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -55,6 +41,13 @@ def key(
     """
     extra: Any = {"kind": kind, "names": names, "others": others, "also": also}
     return Field(default, description=meaning, json_schema_extra=extra, **bounds)
+
+
+method_key = partial(key, kind="method")
+"""A key whose change makes another method of the same experiment."""
+
+execution_key = partial(key, kind="execution")
+"""A key whose change leaves the bytes of a result as they are."""
 
 
 def extra_of(field: FieldInfo) -> dict[str, Any]:
@@ -98,33 +91,23 @@ class Section(BaseModel):
 class DataConfig(Section):
     """``[data]``: the examples that the clients hold together, and what the server keeps of them."""
 
-    name: str = key(..., "the data set", names=DATASETS)
-    folder: str | None = key(
-        None,
-        "the folder of all data sets (default: that of the variable FEDDF_DATA, or data)",
-        kind="execution",
-    )
+    name: str = key(..., "the data set", names=names.DATASETS)
+    folder: str | None = execution_key(None, "the folder of all data sets (default: FEDDF_DATA, or data)")
     train_size: int | None = key(None, "use only so many training examples, chosen at random", ge=2)
     test_size: int | None = key(None, "use only so many test examples", ge=1)
-    image_size: int | None = key(
-        None, "the side to which images are resized (those of a folder are cut to a square first)", ge=1
-    )
+    image_size: int | None = key(None, "images are resized to this side (a folder's are cut square first)", ge=1)
     tokenizer: str | None = key(None, "a tokenizer's folder or name (default: that of the first transformer)")
     max_tokens: int = key(64, "the length to which texts are cut", ge=2)
-    normalization: Literal["measured", "released"] = key(
-        "measured", "CIFAR-10's deviations: measured, or those of the released code"
-    )
+    normalization: Literal["measured", "released"] = key("measured", "CIFAR-10's deviations: measured, or as released")
     validation: float = key(0.1, "the share of the training data that the server holds out", ge=0, lt=1)
     validation_split: Literal["random", "last"] = key("random", "which examples are held out")
-    train_fraction: float = key(
-        1.0, "the share of the training data, after the validation split, that the clients hold", gt=0, le=1
-    )
+    train_fraction: float = key(1.0, "the clients' share of the training data that are not held out", gt=0, le=1)
 
 
 class PartitionConfig(Section):
     """``[partition]``: who holds which examples."""
 
-    scheme: str = key("dirichlet", "how examples are dealt to clients", names=PARTITIONS)
+    scheme: str = key("dirichlet", "how examples are dealt to clients", names=names.PARTITIONS)
     alpha: float = key(1.0, "α of the Dirichlet distribution: small is skewed, large is even", gt=0)
     classes_per_client: int = key(2, "pieces of the sorted data a client gets (scheme 'shards')", ge=1)
     min_size: int = key(10, "the least examples a client has (scheme 'dirichlet')", ge=2)
@@ -160,7 +143,7 @@ class PrototypeConfig(Section):
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
     word = "model"
 
-    model: str = key(..., "the architecture", names=MODELS)
+    model: str = key(..., "the architecture", names=names.MODELS)
     name: str = key(
         "", "its name in logs and files (default: the model's)", pattern=r"^[A-Za-z0-9_.-]*$", max_length=64
     )
@@ -182,25 +165,14 @@ class LocalConfig(Section):
     epochs: int = key(40, "E, the passes over the client's examples", ge=1)
     batch_size: int = key(64, "examples in a mini-batch", ge=2)
     lr: float = key(0.1, "the learning rate", gt=0)
-    optimizer: Literal["sgd", "adam"] = key("sgd", "the optimizer, new in every round", kind="method")
-    lr_schedule: Literal["none", "linear", "cosine"] = key("none", "how the rate falls during a round", kind="method")
-    prox_mu: float = key(0.0, "FedProx's μ", kind="method", ge=0)
-    logit_adjustment: float = key(
-        0.0,
-        "τ: the loss is adjusted by the client's own class prior, τ log p(c)",
-        kind="method",
-        ge=0,
+    optimizer: Literal["sgd", "adam"] = method_key("sgd", "the optimizer, new in every round")
+    lr_schedule: Literal["none", "linear", "cosine"] = method_key("none", "how the rate falls during a round")
+    prox_mu: float = method_key(0.0, "FedProx's μ", ge=0)
+    logit_adjustment: float = method_key(0.0, "τ: the loss is adjusted by the client's class prior, τ log p(c)", ge=0)
+    binary: str = method_key(
+        "none", "binarize the inner layers' weights, and by which gradient", names=names.BINARIZATIONS, also="none"
     )
-    binary: str = key(
-        "none",
-        "binarize the weights of the inner layers, and by which gradient",
-        kind="method",
-        names=BINARIZATIONS,
-        also="none",
-    )
-    augment: Literal["auto", "none", "flip-crop"] = key(
-        "auto", "mirror and shift images; 'auto': where the data allow it"
-    )
+    augment: Literal["auto", "none", "flip-crop"] = key("auto", "mirror and shift images ('auto': where data allow it)")
 
 
 class SourceConfig(Section):
@@ -212,12 +184,10 @@ class SourceConfig(Section):
 
     word = "name"
 
-    name: str = key(..., "a kind of source, or any data set", names=SOURCES, others=(DATASETS,))
+    name: str = key(..., "a kind of source, or any data set", names=names.SOURCES, others=(names.DATASETS,))
     size: int | None = key(None, "use so many inputs", ge=2)
     fraction: float | None = key(None, "use this share of the inputs", gt=0, le=1)
-    classes: int | tuple[str | int, ...] | None = key(
-        None, "use that many classes at random, or these (names, numbers)"
-    )
+    classes: int | tuple[str | int, ...] | None = key(None, "that many classes at random, or these (names, numbers)")
     avoid: str | tuple[str | int, ...] = key((), "leave out these classes, and those that share a word with them")
 
     @model_validator(mode="after")
@@ -239,13 +209,8 @@ class PoolConfig(Section):
 
     sources: tuple[SourceConfig, ...] = key((), "where they come from: one or several")
     size: int | None = key(None, "use at most so many inputs, chosen at random", ge=2)
-    views: int = key(
-        1,
-        "versions of each image: itself, and copies that are shifted, and mirrored where the data allow it",
-        kind="method",
-        ge=1,
-    )
-    augment: bool = key(False, "mirror and shift them (only with ensemble.cache = false)", kind="method")
+    views: int = method_key(1, "versions of each image: itself, and shifted (where it fits, mirrored) copies", ge=1)
+    augment: bool = method_key(False, "mirror and shift them (only with ensemble.cache = false)")
 
     @field_validator("sources", mode="before")
     @classmethod
@@ -268,48 +233,33 @@ class PoolConfig(Section):
 class FusionConfig(Section):
     """``[fusion]``: how updates become the next models."""
 
-    method: str = key(
+    method: str = method_key(
         "feddf",
         "the method; fedprox, fedavgm, feddistill, feddf-plus and feddf+prox+swag stand for keys that are set then",
-        kind="method",
-        names=METHODS,
+        names=names.METHODS,
     )
-    aggregation: str = key(
+    aggregation: str = method_key(
         "examples",
         "the weights of the average: n_k, all alike, or n_kc for the last layer's row of class c; or a robust rule",
-        kind="method",
-        names=AVERAGES,
+        names=names.AVERAGES,
     )
-    batchnorm: Literal["average", "last", "recalibrate", "local"] = key(
-        "average", "what becomes of BatchNorm's statistics in the average", kind="method"
+    batchnorm: Literal["average", "last", "recalibrate", "local"] = method_key(
+        "average", "what becomes of BatchNorm's statistics in the average"
     )
-    momentum: float = key(0.0, "server momentum β (FedAvgM)", kind="method", ge=0, lt=1)
-    drop_worst: str = key(
-        "none",
-        "leave out clients that learned nothing, by which rule",
-        kind="method",
-        names=DROP_RULES,
-        also="none",
+    momentum: float = method_key(0.0, "server momentum β (FedAvgM)", ge=0, lt=1)
+    drop_worst: str = method_key(
+        "none", "leave out clients that learned nothing, by which rule", names=names.DROP_RULES, also="none"
     )
-    trust: str = key(
-        "none", "how far each client is believed, kept over rounds", kind="method", names=TRUSTS, also="none"
+    trust: str = method_key("none", "how far each client is believed, over rounds", names=names.TRUSTS, also="none")
+    guard: float | None = method_key(
+        None, "a fused model that is worse than the previous one by more than this is not kept (accuracy)", ge=0, le=1
     )
-    guard: float | None = key(
-        None,
-        "a fused model is not kept if it is worse than the previous one by more than this (accuracy, 0 to 1)",
-        kind="method",
-        ge=0,
-        le=1,
-    )
-    defense: Literal["none", "robust"] = key(
+    defense: Literal["none", "robust"] = method_key(
         "none",
         "'robust': start, ensemble and trust that stand hostile clients, and a guard (docs/decisions/defense.md)",
-        kind="method",
     )
-    parts: tuple[str, ...] = key(
-        (), "what is added to the method, on the clients' side and on the server's", kind="method", names=PARTS
-    )
-    options: dict[str, Any] = key({}, "whatever a method of your own wants to be told", kind="method")
+    parts: tuple[str, ...] = method_key((), "what is added to the method, on clients and server", names=names.PARTS)
+    options: dict[str, Any] = method_key({}, "whatever a method of your own wants to be told")
 
 
 def combine_key(default: str) -> Any:
@@ -318,63 +268,50 @@ def combine_key(default: str) -> Any:
         "how the teachers' predictions are combined: their mean (in a run of logits, as in the paper; in a fusion of"
         " files of probabilities), or a robust rule"
     )
-    return key(default, meaning, kind="method", names=TARGETS)
+    return method_key(default, meaning, names=names.TARGETS)
 
 
 class CombinationConfig(Section):
     """What ``[ensemble]`` has in common in a run and in a fusion of files."""
 
     combine: str = combine_key("logits")
-    weights: str = key("uniform", "how much each teacher counts", kind="method", names=TEACHER_WEIGHTS)
+    weights: str = method_key("uniform", "how much each teacher counts", names=names.TEACHER_WEIGHTS)
 
 
 class EnsembleConfig(CombinationConfig):
     """``[ensemble]``: how the clients' models predict together."""
 
-    cache: bool = key(
-        True,
-        "evaluate each teacher once a round on the whole pool; false: again on each batch, as in the pseudo code",
-        kind="method",
+    cache: bool = method_key(
+        True, "evaluate each teacher once a round on the whole pool; false: again on each batch, as in the pseudo code"
     )
-    ema: float = key(
-        0.0,
-        "γ: the ensemble of earlier rounds counts as one more teacher, with γ times its weight in the last round",
-        kind="method",
-        ge=0,
-        lt=1,
+    ema: float = method_key(
+        0.0, "γ: the ensemble of earlier rounds is one more teacher, with γ times its last weight", ge=0, lt=1
     )
-    swag_samples: int = key(
-        0, "further teachers, sampled from a Gaussian over the clients' models", kind="method", ge=0
-    )
-    swag_scale: float = key(0.5, "the factor of that Gaussian's covariance (SWAG: 0.5)", kind="method", gt=0)
+    swag_samples: int = method_key(0, "further teachers, sampled from a Gaussian over the clients' models", ge=0)
+    swag_scale: float = method_key(0.5, "the factor of that Gaussian's covariance (SWAG: 0.5)", gt=0)
 
 
 class DistillConfig(Section):
     """``[distill]``: how a student learns from the teachers' answers (section 4.1)."""
 
-    init: Literal["average", "previous", "best"] = key(
-        "average", "the student's first weights: averaged, previous, or the better of both", kind="method"
+    init: Literal["average", "previous", "best"] = method_key(
+        "average", "the student's first weights: averaged, previous, or the better of both"
     )
     steps: int = key(10_000, "N, the most steps", ge=1)
     batch_size: int = key(128, "unlabeled inputs in a mini-batch", ge=2)
     lr: float = key(1e-3, "the learning rate", gt=0)
-    optimizer: Literal["adam", "sgd", "swa"] = key(
-        "adam",
-        "'adam' and 'sgd' with cosine annealing; 'swa' averages the weights at the end of each cycle of SGD",
-        kind="method",
+    optimizer: Literal["adam", "sgd", "swa"] = method_key(
+        "adam", "'adam' and 'sgd' with cosine annealing; 'swa' averages the weights at the end of each cycle of SGD"
     )
-    swa_cycle: int = key(25, "steps in one of SWA's cycles", kind="method", ge=1)
-    clip: float | None = key(None, "the largest norm of a gradient", kind="method", gt=0)
-    temperature: float = key(1.0, "T, which softens the answers of teachers and student", kind="method", gt=0)
-    early_stopping: Literal["validation", "held-out-loss", "none"] = key(
+    swa_cycle: int = method_key(25, "steps in one of SWA's cycles", ge=1)
+    clip: float | None = method_key(None, "the largest norm of a gradient", gt=0)
+    temperature: float = method_key(1.0, "T, which softens the answers of teachers and student", gt=0)
+    early_stopping: Literal["validation", "held-out-loss", "none"] = method_key(
         "validation",
         "stop by the accuracy on validation data, by the loss on held-out inputs of the pool, or not before all steps",
-        kind="method",
     )
-    held_out: float = key(
-        0.1, "the share of the pool held out by early_stopping = 'held-out-loss'", kind="method", gt=0, lt=1
-    )
-    keep_init: bool = key(True, "return the first weights if no snapshot scores better", kind="method")
+    held_out: float = method_key(0.1, "the share of the pool held out by early_stopping = 'held-out-loss'", gt=0, lt=1)
+    keep_init: bool = method_key(True, "return the first weights if no snapshot scores better")
     eval_every: int = key(100, "steps between two looks at the score", ge=1)
     patience: int = key(1_000, "steps without a better score after which a student stops", ge=1)
 
@@ -387,22 +324,15 @@ class DistillConfig(Section):
 class FedMAConfig(Section):
     """``[fedma]``: matched averaging."""
 
-    own_start: bool = key(True, "each client begins from weights of its own", kind="method")
-    neuron_weights: Literal["uniform", "examples"] = key(
-        "uniform", "the weights of matched neurons: all alike, or n_k", kind="method"
-    )
-    growth: float = key(1.25, "how far a matched layer may grow", kind="method", ge=1)
+    own_start: bool = method_key(True, "each client begins from weights of its own")
+    neuron_weights: Literal["uniform", "examples"] = method_key("uniform", "weights of matched neurons: alike, or n_k")
+    growth: float = method_key(1.25, "how far a matched layer may grow", ge=1)
 
 
 class AttackConfig(Section):
     """``[attack]``: hostile clients, to measure defenses with."""
 
-    kind: str = key(
-        "none",
-        "what hostile clients do: a function of the experiment's parts",
-        names=ATTACKS,
-        also="none",
-    )
+    kind: str = key("none", "what hostile clients do in the attacked rounds", names=names.ATTACKS, also="none")
     share: float = key(0.2, "the share of the clients that are hostile", gt=0, le=1)
     since: int = key(1, "the first round that is attacked", ge=1)
     until: int | None = key(None, "the last round that is attacked (default: the run's)", ge=1)
@@ -417,15 +347,12 @@ class RunConfig(Section):
     a run is resumed: then there is a warning, or with ``--strict`` a refusal.
     """
 
-    engine: Literal["processes", "in-process", "ray"] = key("processes", "where jobs run", kind="execution")
-    workers: int | None = key(
-        None, "worker processes (default: one for each core, or two for each GPU)", kind="execution", ge=1
-    )
-    ray_address: str | None = key(None, "a Ray cluster's host:port (default: one on this machine)", kind="execution")
-    device: str = key(
+    engine: Literal["processes", "in-process", "ray"] = execution_key("processes", "where jobs run")
+    workers: int | None = execution_key(None, "worker processes (default: one a core, or two a GPU)", ge=1)
+    ray_address: str | None = execution_key(None, "a Ray cluster's host:port (default: one on this machine)")
+    device: str = execution_key(
         "auto",
         "cpu, cuda, cuda:1, mps, xpu, ...; 'auto': the first accelerator that passes a self-test, else the CPU",
-        kind="execution",
         pattern=r"^[a-z]+(:\d+)?$",
     )
     precision: Precision = key(
@@ -433,21 +360,10 @@ class RunConfig(Section):
     )
     deterministic: bool = key(True, "on an accelerator, use only algorithms that give the same bits every time")
     threads: int | None = key(
-        None,
-        "torch threads of a student (default: 2 for one that learns alone and is not small, else 1)",
-        ge=1,
+        None, "torch threads of a student (default: 2 for one that learns alone and is not small, else 1)", ge=1
     )
     compile: bool = key(False, "compile training steps (needs a C++ compiler)")
-    log_clients: bool = key(False, "log each client's test accuracy", kind="execution")
-    log_ensemble: bool = key(True, "log the ensemble's test accuracy", kind="execution")
-    keep_checkpoints: int = key(2, "how many of the newest checkpoints are kept", kind="execution", ge=2)
-    loggers: tuple[str, ...] = key(
-        (), "send each round's numbers to tensorboard, mlflow, wandb or trackio, too", kind="execution"
-    )
-
-    @field_validator("loggers")
-    @classmethod
-    def _trackers_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            TRACKERS.check(name)
-        return names
+    log_clients: bool = execution_key(False, "log each client's test accuracy")
+    log_ensemble: bool = execution_key(True, "log the ensemble's test accuracy")
+    keep_checkpoints: int = execution_key(2, "how many of the newest checkpoints are kept", ge=2)
+    loggers: tuple[str, ...] = execution_key((), "send each round's numbers there, too", names=names.TRACKERS)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from feddf.config.errors import first_line
+from feddf.runtime.atomic import check_program
 from feddf.runtime.device import CPU, device_of, moved, threads
-from feddf.runtime.origin import check_program
 from feddf.seeds import torch_generator
 
 Make = Callable[[Tensor], Tensor]

@@ -6,7 +6,7 @@ split over two threads rounds differently.
 
 from __future__ import annotations
 
-from feddf.engines.in_process import in_process
+from feddf.engines.jobs import in_process
 from feddf.engines.processes import Processes
 from feddf.engines.ray import RayError, RayWorkers
 

@@ -1,20 +1,28 @@
-"""The engines of a run, by its section ``[run]``."""
+"""The engines of a run, by its section ``[run]``; and engines around engines: tried again, watched, timed."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from feddf.config.sections import RunConfig
-from feddf.engines.in_process import in_process
+from feddf.engines.jobs import in_process
 from feddf.engines.processes import Processes
 from feddf.engines.ray import RayWorkers
-from feddf.engines.wrappers import alone_if_full, with_retries
+from feddf.runtime.atomic import write_atomically
 from feddf.runtime.device import WORKERS_A_DEVICE, count
 from feddf.runtime.execution import device_for
-from feddf.types import Engine
+from feddf.types import Engine, Failure, J, OutOfMemory, R
+
+Watch = Callable[[str, int, int], None]
+"""(stage, done, total): called as the work within a round goes on."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,10 @@ class Engines:
 def open_engines(run: RunConfig, deadline: float | None = None) -> Iterator[Engines]:
     """Start the workers that a run asks for, and end them with the block."""
     device = device_for(run)
-    careful = alone_if_full if device != "cpu" else _as_it_is
+
+    def careful(engine: Engine) -> Engine:
+        return engine if device == "cpu" else alone_if_full(engine)
+
     if run.engine == "in-process":
         yield Engines(careful(in_process), careful(in_process))
         return
@@ -48,5 +59,108 @@ def default_workers(device: str) -> int:
     return cores if kind == "cpu" else min(cores, WORKERS_A_DEVICE * (1 if number else count(kind)))
 
 
-def _as_it_is(engine: Engine) -> Engine:
-    return engine
+class DeferredEngine:
+    """An engine that others are built with before it is open: nothing runs in it until :meth:`become` says where."""
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+
+    def become(self, engine: Engine) -> None:
+        """Run in this engine from now on."""
+        self._engine = engine
+
+    def __call__(self, function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+        """Run ``function`` on every job, where the engine is."""
+        assert self._engine is not None, "an experiment runs once its engines are open"
+        return self._engine(function, jobs)
+
+
+# Engines around engines
+
+
+def alone_if_full(engine: Engine) -> Engine:
+    """Return the engine for work on accelerators: a job for which a device had no room is tried once more, alone.
+
+    That is after all others have ended: by then their workers have given back the memory that they kept in reserve.
+    """
+    return _again(engine, OutOfMemory, alone=True)
+
+
+def with_retries(engine: Engine) -> Engine:
+    """Return the engine for the server's own work: a job that failed (say its worker died) is run once more."""
+    return _again(engine, Failure, alone=False)
+
+
+def _again(engine: Engine, kind: type[Failure], alone: bool) -> Engine:
+    def run(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+        by_id = {job.id: job for job in jobs}
+        again: list[J] = []
+        for outcome in engine(function, jobs):
+            if isinstance(outcome, kind):
+                again.append(by_id[outcome.client_id])
+            else:
+                yield outcome
+        for group in [[job] for job in again] if alone else [again]:
+            if group:
+                yield from engine(function, group)
+
+    return run
+
+
+def unwatched(stage: str, done: int, total: int) -> None:
+    """Watch nothing."""
+
+
+def report_progress(engine: Engine, watch: Watch, stage: str) -> Engine:
+    """Return the engine, telling ``watch`` of every job that it finishes."""
+
+    def run(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+        watch(stage, 0, len(jobs))
+        for done, outcome in enumerate(engine(function, jobs), 1):
+            watch(stage, done, len(jobs))
+            yield outcome
+
+    return run
+
+
+class Profile:
+    """A timeline of a run: which worker did which job when, as a trace that Perfetto (or chrome://tracing) opens."""
+
+    def __init__(self) -> None:
+        self.spans: list[dict[str, Any]] = []
+        self._functions: dict[int, Callable[..., Any]] = {}  # by the id of what they time, which they keep alive
+
+    def engine(self, engine: Engine, stage: str) -> Engine:
+        """Return the engine, with every job's time taken where it runs."""
+
+        def run(function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+            timed = self._functions.setdefault(id(function), partial(_timed, function))
+            for outcome in engine(timed, jobs):
+                if isinstance(outcome, Failure):
+                    yield outcome
+                else:
+                    result, span = outcome
+                    self.add(stage, *span)
+                    yield result
+
+        return run
+
+    def add(self, stage: str, name: str, process: int, began: float, ended: float) -> None:
+        """Add a span; times are seconds since 1970."""
+        span = {"name": f"{stage}: {name}", "cat": stage, "ph": "X", "pid": process, "tid": 0}
+        self.spans.append({**span, "ts": began * 1e6, "dur": (ended - began) * 1e6})
+
+    def write(self, path: Path) -> None:
+        """Write the trace."""
+        names = {os.getpid(): "server"}
+        rows = [
+            {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": names.get(pid, f"worker {pid}")}}
+            for pid in sorted({span["pid"] for span in self.spans})
+        ]
+        write_atomically(path, json.dumps({"traceEvents": rows + self.spans, "displayTimeUnit": "ms"}).encode())
+
+
+def _timed(function: Callable[[Any], Any], job: Any) -> tuple[Any, tuple[str, int, float, float]]:
+    began = time.time()
+    result = function(job)
+    return result, (job.id, os.getpid(), began, time.time())

@@ -17,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from multiprocessing import connection
@@ -28,8 +27,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from feddf.config.errors import reason
-from feddf.engines.in_process import attempt
-from feddf.engines.transport import SharedStates, packed, together
+from feddf.engines.jobs import SharedStates, carry_out, loaded, number_of, packed
 from feddf.runtime.device import this_is_worker
 from feddf.runtime.packages import keep_freed_memory
 from feddf.types import Engine, Failure, J, R
@@ -47,20 +45,13 @@ class Processes:
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self._team: list[_Worker] = []
-        self._functions: list[Callable[..., Any]] = []  # kept alive: their place is their name in the workers
+        self._functions: list[Callable[..., Any]] = []
 
-    def __call__(self, function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+    def __call__(
+        self, function: Callable[[J], R], jobs: Sequence[J], /, deadline: float | None = None
+    ) -> Iterator[R | Failure]:
         """Run the jobs on the workers; yield each outcome as it comes."""
-        return self._run(None, function, jobs)
-
-    def within(self, deadline: float) -> Engine:
-        """Return this engine with a limit of ``deadline`` seconds a job; later is too late."""
-        return partial(self._run, deadline)
-
-    def _run(self, deadline: float | None, function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
-        number = self._number(function)
-        waiting = deque(jobs)
-        states = SharedStates(jobs)
+        number, states, waiting = number_of(function, self._functions), SharedStates(jobs), deque(jobs)
         busy: dict[_Worker, J] = {}
         while len(self._team) < min(self.workers, len(jobs)):
             self._team.append(_Worker(self._free_number()))
@@ -79,26 +70,18 @@ class Processes:
                         self._team[self._team.index(worker)] = _Worker(worker.number)
                     yield outcome
         finally:
-            states.forget()
-            self._drop(busy)  # the caller went away in mid-round: nothing may answer for an old job later
+            for worker in busy:  # the caller went away in mid-round: nothing may answer for an old job later
+                worker.kill()
+            self._team = [worker for worker in self._team if worker not in busy]
+
+    def within(self, deadline: float) -> Engine:
+        """Return this engine with a limit of ``deadline`` seconds a job; later is too late."""
+        return partial(self, deadline=deadline)
 
     def _free_number(self) -> int:
         """Return the lowest number that no worker has: devices are dealt by it, so that each has as many workers."""
         taken = {worker.number for worker in self._team}
         return next(number for number in count() if number not in taken)
-
-    def _number(self, function: Callable[..., Any]) -> int:
-        for number, known in enumerate(self._functions):
-            if known is function:
-                return number
-        self._functions.append(function)
-        return len(self._functions) - 1
-
-    def _drop(self, workers: dict[_Worker, Any]) -> None:
-        for worker in workers:
-            worker.kill()
-            if worker in self._team:  # not after close()
-                self._team.remove(worker)
 
     def close(self) -> None:
         """End all workers."""
@@ -118,15 +101,12 @@ class Processes:
 
 def _first(busy: dict[_Worker, Any], deadline: float | None) -> list[_Worker]:
     """Wait until a worker has said something, died or run out of time; return all of which that is true."""
-    patience = None
-    if deadline is not None:
-        patience = max(0.0, min(worker.started for worker in busy) + deadline - time.monotonic())
-        patience = None if patience == math.inf else patience
+    ends = {worker: worker.started + (math.inf if deadline is None else deadline) for worker in busy}
+    soonest = min(ends.values())
+    patience = None if soonest == math.inf else max(0.0, soonest - time.monotonic())
     ready = set(connection.wait([worker.pipe for worker in busy], patience))  # a dead worker's pipe is ready too
     now = time.monotonic()
-    return [
-        worker for worker in busy if worker.pipe in ready or (deadline is not None and now - worker.started >= deadline)
-    ]
+    return [worker for worker in busy if worker.pipe in ready or now >= ends[worker]]
 
 
 _TIME_TO_END = 5.0
@@ -134,11 +114,6 @@ _TIME_TO_END = 5.0
 
 _READY = object()
 """What :meth:`_Worker.outcome` returns when its worker has only said that it is there, with all that it needs."""
-
-
-@dataclass(frozen=True)
-class _Said:
-    outcome: Any
 
 
 class _Worker:
@@ -151,50 +126,43 @@ class _Worker:
         self._process = context.Process(target=_serve, args=(theirs, number), daemon=True, name="feddf-worker")
         self._process.start()
         theirs.close()
-        self._knows: set[int] = set()
-        self._has: tuple[SharedStates | None, set[int]] = None, set()  # the shared states of one call that it has
+        self._functions: set[int] = set()  # that it has, and the shared states of the last call
+        self._states: tuple[int, set[int | None]] = -1, {None}
         self.started = math.inf  # when the present job began; the worker's start and the loading of data do not count
         self.alive, self._idle = True, False  # one that is starting has nothing to give back
 
     def start(self, number: int, function: Callable[..., Any], job: Any, states: SharedStates) -> None:
-        self._idle = False
-        new = number not in self._knows
-        self._knows.add(number)
+        new, self._idle = number not in self._functions, False
+        self._functions.add(number)
         self.started = math.inf if new else time.monotonic()  # it says when it has loaded what is new
+        if self._states[0] != states.call:
+            self._states = states.call, {None}
+        rest, name = states.apart(job)
+        state = b"" if name in self._states[1] else states.of(job)
+        self._states[1].add(name)
         try:
             body = _shared(function) if new else b""
-            self.pipe.send_bytes(packed((number, body, *self._without_known(job, states))))
+            self.pipe.send_bytes(packed((number, body, states.call, name, state, rest)))
         except (BrokenPipeError, ConnectionResetError):
             pass  # it died before it was asked: outcome() finds out and says so
 
-    def _without_known(self, job: Any, states: SharedStates) -> tuple[bool, int | None, bytes, bytes]:
-        """Return whether old states may be forgotten, this job's state by name, its bytes if they are new, the job."""
-        fresh = self._has[0] is not states
-        if fresh:
-            self._has = states, set()
-        rest, name = states.apart(job)
-        new = name is not None and name not in self._has[1]
-        if name is not None:
-            self._has[1].add(name)
-        return fresh, name, states.packed(job) if new else b"", packed(rest)
-
     def outcome(self, job: Any, deadline: float | None) -> Any:
         try:
-            said = pickle.loads(self.pipe.recv_bytes()) if self.pipe.poll() else None
+            said = self.pipe.recv_bytes() if self.pipe.poll() else None
         except (EOFError, OSError):  # also in the middle of a message
             self.kill()
             return Failure(job.id, f"its worker process died (exit code {self._process.exitcode})")
-        except Exception as error:
-            self._idle = True
-            return Failure(job.id, f"its result cannot be read: {reason(error)}")
         if said is None:
             self.kill()
             return Failure(job.id, f"late: no answer within {deadline:g} s")
-        if isinstance(said, _Said):
-            self._idle = True
-            return said.outcome
-        self.started = time.monotonic()
-        return _READY
+        if not said:
+            self.started = time.monotonic()
+            return _READY
+        self._idle = True
+        try:
+            return pickle.loads(said)
+        except Exception as error:
+            return Failure(job.id, f"its result cannot be read: {reason(error)}")
 
     def shut_down(self) -> None:
         """Let a worker that has nothing to do end by itself: it gives back what it holds (a compiler's semaphores)."""
@@ -224,28 +192,27 @@ def _shared(function: Callable[..., Any]) -> bytes:
 
 
 def _serve(pipe: connection.Connection, number: int) -> None:
-    """The worker's loop: answer jobs until the server closes the pipe."""
+    """The worker's loop: answer jobs until the server closes the pipe; nothing means that a new function is loaded."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the server decides
     torch.set_num_threads(1)
     this_is_worker(number)
     keep_freed_memory()
     threading.Thread(target=_follow_parent, daemon=True).start()
     functions: dict[int, Any] = {}
-    states: dict[int, bytes] = {}
+    last, states = -1, dict[int, bytes]()
     while True:
         try:
-            place, body, fresh, name, state, rest = pickle.loads(pipe.recv_bytes())
+            place, body, call, name, state, rest = pickle.loads(pipe.recv_bytes())
         except EOFError:
             _end()
-        if fresh:
-            states.clear()
+        if call != last:
+            last, states = call, {}
         if state:
             states[name] = state
-        job = together(pickle.loads(rest), None if name is None else states[name])
         if body:
-            functions[place] = _unpacked(body)
-            pipe.send_bytes(pickle.dumps("ready"))
-        pipe.send_bytes(_packed(attempt(functions[place], job), job.id))
+            functions[place] = loaded(body)
+            pipe.send_bytes(b"")
+        pipe.send_bytes(carry_out(functions[place], rest, states.get(name)))
 
 
 def _end() -> NoReturn:
@@ -256,26 +223,6 @@ def _end() -> NoReturn:
             stream.flush()
     finally:  # a stream may be closed, or nobody may read it any more
         os._exit(0)
-
-
-def _unpacked(body: bytes) -> Callable[[Any], Any]:
-    try:
-        function: Callable[[Any], Any] = pickle.loads(body)
-    except Exception as error:  # for instance a class that only the main script's guarded part defines
-        message = f"its work cannot be loaded in a worker process (put it into a module): {reason(error)}"
-        return partial(_raise, message)
-    return function
-
-
-def _raise(message: str, job: object) -> None:
-    raise RuntimeError(message)
-
-
-def _packed(outcome: Any, name: str) -> bytes:
-    try:
-        return packed(_Said(outcome))
-    except Exception as error:  # a result that cannot travel is the job's failure, not the worker's
-        return pickle.dumps(_Said(Failure(name, reason(error))))
 
 
 def _follow_parent() -> None:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -28,8 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from feddf.config.errors import FeddfError, first_line
-from feddf.engines.in_process import attempt
-from feddf.engines.transport import SharedStates, packed, together
+from feddf.engines.jobs import SharedStates, carry_out, loaded, number_of, packed
 from feddf.runtime.device import WORKERS_A_DEVICE
 from feddf.runtime.packages import keep_freed_memory
 from feddf.types import Engine, Failure, J, R
@@ -57,8 +56,9 @@ class RayWorkers:
         self, workers: int | None = None, address: str | None = None, tries: int = 3, *, gpus: bool = False
     ) -> None:
         self._wanted, self._address, self._tries, self._gpus = workers, address, tries, gpus
-        self._team: list[_Actor] = []
-        self._functions: list[tuple[Callable[..., Any], Any]] = []  # kept alive: their place is their name
+        self._team: list[Any] = []  # handles of actors
+        self._functions: list[Callable[..., Any]] = []
+        self._bodies: dict[int, Any] = {}  # references to them, by number
 
     def __enter__(self) -> RayWorkers:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -94,105 +94,89 @@ class RayWorkers:
 
     def __exit__(self, *error: object) -> None:
         for actor in self._team:
-            self._end(actor)
-        self._team, self._functions = [], []
+            self._drop(actor)
+        self._team, self._functions, self._bodies = [], [], {}
         if self._own:
             with _own_signals():
                 self._ray.shutdown()
 
-    def __call__(self, function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
+    def __call__(
+        self, function: Callable[[J], R], jobs: Sequence[J], /, deadline: float | None = None
+    ) -> Iterator[R | Failure]:
         """Run the jobs on the actors; yield each outcome as it comes."""
-        return self._run(None, function, jobs)
-
-    def within(self, deadline: float) -> Engine:
-        """Return this engine with a limit of ``deadline`` seconds a job; later is too late."""
-        return partial(self._run, deadline)
-
-    def _run(self, deadline: float | None, function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
-        number, body = self._put_function(function)
-        shared = SharedStates(jobs)
-        states: dict[int, Any] = {}  # references to them, by name
-        waiting = deque(_Task(job, 1) for job in jobs)
-        busy: _Busy = {}
+        number, states = number_of(function, self._functions), SharedStates(jobs, self._put)
+        if number not in self._bodies:
+            self._bodies[number] = self._put(packed(function))
+        waiting = deque(_Task(job) for job in jobs)
+        busy: dict[Any, _Task] = {}  # by the reference of the answer to come
         self._fill(len(jobs))
         try:
             while waiting or busy:
-                free = [actor for actor in self._team if all(actor is not other for other, _ in busy.values())]
+                free = [actor for actor in self._team if all(actor is not task.actor for task in busy.values())]
                 for actor in free[: len(waiting)]:
                     task = waiting.popleft()
-                    busy[self._begin(actor, number, body, task, shared, states)] = actor, task
-                for answer, actor, task in self._ended(busy, deadline):
-                    outcome = self._outcome(answer, actor, task, waiting, deadline)
+                    busy[self._begin(actor, number, task, states)] = task
+                for answer, task in self._ended(busy, deadline):
+                    outcome = self._outcome(answer, task, waiting, deadline)
                     if outcome is not _AGAIN:
                         yield outcome
         finally:
-            for actor, _ in busy.values():  # the caller went away in mid-round: nothing may answer for an old job later
-                self._drop(actor)
+            for task in busy.values():  # the caller went away in mid-round: nothing may answer for an old job later
+                self._drop(task.actor)
 
-    def _put_function(self, function: Callable[..., Any]) -> tuple[int, Any]:
-        for number, (known, body) in enumerate(self._functions):
-            if known is function:
-                return number, body
-        self._functions.append((function, self._ray.put(_array(packed(function)))))
-        return len(self._functions) - 1, self._functions[-1][1]
+    def within(self, deadline: float) -> Engine:
+        """Return this engine with a limit of ``deadline`` seconds a job; later is too late."""
+        return partial(self, deadline=deadline)
+
+    def _put(self, content: bytes) -> Any:
+        return self._ray.put(_array(content))
 
     def _fill(self, jobs: int) -> None:
         """Start actors as there are jobs and CPUs for them; one is always started, and waits for a CPU if it must."""
         room = int(self._ray.available_resources().get("CPU", 0))
         most = min(self._wanted or sys.maxsize, jobs)
         for _ in range(max(min(most - len(self._team), room), 0 if self._team else min(1, jobs))):
-            self._team.append(_Actor(self._ray.remote(**self._resources, max_restarts=0)(_Worker).remote()))
+            self._team.append(self._ray.remote(**self._resources, max_restarts=0)(_Worker).remote())
 
-    def _begin(
-        self, actor: _Actor, number: int, body: Any, task: _Task, shared: SharedStates, states: dict[int, Any]
-    ) -> Any:
-        job, name = shared.apart(task.job)
-        if name is not None and name not in states:
-            states[name] = self._ray.put(_array(shared.packed(task.job)))
-        task.ready = actor.handle.know.remote(number, body)
-        return actor.handle.work.remote(number, _array(packed(job)), states[name] if name is not None else None)
+    def _begin(self, actor: Any, number: int, task: _Task, states: SharedStates) -> Any:
+        rest, name = states.apart(task.job)
+        task.actor, task.ready = actor, actor.know.remote(number, self._bodies[number])
+        return actor.work.remote(number, _array(rest), None if name is None else states.of(task.job))
 
-    def _ended(
-        self, busy: dict[Any, tuple[_Actor, _Task]], deadline: float | None
-    ) -> Iterator[tuple[Any, _Actor, _Task]]:
+    def _ended(self, busy: dict[Any, _Task], deadline: float | None) -> Iterator[tuple[Any, _Task]]:
         """Wait until a worker has answered, died or run out of time; yield and remove all of which that is true."""
         if deadline is not None:
-            for _, task in busy.values():
+            for task in busy.values():
                 if task.started is None and self._ray.wait([task.ready], timeout=0)[0]:
                     task.started = time.monotonic()  # its data have arrived: now its time runs
         answered = set(self._ray.wait(list(busy), timeout=None if deadline is None else min(0.05, deadline))[0])
         now = time.monotonic()
-        for answer, (actor, task) in list(busy.items()):
+        for answer, task in list(busy.items()):
             late = deadline is not None and task.started is not None and now - task.started >= deadline
             if answer in answered or late:
                 del busy[answer]
-                yield answer if answer in answered else None, actor, task
+                yield answer if answer in answered else None, task
 
-    def _outcome(self, answer: Any, actor: _Actor, task: _Task, waiting: deque[_Task], deadline: float | None) -> Any:
-        if answer is None:
-            self._drop(actor)
-            self._fill(len(waiting) + 1)
-            return Failure(task.job.id, f"late: no answer within {deadline:g} s")
-        try:
-            return pickle.loads(self._ray.get(answer).tobytes())
-        except self._ray.exceptions.RayError as error:
-            kind = type(error).__name__
-        self._drop(actor)
+    def _outcome(self, answer: Any, task: _Task, waiting: deque[_Task], deadline: float | None) -> Any:
+        """Return a job's outcome; a late or dead worker is replaced, and a job whose worker died begins again."""
+        if answer is not None:
+            try:
+                return pickle.loads(self._ray.get(answer).tobytes())
+            except self._ray.exceptions.RayError as error:
+                kind = type(error).__name__
+        self._drop(task.actor)
         self._fill(len(waiting) + 1)
+        if answer is None:
+            return Failure(task.job.id, f"late: no answer within {deadline:g} s")
         if task.number >= self._tries:
             return Failure(task.job.id, f"its worker died {task.number} times ({kind})")
         waiting.append(_Task(task.job, task.number + 1))
         return _AGAIN
 
-    def _drop(self, actor: _Actor) -> None:
+    def _drop(self, actor: Any) -> None:
         self._team = [other for other in self._team if other is not actor]
-        self._end(actor)
-
-    def _end(self, actor: _Actor) -> None:
-        try:
-            self._ray.kill(actor.handle, no_restart=True)
-        except Exception:  # it is dead, or the cluster is: both are what was wanted
-            return
+        with suppress(Exception):  # it is dead, or the cluster is: both are what was wanted
+            self._ray.kill(actor, no_restart=True)
 
 
 _AGAIN = object()
@@ -200,20 +184,12 @@ _AGAIN = object()
 
 
 @dataclass(eq=False)
-class _Actor:
-    handle: Any
-
-
-@dataclass(eq=False)
 class _Task:
     job: Any
-    number: int
+    number: int = 1
+    actor: Any = None
     ready: Any = None
     started: float | None = None
-
-
-_Busy = dict[Any, tuple[_Actor, _Task]]
-"""What is being worked on, by the reference of the answer to come."""
 
 
 class _Worker:
@@ -227,16 +203,11 @@ class _Worker:
     def know(self, number: int, body: Packed) -> None:
         """Load a function, if it is new."""
         if number not in self._functions:
-            self._functions[number] = pickle.loads(body.tobytes())
+            self._functions[number] = loaded(body.tobytes())
 
     def work(self, number: int, job: Packed, state: Packed | None) -> Packed:
         """Run a job; whatever it raises is its failure, and not the actor's."""
-        task = together(pickle.loads(job.tobytes()), None if state is None else state.tobytes())
-        outcome = attempt(self._functions[number], task)
-        try:
-            return _array(packed(outcome))
-        except Exception as error:
-            return _array(packed(Failure(task.id, f"{type(error).__name__}: its result cannot travel")))
+        return _array(carry_out(self._functions[number], job.tobytes(), None if state is None else state.tobytes()))
 
 
 def gpu_share(gpus: float, workers: float) -> float:

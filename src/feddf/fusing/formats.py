@@ -27,8 +27,8 @@ from feddf.fusing.teachers import (
     file_of,
     preprocess_of,
 )
+from feddf.runtime.atomic import check_program
 from feddf.runtime.device import CPU
-from feddf.runtime.origin import check_program
 from feddf.runtime.packages import onnxruntime, silence
 from feddf.saved.model import ModelSpec, fitting
 from feddf.saved.model_folder import at_home, read_weights, specs

@@ -28,10 +28,9 @@ from feddf.fusing.classes import check_outputs
 from feddf.fusing.inputs import RawInputs
 from feddf.fusing.teachers import PredictBatch, TeacherError, TrainedModel, check_sizes, teacher_preprocess
 from feddf.runtime.atomic import new_file
-from feddf.runtime.compile import in_precision
 from feddf.runtime.device import CPU
 from feddf.runtime.device import described as name_of
-from feddf.runtime.execution import Execution
+from feddf.runtime.execution import Execution, in_precision
 from feddf.saved.preprocess import Preprocess, described
 
 VERSION = 1

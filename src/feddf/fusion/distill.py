@@ -16,9 +16,8 @@ from feddf.evaluate import logits, recalibrate
 from feddf.fusion.early_stopping import DistillResult, EarlyStopping
 from feddf.fusion.ensemble import OnlineTargets, Targets
 from feddf.outputs import Outputs, classes
-from feddf.runtime.compile import forward_of
 from feddf.runtime.device import device_of
-from feddf.runtime.execution import Execution
+from feddf.runtime.execution import Execution, forward_of
 from feddf.seeds import derive, seed_torch, torch_generator
 from feddf.types import Augment, Inputs, Score
 
@@ -70,7 +69,7 @@ def distill(
         outputs: what the models' outputs mean; its ``distance`` is the loss.
         chosen_from: the indices of the pool inputs to train on; all if it is left out.
         augment: changes raw batches of the pool.
-        execution: precision, compilation, and whether snapshots are scored in the background.
+        execution: precision and compilation.
     """
     device = device_of(student)
     forward = forward_of(student, execution.compile, execution.precision)
@@ -79,10 +78,10 @@ def distill(
     distort = torch_generator(derive(seed, "augment"))
     indices = torch.arange(len(pool)) if chosen_from is None else chosen_from
     learned_from = pool.take(indices) if averaged is not None else pool
-    snapshots = EarlyStopping(student, score, config, execution)
+    snapshots = EarlyStopping(student, score, config)
     student.train()
     order = islice(_endless_batches(indices, config.batch_size, seed), config.steps)
-    with snapshots.scored(), seed_torch(derive(seed, "dropout"), device):
+    with seed_torch(derive(seed, "dropout"), device):
         for step, (chosen, raw) in enumerate(batches(pool.raw, order, device), 1):
             inputs = pool.encode(augment(raw, distort) if augment else raw)  # line 13
             loss = outputs.distance(targets(chosen, inputs), forward(inputs), config.temperature)

@@ -16,9 +16,8 @@ from feddf.batches import device_copy
 from feddf.evaluate import Evaluation, Network, Predictions, Teacher, fold_batchnorm, teacher_of
 from feddf.fusion.swag import swag
 from feddf.outputs import Outputs, classes
-from feddf.runtime.compile import Forward, forward_of
 from feddf.runtime.device import accumulation_dtype, is_out_of_memory
-from feddf.runtime.execution import Execution
+from feddf.runtime.execution import Execution, Forward, forward_of
 from feddf.types import Engine, Failure, Inputs, Prototype, Refusal, State, Target, Update, Weight, WeightedLogits
 
 Targets = Callable[[Tensor, Tensor], Tensor]

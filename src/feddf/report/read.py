@@ -11,8 +11,7 @@ from statistics import fmean
 from typing import Any, Literal, cast
 
 from feddf.config.errors import FeddfError, reason
-from feddf.config.keys import RENAMED, all_keys, flat, short
-from feddf.config.method_names import changes_of, short_name
+from feddf.config.keys import RENAMED, all_keys, changes_of, flat, short, short_name
 from feddf.config.records import Record
 from feddf.runtime.atomic import read_json_lines, read_regular
 

@@ -18,8 +18,8 @@ from feddf.config.names import ATTACKS, MODELS, PARTITIONS
 from feddf.data.augment import flip_crop
 from feddf.data.datasets import Dataset
 from feddf.data.partition import split
-from feddf.engines.transport import obstacle
-from feddf.engines.wrappers import DeferredEngine
+from feddf.engines.jobs import obstacle
+from feddf.engines.open import DeferredEngine
 from feddf.evaluate import output_shape
 from feddf.rounds import Federation
 from feddf.runs.loading import check_vocabulary, load_dataset, load_named, with_tokenizer

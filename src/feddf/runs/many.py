@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from feddf.config import Experiment, differences, with_values
-from feddf.config.keys import default_of, short
-from feddf.config.method_names import changes_of
+from feddf.config.keys import changes_of, default_of, short
 from feddf.report.read import read_run
 from feddf.rounds import QuorumError
 from feddf.runs.build import build

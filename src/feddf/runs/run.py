@@ -10,8 +10,7 @@ from itertools import islice
 from feddf.config import Record, Settings
 from feddf.config.keys import flat
 from feddf.data.partition import class_counts
-from feddf.engines.open import open_engines
-from feddf.engines.wrappers import Profile, Watch, report_progress, unwatched
+from feddf.engines.open import Profile, Watch, open_engines, report_progress, unwatched
 from feddf.rounds import run_rounds
 from feddf.runs.build import Parts
 from feddf.runs.client_states import ClientStates

@@ -33,20 +33,21 @@ from feddf.runtime.atomic import (
     append_line,
     damaged_lines,
     held,
+    is_mine,
     keep_lines,
+    names_code,
     read_checked,
     read_json_lines,
     read_regular,
     real_folder,
     refuse_links,
     remove_leftovers,
+    signed,
     write_atomically,
     write_checked,
 )
-from feddf.runtime.compile import can_compile
 from feddf.runtime.device import described
-from feddf.runtime.execution import device_for
-from feddf.runtime.origin import is_mine, names_code, signed
+from feddf.runtime.execution import can_compile, device_for
 from feddf.types import ServerState, State
 
 CHECKPOINT = re.compile(r"round-[0-9]{4,}\.safetensors")

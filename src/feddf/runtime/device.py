@@ -85,15 +85,6 @@ def works(name: str, precision: str) -> bool:
         return False
 
 
-def check_precision(device: torch.device, precision: str) -> None:
-    """Raise :class:`ConfigError` where a precision does not work on a device."""
-    if precision == "tf32" and device.type != "cuda":
-        raise ConfigError.at("run.precision", precision, f"only NVIDIA's GPUs have it, and the device is {device}")
-    if precision != "float32" and not works(str(device), precision):
-        allowed = f"a short training with it on {device} crashed or went wrong here; use 'float32'"
-        raise ConfigError.at("run.precision", precision, allowed)
-
-
 # This process
 
 

@@ -1,4 +1,8 @@
-"""How a piece of training is executed: on which device, in which precision, on how many threads, compiled or not."""
+"""How a piece of training is executed: on which device, in which precision, on how many threads, compiled or not.
+
+``torch.compile`` (``run.compile = true``) needs a C++ compiler and takes ten seconds or more for each architecture and
+mode, and again for very small or large batches. Its code is kept in torch's cache on disk, shared by workers and runs.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +11,30 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, cast
 
 import torch
 import torch.utils.deterministic
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
+from feddf.config.errors import ConfigError
 from feddf.config.sections import Precision, RunConfig
-from feddf.runtime.compile import can_compile
-from feddf.runtime.device import check_precision, choose, placed, release_if_scarce
+from feddf.runtime.device import choose, placed, release_if_scarce, works
+
+Forward = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How training steps run. All of it but ``background`` changes the last bits of a result.
+    """How training steps run; all of it changes the last bits of a result.
 
-    With ``background``, snapshots of a student are evaluated in a thread of their own while the student goes on.
     ``device`` is a name as torch has it, or ``auto``; ``deterministic`` is about accelerators: the CPU always is.
     """
 
     threads: int = 1
     compile: bool = False
-    background: bool = False
     device: str = "cpu"
     precision: Precision = "float32"
     deterministic: bool = True
@@ -52,10 +60,10 @@ def _accelerator_flags(precision: Precision, deterministic: bool) -> Iterator[No
     float32 numbers are multiplied as such, or in TF32 (by itself torch does the latter in convolutions). If
     ``deterministic``, only algorithms are used that give the same bits every time; what has none raises.
     """
-    cudnn, filling = torch.backends.cudnn, torch.utils.deterministic
+    cudnn, filling = torch.backends.cudnn, cast(Any, torch.utils.deterministic)
     enabled = torch.are_deterministic_algorithms_enabled()
     only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
-    matmul, fill = torch.get_float32_matmul_precision(), getattr(filling, _FILL)
+    matmul, fill = torch.get_float32_matmul_precision(), filling.fill_uninitialized_memory
     before = cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     cudnn.allow_tf32 = precision == "tf32"
@@ -63,17 +71,14 @@ def _accelerator_flags(precision: Precision, deterministic: bool) -> Iterator[No
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to promise anything
         torch.use_deterministic_algorithms(True)
         cudnn.deterministic, cudnn.benchmark = True, False
-        setattr(filling, _FILL, False)  # memory that is not written is not read here either
+        filling.fill_uninitialized_memory = False  # memory that is not written is not read here either
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(matmul)
         torch.use_deterministic_algorithms(enabled, warn_only=only_warn)
         cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
-        setattr(filling, _FILL, fill)
-
-
-_FILL = "fill_uninitialized_memory"
+        filling.fill_uninitialized_memory = fill
 
 
 def of_answers(run: RunConfig) -> Execution:
@@ -82,22 +87,22 @@ def of_answers(run: RunConfig) -> Execution:
 
 
 def of_clients(run: RunConfig) -> Execution:
-    """Return how clients train: as models answer, and compiled where that is asked for."""
+    """Return how clients train: as models answer, and compiled where that is asked for and possible."""
     plain = of_answers(run)
-    return replace(plain, compile=_compiles(run, plain.device))
+    if run.compile and not can_compile(plain.device):
+        warnings.warn("this machine cannot compile (is a C++ compiler installed?); going on without", stacklevel=2)
+        return plain
+    return replace(plain, compile=run.compile)
 
 
 def of_students(run: RunConfig, students: int, lone: Callable[[], int]) -> Execution:
     """Return how students learn: several on one thread each, one alone on ``lone()``: the machine has no say.
 
-    On an accelerator a student needs no more than one thread, and nothing is done in the background.
+    On an accelerator a student needs no more than one thread.
     """
     plain = of_clients(run)
-    if plain.device != "cpu":
-        return replace(plain, threads=run.threads or 1)
-    threads = run.threads or (lone() if students == 1 else 1)
-    idle_cores = (os.cpu_count() or 1) >= 2 * students * threads
-    return replace(plain, threads=threads, background=idle_cores)
+    alone = students == 1 and plain.device == "cpu"
+    return replace(plain, threads=run.threads or (lone() if alone else 1))
 
 
 def device_for(run: RunConfig) -> str:
@@ -107,13 +112,97 @@ def device_for(run: RunConfig) -> str:
     """
     if run.ray_address is not None and run.device != "auto":
         return run.device
-    device = choose(run.device)
-    check_precision(device, run.precision)
+    device, precision = choose(run.device), run.precision
+    if precision == "tf32" and device.type != "cuda":
+        raise ConfigError.at("run.precision", precision, f"only NVIDIA's GPUs have it, and the device is {device}")
+    if precision != "float32" and not works(str(device), precision):
+        allowed = f"a short training with it on {device} crashed or went wrong here; use 'float32'"
+        raise ConfigError.at("run.precision", precision, allowed)
     return str(device)
 
 
-def _compiles(run: RunConfig, device: str) -> bool:
-    if run.compile and not can_compile(device):
-        warnings.warn("this machine cannot compile (is a C++ compiler installed?); going on without", stacklevel=3)
-        return False
-    return run.compile
+def can_compile(device: str = "cpu") -> bool:
+    """Say whether this machine can compile for a device, tried out in a child process, where a crash does no harm."""
+    return works(device, "compile")
+
+
+# How a model is called
+
+
+def forward_of(model: nn.Module, compile: bool, precision: str = "float32") -> Forward:
+    """Return how to call the model: as it is, or through compiled code that all models of its architecture share.
+
+    A parametrized model (a binarized one) is of a class of its own and would be compiled again every time: it is called
+    as it is.
+    """
+    parametrized = any(parametrize.is_parametrized(module) for module in model.modules())
+    return in_precision(_compiled(model) if compile and not parametrized else model, precision)
+
+
+def in_precision(forward: Forward, precision: str) -> Forward:
+    """Return a forward pass in this precision. In bfloat16, weights stay in float32 and so do the logits."""
+    if precision != "bfloat16":
+        return forward
+
+    def cast(inputs: Tensor) -> Tensor:
+        with torch.autocast(inputs.device.type, torch.bfloat16):
+            logits = forward(inputs)
+        return logits.float()  # losses and means are computed in float32 or wider
+
+    return cast
+
+
+def _compiled(model: nn.Module) -> Forward:
+    torch._dynamo.config.cache_size_limit = 64  # several architectures share one function
+    call = _compiled_call()
+
+    def forward(inputs: Tensor) -> Tensor:
+        torch._dynamo.maybe_mark_dynamic(inputs, 0)
+        return call(model, inputs)
+
+    return forward
+
+
+@cache
+def _compiled_call() -> Callable[[nn.Module, Tensor], Tensor]:
+    """Return one compiled function for all models: wrapping each of a thousand small clients would cost more."""
+    return torch.compile(_call)
+
+
+def _call(model: nn.Module, inputs: Tensor) -> Tensor:
+    logits: Tensor = model(inputs)
+    return logits
+
+
+SAFE_CHANNELS = 8
+"""The least input channels of a strided 1×1 convolution whose gradient may be computed with channels last.
+
+torch 2.13 on a CPU whose widest vectors have 256 bits (AVX2) writes beyond the gradient of the weights if there are
+fewer, and corrupts the heap::
+
+    x = torch.randn(3, 4, 14, 14).contiguous(memory_format=torch.channels_last)
+    w = torch.randn(8, 4, 1, 1, requires_grad=True)
+    torch.nn.functional.conv2d(x, w, stride=2).sum().backward()
+
+Outputs and gradients of all other widths (1 to 64), kernels, strides, sides and batches agree with the plain order, and
+leave the heap whole (``tests/runtime/test_layout.py``).
+"""
+
+
+def put_channels_last(model: nn.Module) -> None:
+    """Reorder the weights of the model's convolutions, which are a third faster then; the values stay as they are.
+
+    What a convolution returns has the order of its weights, and so has all that follows. So a model stays as it is if
+    one of its convolutions is unsafe, or is none of torch's own modules.
+    """
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    known = {id(module.weight) for module in convolutions}
+    if any(map(_is_unsafe, convolutions)) or any(w.ndim == 4 and id(w) not in known for w in model.parameters()):
+        return
+    for module in convolutions:
+        module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
+
+
+def _is_unsafe(convolution: nn.Conv2d) -> bool:
+    strided_pointwise = max(convolution.kernel_size) == 1 and max(convolution.stride) > 1
+    return strided_pointwise and convolution.in_channels // convolution.groups < SAFE_CHANNELS

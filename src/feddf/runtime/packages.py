@@ -16,10 +16,7 @@ from typing import Any
 @cache
 def onnxruntime() -> Any:
     """Return the library onnxruntime, which says nothing but errors, or say in one line how to get it."""
-    try:
-        library: Any = import_module("onnxruntime")
-    except ImportError as error:
-        raise ValueError("onnxruntime is not installed: pip install 'feddf[onnx]'") from error
+    library = _library("onnxruntime", "onnx")
     library.set_default_logger_severity(4)
     return library
 
@@ -27,13 +24,17 @@ def onnxruntime() -> Any:
 @cache
 def transformers() -> Any:
     """Return the library transformers, without its progress bars and reports, or say in one line how to get it."""
-    try:
-        library: Any = import_module("transformers")
-    except ImportError as error:
-        raise ValueError("transformers are not installed: pip install 'feddf[text]'") from error
+    library = _library("transformers", "text")
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
     return library
+
+
+def _library(name: str, extra: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ValueError(f"{name} is not installed: pip install 'feddf[{extra}]'") from error
 
 
 @contextlib.contextmanager

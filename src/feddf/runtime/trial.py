@@ -1,6 +1,7 @@
 """A self-test to be run as a program of its own: ``python trial.py DEVICE PRECISION``. It needs torch and no feddf.
 
-A small network takes a few training steps there and, in float32, on the CPU; the losses must agree.
+A small network takes a few training steps there and, in float32, on the CPU; the losses must agree. With ``compile`` in
+place of a precision, a small function is compiled there.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def losses(device: str, precision: str) -> list[float]:
 
 
 def main(device: str, precision: str) -> int:
-    """Return 0 where the losses agree with the CPU's."""
+    """Return 0 where the losses agree with the CPU's, or the compiled function with its known sum."""
+    if precision == "compile":
+        return int(torch.compile(lambda x: x.relu() + 1)(torch.ones(8, device=device)).sum().item() != 16)
     tf32 = precision == "tf32"
     if tf32 and torch.cuda.get_device_capability(device) < (8, 0):
         return 1  # older ones compute in float32 without a word

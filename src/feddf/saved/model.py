@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from feddf.config.errors import FeddfError, first_line
 from feddf.config.names import MODELS
 from feddf.evaluate import BATCH, evaluation_mode
+from feddf.runtime.atomic import is_mine, names_code, signed
 from feddf.runtime.device import CPU, device_of, moved
-from feddf.runtime.origin import is_mine, names_code, signed
 from feddf.saved.preprocess import Preprocess, described, from_description
 from feddf.states import fit_widths
 from feddf.types import Prototype, State
