@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -17,7 +17,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from feddf.batches import batches, device_copy
-from feddf.outcomes import in_order
 from feddf.outputs import Outputs, classes
 from feddf.runtime.compile import forward_of
 from feddf.runtime.device import CPU, accumulation_dtype, device_of
@@ -30,6 +29,7 @@ from feddf.types import (
     Inputs,
     Payload,
     Prototype,
+    R,
     Refusal,
     Resources,
     State,
@@ -145,6 +145,31 @@ def models_of(states: Mapping[str, State], prototypes: Mapping[str, Prototype], 
 def answer(teacher: Teacher, *, inputs: Inputs, execution: Execution = Execution()) -> Predictions:
     """Let one that predicts answer for all inputs."""
     return Predictions(teacher.id, teacher.predict(inputs, execution))
+
+
+def in_order(outcomes: Iterable[Predictions | Failure], ids: Sequence[str]) -> Iterator[Predictions | Failure]:
+    """Yield the outcomes in the order of ``ids``, holding back only those that came too early.
+
+    An engine answers in any order, and a floating-point sum depends on its order: what is added up goes through here.
+    """
+    early: dict[str, Predictions | Failure] = {}
+    expected = iter(ids)
+    wanted = next(expected, None)
+    for outcome in outcomes:
+        early[outcome.client_id] = outcome
+        while wanted in early:
+            yield early.pop(wanted)
+            wanted = next(expected, None)
+
+
+def gather(outcomes: Iterable[R | Failure], what: str) -> list[R]:
+    """Return all results, or raise if the server's own work failed anywhere."""
+    results: list[R] = []
+    for outcome in outcomes:
+        if isinstance(outcome, Failure):
+            raise RuntimeError(f"{what} {outcome.client_id} failed: {outcome.reason}")
+        results.append(outcome)
+    return results
 
 
 class Evaluation:

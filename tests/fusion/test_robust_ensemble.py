@@ -11,8 +11,8 @@ from conftest import Tiny, make_tiny, update_of
 from feddf.config import with_values
 from feddf.config.names import TARGETS
 from feddf.engines import in_process
-from feddf.fusion.class_counts import CLASS_COUNTS, counts_of
 from feddf.fusion.select import Dropped
+from feddf.fusion.weights import CLASS_COUNTS, counts_of
 from feddf.robust import targets
 from feddf.robust.guard import bounded_counts, check_models, guard
 from feddf.robust.rules import lowest

@@ -93,7 +93,7 @@ METHODS = Names(
 PARTS = Names(
     "fusion.parts",
     {
-        "class-counts": "feddf.fusion.class_counts:class_counts",
+        "class-counts": "feddf.fusion.weights:class_counts",
         "scaffold": "feddf.fusion.scaffold:scaffold",
     },
 )
@@ -107,7 +107,7 @@ AVERAGES = Names(
     {
         "examples": "feddf.fusion.average:average",
         "uniform": "feddf.fusion.average:uniform_average",
-        "class-counts": "feddf.fusion.average:class_average",
+        "class-counts": "feddf.fusion.weights:class_average",
         "norm-clipped": "feddf.robust.rules:clipped_average",
         "median": "feddf.robust.rules:median",
         "trimmed-mean": "feddf.robust.rules:trimmed",
