@@ -280,20 +280,29 @@ def recalibrate(model: nn.Module, inputs: Inputs, most: int = ENOUGH_FOR_STATIST
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]
-    count = min(most, len(inputs))
-    spread = torch.arange(count) * len(inputs) // count
+    chosen = spread(len(inputs), most)
     with evaluation_mode(model), torch.inference_mode(mode=False), torch.no_grad():
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None  # a cumulative mean
             norm.train()
-        n = ceil(count / BATCH)
-        chunks = (spread[first::n] for first in range(n))  # each from the whole pool, which may be sorted by class
-        usable = (chunk for chunk in chunks if len(chunk) > 1 or count == 1)
+        n = ceil(len(chosen) / BATCH)
+        chunks = (chosen[first::n] for first in range(n))  # each from the whole pool, which may be sorted by class
+        usable = (chunk for chunk in chunks if len(chunk) > 1 or len(chosen) == 1)
         for _, raw in batches(inputs.raw, usable, device_of(model)):
             model(inputs.encode(raw))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
+
+
+def spread(n: int, most: int) -> Tensor:
+    """Return at most so many of the indices below n, evenly spread.
+
+    >>> spread(10, 4)
+    tensor([0, 2, 5, 7])
+    """
+    count = min(n, most)
+    return torch.arange(count) * n // max(1, count)
 
 
 def output_shape(prototype: Prototype, inputs: Inputs) -> tuple[int, ...]:

@@ -13,8 +13,8 @@ from feddf.config.names import TARGETS
 from feddf.engines import in_process
 from feddf.fusion.select import Dropped
 from feddf.fusion.weights import CLASS_COUNTS, counts_of
-from feddf.robust import targets
-from feddf.robust.guard import bounded_counts, check_models, guard
+from feddf.robust import trust as targets
+from feddf.robust.defense import bounded_counts, check_models, guard
 from feddf.robust.rules import lowest
 from feddf.robust.trust import TRUST, expguard, mixture, weigh_by_trust
 from feddf.runs.methods import make_method

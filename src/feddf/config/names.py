@@ -132,8 +132,8 @@ TARGETS = Names(
     {
         "logits": "feddf.fusion.ensemble:avg_logits",
         "probabilities": "feddf.fusion.ensemble:avg_probabilities",
-        "geometric-median": "feddf.robust.targets:geometric_median",
-        "cronus": "feddf.robust.targets:cronus",
+        "geometric-median": "feddf.robust.trust:geometric_median",
+        "cronus": "feddf.robust.trust:cronus",
     },
 )
 """(votes, temperature, outputs) -> what a student should answer."""

@@ -35,8 +35,7 @@ from feddf.fusion.distill import Students, make_students
 from feddf.fusion.ensemble import MakeTargets, make_ensemble
 from feddf.fusion.select import drop_worst
 from feddf.outputs import classes
-from feddf.robust.defense import MARGIN, robust_start
-from feddf.robust.guard import check_models, guard
+from feddf.robust.defense import MARGIN, check_models, guard, robust_start
 from feddf.robust.trust import weigh_by_trust
 from feddf.runtime.device import threads_for
 from feddf.runtime.execution import of_answers, of_students
