@@ -28,10 +28,9 @@ from feddf.client import combine_halves, log_prior
 from feddf.config import Experiment, Settings, load, with_values
 from feddf.engines import in_process
 from feddf.evaluate import Accuracies, Teacher, accuracy
-from feddf.fusion.class_counts import CLASS_COUNTS, counts_of, number_of_classes
 from feddf.fusion.ensemble import EnsembleTargets, MakeTargets, Memory, avg_logits
 from feddf.fusion.feddf import feddf
-from feddf.fusion.weights import by_class_counts
+from feddf.fusion.weights import CLASS_COUNTS, by_class_counts, counts_of, number_of_classes
 from feddf.outputs import Outputs, classes
 from feddf.rounds import run_rounds
 from feddf.runs import methods

@@ -17,8 +17,7 @@ from torch import Tensor
 from feddf.client import local_update
 from feddf.config import LocalConfig
 from feddf.engines.open import open_engines
-from feddf.evaluate import accuracy
-from feddf.outcomes import gather
+from feddf.evaluate import accuracy, gather
 from feddf.outputs import classes
 from feddf.runs.build import Parts, prototype_for
 from feddf.runtime.execution import Execution, of_answers

@@ -17,8 +17,8 @@ from feddf.data import datasets
 from feddf.engines import in_process
 from feddf.evaluate import teacher_of
 from feddf.fusion.average import average, average_by_prototype
-from feddf.fusion.class_counts import CLASS_COUNTS, told
 from feddf.fusion.ensemble import CachedTargets, EnsembleTargets, Memory
+from feddf.fusion.weights import CLASS_COUNTS, told
 from feddf.runs.build import build
 from feddf.runs.methods import feddf
 from feddf.states import digest

@@ -15,7 +15,7 @@ from conftest import Tiny
 from feddf.client import combine_halves, local_update, log_prior, mini_batches, n_batches
 from feddf.config import LocalConfig
 from feddf.data.encode import plain
-from feddf.fusion.class_counts import CLASS_COUNTS, tell
+from feddf.fusion.weights import CLASS_COUNTS, tell
 from feddf.outputs import classes
 from feddf.states import digest, init_state
 from feddf.types import Client, ClientHalf, Examples, Inputs, Job, Prototype, Sent, Steps, Training

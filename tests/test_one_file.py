@@ -14,9 +14,9 @@ from feddf.config import ClientsConfig, DistillConfig, LocalConfig
 from feddf.data.encode import plain
 from feddf.engines import in_process
 from feddf.fusion.average import average
+from feddf.fusion.distill import make_students
 from feddf.fusion.ensemble import make_ensemble
 from feddf.fusion.feddf import feddf
-from feddf.fusion.students import make_students
 from feddf.outputs import classes
 from feddf.rounds import Federation, run_round
 from feddf.states import copy, init_state

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddf.outcomes import gather, in_order
+from feddf.evaluate import gather, in_order
 from feddf.types import Failure
 
 

@@ -38,7 +38,7 @@ def shown(value: object) -> str:
         return "classes()"
     if callable(value):
         name = getattr(value, "__name__", "_")
-        return "..." if name.startswith("_") else name
+        return name if name[0].isalpha() else "..."
     plain = is_dataclass(value) and not isinstance(value, type) and value == type(value)()
     return f"{type(value).__name__}()" if plain else repr(value)
 

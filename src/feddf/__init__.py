@@ -50,15 +50,15 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.fusion.average import average as average
     from feddf.fusion.average import average_by_prototype as average_by_prototype
     from feddf.fusion.average import fedavg as fedavg
+    from feddf.fusion.average import momentum as momentum
     from feddf.fusion.distill import distill as distill
+    from feddf.fusion.distill import make_students as make_students
     from feddf.fusion.ensemble import avg_logits as avg_logits
     from feddf.fusion.ensemble import avg_probabilities as avg_probabilities
     from feddf.fusion.ensemble import make_ensemble as make_ensemble
     from feddf.fusion.feddf import feddf as feddf
     from feddf.fusion.fedma import fedma as fedma
-    from feddf.fusion.momentum import momentum as momentum
     from feddf.fusion.select import drop_worst as drop_worst
-    from feddf.fusion.students import make_students as make_students
     from feddf.fusion.swag import swag as swag
     from feddf.outputs import Outputs as Outputs
     from feddf.outputs import classes as classes
@@ -114,14 +114,12 @@ _HOMES = {
     "data.unlabeled": "match_inputs",
     "engines": "Processes in_process",
     "client": "local_update",
-    "fusion.average": "average fedavg average_by_prototype",
-    "fusion.distill": "distill",
+    "fusion.average": "average fedavg average_by_prototype momentum",
+    "fusion.distill": "distill make_students",
     "fusion.ensemble": "avg_logits avg_probabilities make_ensemble",
     "fusion.feddf": "feddf",
     "fusion.fedma": "fedma",
-    "fusion.momentum": "momentum",
     "fusion.select": "drop_worst",
-    "fusion.students": "make_students",
     "fusion.swag": "swag",
     "fusing.fuse": "FusionResult fuse",
     "fusing.student": "StudentSpec",

@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from feddf.batches import batches, device_copy
 from feddf.config.sections import LocalConfig
-from feddf.outputs import Outputs
 from feddf.runtime.device import device_of
 from feddf.runtime.execution import Execution, forward_of
 from feddf.seeds import derive, seed_torch, torch_generator
@@ -58,10 +57,11 @@ def local_update(
             job = replace(job, state=init_state(prototype, job.seed))
         model = prototype.load(job.state, device).train()  # line 2
         steps = local.epochs * n_batches(len(indices), local.batch_size)
-        rates = [local.lr * share for share in map(_shape(local.lr_schedule, steps), range(steps))]
-        training = Training(job, prototype, train.labels[indices], train.outputs, local.optimizer, steps, sum(rates))
-        places = combine_halves([*([half] if half else []), *halves_of(local)])(model, training)
-        losses = _train(model, indices, train, job.seed, local, places, augment, execution, device)  # lines 3 to 5
+        shape = _shape(local.lr_schedule, steps)
+        rates = sum(local.lr * shape(step) for step in range(steps))
+        training = Training(job, prototype, train.labels[indices], train.outputs, local.optimizer, steps, rates)
+        places = combine_halves([half, *halves_of(local)])(model, training)
+        losses = _train(model, indices, train, job.seed, local, shape, places, augment, execution)  # lines 3 to 5
         sent = places.finish() if places.finish else Sent()
         return Reply(  # line 6
             job.client.id,
@@ -81,17 +81,16 @@ def _train(
     train: Examples,
     seed: int,
     local: LocalConfig,
+    shape: Callable[[int], float],
     places: Steps,
     augment: Augment | None,
     execution: Execution,
-    device: torch.device,
 ) -> list[Tensor]:
     """Take all steps; return the losses of the last epoch. No step waits for the device."""
-    forward = forward_of(model, execution.compile, execution.precision)
-    loss_of = places.loss or partial(_loss_of_labels, outputs=train.outputs)
+    device, forward = device_of(model), forward_of(model, execution.compile, execution.precision)
     make = torch.optim.Adam if local.optimizer == "adam" else torch.optim.SGD
     optimizer = make(trained_weights(model), lr=local.lr)
-    rates = LambdaLR(optimizer, _shape(local.lr_schedule, local.epochs * n_batches(len(indices), local.batch_size)))
+    rates = LambdaLR(optimizer, shape)
     shuffle = torch_generator(derive(seed, "shuffle"))
     distort = torch_generator(derive(seed, "augment"))
     labels = device_copy(train.labels, device)
@@ -102,7 +101,8 @@ def _train(
             order = mini_batches(indices, local.batch_size, shuffle)
             for chosen, raw in batches(train.inputs.raw, order, device):  # line 4
                 inputs = train.inputs.encode(augment(raw, distort) if augment else raw)
-                loss = loss_of(forward(inputs), labels[chosen], inputs)
+                outputs, wanted = forward(inputs), labels[chosen]
+                loss = places.loss(outputs, wanted, inputs) if places.loss else train.outputs.loss(outputs, wanted)
                 optimizer.zero_grad()
                 loss.backward()
                 if places.correct:
@@ -111,10 +111,6 @@ def _train(
                 rates.step()
                 losses.append(loss.detach())
     return losses
-
-
-def _loss_of_labels(predictions: Tensor, labels: Tensor, inputs: Tensor, *, outputs: Outputs) -> Tensor:
-    return outputs.loss(predictions, labels)
 
 
 def trained_weights(model: nn.Module) -> list[nn.Parameter]:
@@ -135,12 +131,12 @@ def halves_of(local: LocalConfig) -> list[ClientHalf]:
     return halves
 
 
-def combine_halves(halves: Sequence[ClientHalf]) -> ClientHalf:
-    """Return several halves as one. They begin, correct and finish in the order given.
+def combine_halves(halves: Sequence[ClientHalf | None]) -> ClientHalf:
+    """Return several halves as one. They begin, correct and finish in the order given; ``None`` does nothing.
 
     One of them at the most may have a loss of its own, and one a way to make the weights that are sent.
     """
-    return partial(_begin_all, halves=tuple(halves))
+    return partial(_begin_all, halves=tuple(half for half in halves if half))
 
 
 def _begin_all(model: nn.Module, training: Training, *, halves: Sequence[ClientHalf]) -> Steps:

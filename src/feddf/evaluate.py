@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from feddf.batches import batches, device_copy
-from feddf.outcomes import in_order
 from feddf.outputs import Outputs, classes
 from feddf.runtime.device import CPU, accumulation_dtype, device_of
 from feddf.runtime.execution import Execution, forward_of
@@ -28,6 +27,7 @@ from feddf.types import (
     Inputs,
     Payload,
     Prototype,
+    R,
     Refusal,
     Resources,
     State,
@@ -145,6 +145,31 @@ def answer(teacher: Teacher, *, inputs: Inputs, execution: Execution = Execution
     return Predictions(teacher.id, teacher.predict(inputs, execution))
 
 
+def in_order(outcomes: Iterable[Predictions | Failure], ids: Sequence[str]) -> Iterator[Predictions | Failure]:
+    """Yield the outcomes in the order of ``ids``, holding back only those that came too early.
+
+    An engine answers in any order, and a floating-point sum depends on its order: what is added up goes through here.
+    """
+    early: dict[str, Predictions | Failure] = {}
+    expected = iter(ids)
+    wanted = next(expected, None)
+    for outcome in outcomes:
+        early[outcome.client_id] = outcome
+        while wanted in early:
+            yield early.pop(wanted)
+            wanted = next(expected, None)
+
+
+def gather(outcomes: Iterable[R | Failure], what: str) -> list[R]:
+    """Return all results, or raise if the server's own work failed anywhere."""
+    results: list[R] = []
+    for outcome in outcomes:
+        if isinstance(outcome, Failure):
+            raise RuntimeError(f"{what} {outcome.client_id} failed: {outcome.reason}")
+        results.append(outcome)
+    return results
+
+
 class Evaluation:
     """Tries models on the same inputs through an engine. Make it once and keep it: workers keep the inputs."""
 
@@ -240,20 +265,29 @@ def recalibrate(model: nn.Module, inputs: Inputs, most: int = ENOUGH_FOR_STATIST
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]
-    count = min(most, len(inputs))
-    spread = torch.arange(count) * len(inputs) // count
+    chosen = spread(len(inputs), most)
     with evaluation_mode(model), torch.inference_mode(mode=False), torch.no_grad():
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None  # a cumulative mean
             norm.train()
-        n = ceil(count / BATCH)
-        chunks = (spread[first::n] for first in range(n))  # each from the whole pool, which may be sorted by class
-        usable = (chunk for chunk in chunks if len(chunk) > 1 or count == 1)
+        n = ceil(len(chosen) / BATCH)
+        chunks = (chosen[first::n] for first in range(n))  # each from the whole pool, which may be sorted by class
+        usable = (chunk for chunk in chunks if len(chunk) > 1 or len(chosen) == 1)
         for _, raw in batches(inputs.raw, usable, device_of(model)):
             model(inputs.encode(raw))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
+
+
+def spread(n: int, most: int) -> Tensor:
+    """Return at most so many of the indices below n, evenly spread.
+
+    >>> spread(10, 4)
+    tensor([0, 2, 5, 7])
+    """
+    count = min(n, most)
+    return torch.arange(count) * n // max(1, count)
 
 
 def output_shape(prototype: Prototype, inputs: Inputs) -> tuple[int, ...]:

@@ -40,12 +40,10 @@ class Rows(Protocol):
     @property
     def shape(self) -> Sequence[int]:
         """The number of rows, then the shape of one."""
-        ...
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of a value."""
-        ...
 
     def __len__(self) -> int: ...
 
@@ -281,7 +279,6 @@ class Named(Protocol):
     @property
     def id(self) -> str:
         """The name under which a failure is recorded."""
-        ...
 
 
 J = TypeVar("J", bound=Named)
@@ -293,7 +290,6 @@ class Engine(Protocol):
 
     def __call__(self, function: Callable[[J], R], jobs: Sequence[J], /) -> Iterator[R | Failure]:
         """Run ``function`` on every job."""
-        ...
 
 
 LocalTrain = Callable[[Job], Reply]
@@ -328,15 +324,14 @@ class Sent:
     kept: Payload = field(default_factory=dict)
 
 
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(outputs, labels, encoded inputs) of a mini-batch -> its loss."""
-
-
 @dataclass(frozen=True)
 class Steps:
-    """The open places of a training: the loss, a correction of the gradient after ``backward``, and its end."""
+    """The open places of a training: the loss, a correction of the gradient after ``backward``, and its end.
 
-    loss: Loss | None = None
+    The ``loss`` is one of (outputs, labels, encoded inputs) of a mini-batch.
+    """
+
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     correct: Callable[[], None] | None = None
     finish: Callable[[], Sent] | None = None
 
@@ -360,26 +355,6 @@ Form = Mapping[str, Mapping[str, TensorForm]]
 """What a payload must hold: the tensors of each named state."""
 
 
-def _plain_half(model: nn.Module, training: Training) -> Steps:
-    return Steps()
-
-
-def _around(inner: Fusion) -> Fusion:
-    return inner
-
-
-def _nothing_sent(server: ServerState, client: Client) -> Payload:
-    return {}
-
-
-def _no_form(job: Job) -> Form:
-    return {}
-
-
-def _no_complaint(reply: Reply) -> str | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Part:
     """A part of a method, added to others: both halves, and what travels between them.
@@ -394,11 +369,11 @@ class Part:
     empty state. Clients that run elsewhere find their half by its ``name``, and make it of what they are ``told``.
     """
 
-    half: ClientHalf = _plain_half
-    fuse: Callable[[Fusion], Fusion] = _around
-    send: Callable[[ServerState, Client], Payload] = _nothing_sent
-    form: Callable[[Job], Form] = _no_form
-    complaint: Callable[[Reply], str | None] = _no_complaint
+    half: ClientHalf | None = None
+    fuse: Callable[[Fusion], Fusion] = lambda inner: inner
+    send: Callable[[ServerState, Client], Payload] = lambda server, client: {}
+    form: Callable[[Job], Form] = lambda job: {}
+    complaint: Callable[[Reply], str | None] = lambda reply: None
     keeps: bool = False
     fit: Callable[[nn.Module, State], None] | None = None
     weights_down: bool = True
@@ -425,14 +400,9 @@ class WeightedLogits(NamedTuple):
     weight: Tensor | float = 1.0
 
 
-class Target(Protocol):
-    """Combines the teachers' votes, which come as a stream, into what a student should answer."""
-
-    def __call__(
-        self, votes: Iterable[WeightedLogits], temperature: float = 1.0, outputs: Outputs = classes()
-    ) -> Tensor:
-        """Return the target, one row a sample: for classes, their probabilities."""
-        ...
+Target = Callable[[Iterable[WeightedLogits], float, Outputs], Tensor]
+"""(the teachers' votes as a stream, temperature, what outputs mean) -> what a student should answer: one row a sample,
+for classes their probabilities."""
 
 
 @dataclass(frozen=True)

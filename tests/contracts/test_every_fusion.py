@@ -20,8 +20,8 @@ from feddf.config.names import AVERAGES, DROP_RULES, METHODS, PARTS, TARGETS, TE
 from feddf.config.sections import Section
 from feddf.engines import in_process
 from feddf.evaluate import logits
-from feddf.fusion.class_counts import CLASS_COUNTS
-from feddf.fusion.students import Student
+from feddf.fusion.distill import Student
+from feddf.fusion.weights import CLASS_COUNTS
 from feddf.rounds import run_round
 from feddf.runs.methods import fit_prototypes, make_method
 from feddf.runs.store import pack, unpack

@@ -17,7 +17,7 @@ from feddf.client import local_update
 from feddf.config import DistillConfig, LocalConfig
 from feddf.data.augment import flip_crop
 from feddf.evaluate import Network, Teacher, accuracy, logits, unread_accuracy
-from feddf.fusion import class_counts, scaffold
+from feddf.fusion import scaffold, weights
 from feddf.fusion.distill import distill
 from feddf.fusion.ensemble import CachedTargets, Ensemble, OnlineTargets, avg_logits
 from feddf.models.binary import error_feedback, straight_through
@@ -80,11 +80,11 @@ CASES: dict[str, dict[str, Any]] = {
     "proximal": {"local": LocalConfig(epochs=2, batch_size=16, lr=0.05, prox_mu=0.5)},
     "adjusted loss": {"local": ADJUSTED},
     "Adam": {"local": LocalConfig(epochs=2, batch_size=16, lr=0.001, optimizer="adam", lr_schedule="cosine")},
-    "disclosed": {"half": class_counts.tell},
+    "disclosed": {"half": weights.tell},
     "control variates": {"half": scaffold.follow},
     "straight-through": {"half": straight_through},
     "error feedback": {"half": error_feedback},
-    "several": {"half": client.combine_halves([straight_through, class_counts.tell]), "local": ADJUSTED},
+    "several": {"half": client.combine_halves([straight_through, weights.tell]), "local": ADJUSTED},
 }
 
 

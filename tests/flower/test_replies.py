@@ -26,7 +26,7 @@ from feddf.config import ClientsConfig
 from feddf.flower.registry import ClientRegistry
 from feddf.flower.transport import MessageQueue, exchange
 from feddf.flower.wire import from_arrays, from_payload, job_message, reply_from, to_arrays
-from feddf.fusion.class_counts import class_counts
+from feddf.fusion.weights import class_counts
 from feddf.models.binary import BinaryState
 from feddf.outputs import classes
 from feddf.rounds import collect

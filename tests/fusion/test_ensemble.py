@@ -19,8 +19,8 @@ from feddf.config import with_values
 from feddf.config.names import TARGETS
 from feddf.engines import in_process
 from feddf.evaluate import Evaluation, Network, Teacher, answer, logits, teacher_of
-from feddf.fusion.class_counts import CLASS_COUNTS
 from feddf.fusion.ensemble import Memory, PastEnsemble, avg_logits, avg_probabilities, refuse_unusable
+from feddf.fusion.weights import CLASS_COUNTS
 from feddf.outputs import Outputs, classes, kl_divergence
 from feddf.rounds import fuse_usable
 from feddf.runs.methods import ensemble, feddf

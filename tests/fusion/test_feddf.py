@@ -16,9 +16,8 @@ from feddf.config.keys import nested
 from feddf.config.records import DistillationRecord
 from feddf.engines import in_process
 from feddf.evaluate import accuracy, logits
-from feddf.fusion.distill import distill
+from feddf.fusion.distill import distill, held_out_inputs
 from feddf.fusion.ensemble import avg_logits
-from feddf.fusion.students import held_out_inputs
 from feddf.outputs import Outputs, classes, kl_divergence
 from feddf.rounds import run_round
 from feddf.runs.methods import feddf
@@ -270,7 +269,7 @@ def test_students_learn_from_nothing_that_is_held_out(tiny: Tiny, monkeypatch: p
         learned.append(set(options["chosen_from"].tolist()))
         return distill(student, targets, pool, config, **options)
 
-    monkeypatch.setattr("feddf.fusion.students.distill", spied)
+    monkeypatch.setattr("feddf.fusion.distill.distill", spied)
     fuse = fusion(tiny, {"distill.early_stopping": "held-out-loss", "distill.steps": 5})
     fuse(tiny.server, trained(tiny), 1)
     config = tiny.settings.distill.model_copy(update={"early_stopping": "held-out-loss"})

@@ -6,7 +6,7 @@ from torch import nn
 
 from conftest import Tiny
 from feddf.engines import in_process
-from feddf.fusion.momentum import momentum
+from feddf.fusion.average import momentum
 from feddf.rounds import run_round
 from feddf.runs.methods import fedavg
 from feddf.runs.store import pack, unpack

@@ -11,10 +11,10 @@ from conftest import Tiny, make_tiny, update_of
 from feddf.config import with_values
 from feddf.config.names import TARGETS
 from feddf.engines import in_process
-from feddf.fusion.class_counts import CLASS_COUNTS, counts_of
 from feddf.fusion.select import Dropped
-from feddf.robust import targets
-from feddf.robust.guard import bounded_counts, check_models, guard
+from feddf.fusion.weights import CLASS_COUNTS, counts_of
+from feddf.robust import trust as targets
+from feddf.robust.defense import bounded_counts, check_models, guard
 from feddf.robust.rules import lowest
 from feddf.robust.trust import TRUST, expguard, mixture, weigh_by_trust
 from feddf.runs.methods import make_method

@@ -15,9 +15,16 @@ from torch import Tensor
 
 from conftest import stripes
 from feddf.evaluate import Teacher
-from feddf.fusion.class_counts import CLASS_COUNTS
 from feddf.fusion.ensemble import avg_logits, avg_probabilities
-from feddf.fusion.weights import by_accuracy, by_certainty, by_class_counts, by_examples, certainty, uniform
+from feddf.fusion.weights import (
+    CLASS_COUNTS,
+    by_accuracy,
+    by_certainty,
+    by_class_counts,
+    by_examples,
+    certainty,
+    uniform,
+)
 from feddf.runtime.execution import Execution
 from feddf.types import Inputs, Resources, Weight, WeightedLogits
 

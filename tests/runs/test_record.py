@@ -16,9 +16,9 @@ from feddf.client import combine_halves
 from feddf.config import Record, RunConfig, with_values
 from feddf.engines import in_process
 from feddf.evaluate import accuracy_of, logits
-from feddf.fusion.class_counts import CLASS_COUNTS
 from feddf.fusion.ensemble import avg_logits, avg_probabilities
 from feddf.fusion.swag import swag
+from feddf.fusion.weights import CLASS_COUNTS
 from feddf.rounds import run_round
 from feddf.runs.client_states import LOST
 from feddf.runs.methods import make_method

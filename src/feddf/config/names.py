@@ -92,7 +92,7 @@ METHODS = Names(
 
 PARTS = Names(
     "fusion.parts",
-    {"class-counts": "feddf.fusion.class_counts:class_counts", "scaffold": "feddf.fusion.scaffold:scaffold"},
+    {"class-counts": "feddf.fusion.weights:class_counts", "scaffold": "feddf.fusion.scaffold:scaffold"},
 )
 """(resources) -> a part: both halves of what is added to a method, and what travels between them."""
 
@@ -104,7 +104,7 @@ AVERAGES = Names(
     {
         "examples": "feddf.fusion.average:average",
         "uniform": "feddf.fusion.average:uniform_average",
-        "class-counts": "feddf.fusion.average:class_average",
+        "class-counts": "feddf.fusion.weights:class_average",
         "norm-clipped": "feddf.robust.rules:clipped_average",
         "median": "feddf.robust.rules:median",
         "trimmed-mean": "feddf.robust.rules:trimmed",
@@ -129,8 +129,8 @@ TARGETS = Names(
     {
         "logits": "feddf.fusion.ensemble:avg_logits",
         "probabilities": "feddf.fusion.ensemble:avg_probabilities",
-        "geometric-median": "feddf.robust.targets:geometric_median",
-        "cronus": "feddf.robust.targets:cronus",
+        "geometric-median": "feddf.robust.trust:geometric_median",
+        "cronus": "feddf.robust.trust:cronus",
     },
 )
 """(votes, temperature, outputs) -> what a student should answer."""

@@ -21,7 +21,7 @@ from feddf.flower.registry import ClientRegistry, most_clients
 from feddf.flower.settings import FlowerSettings, check_travel, parts_config, train_config
 from feddf.flower.transport import MessageQueue, exchange
 from feddf.flower.wire import job_message, packed, reply_from, unpacked
-from feddf.robust.guard import bounded_counts
+from feddf.robust.defense import bounded_counts
 from feddf.rounds import Federation, collect, run_round, sample
 from feddf.runs.methods import build_method
 from feddf.runs.record import Recorder, mean_metrics

@@ -31,9 +31,9 @@ from feddf.fusing.predictions import PredictionCache, Progress, open_cache, quie
 from feddf.fusing.report import Report, measure
 from feddf.fusing.student import STUDENT, StudentSpec, complete_student, first_weights
 from feddf.fusing.teachers import TrainedModel, as_teachers
+from feddf.fusion.distill import make_students, notes
 from feddf.fusion.early_stopping import DistillResult
 from feddf.fusion.ensemble import CachedTargets
-from feddf.fusion.students import make_students, notes
 from feddf.runs.methods import lone_threads
 from feddf.runtime.execution import of_answers, of_students
 from feddf.saved.model import LoadedModel, ModelSpec

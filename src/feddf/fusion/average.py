@@ -1,15 +1,17 @@
-"""Averaging of weights: the start of every fusion, and all of FedAvg."""
+"""Averaging of weights: the start of every fusion, all of FedAvg, and server momentum (FedAvgM)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from feddf.fusion.class_counts import counts_of, number_of_classes
 from feddf.states import weighted_mean
-from feddf.types import Fused, Fusion, Rule, ServerState, State, Update
+from feddf.types import Fused, Fusion, Prototype, Rule, ServerState, State, Update
+
+VELOCITY = "velocity"
+"""What the velocities of momentum are called in the server's memory."""
 
 
 def fedavg(rule: Rule) -> Fusion:
@@ -20,62 +22,6 @@ def fedavg(rule: Rule) -> Fusion:
         return Fused(server.next(averaged), averaged)
 
     return fuse
-
-
-def average(previous: State, updates: Sequence[Update]) -> State:
-    """Return Σ n_k x̂_k / Σ n_k over the updates of one prototype (line 11 of Algorithm 3).
-
-    BatchNorm's running statistics are averaged like weights (``docs/decisions/batchnorm.md``).
-    Without any trained update the prototype keeps its previous weights.
-    """
-    trained = [update for update in updates if update.n_examples > 0]
-    if not trained:
-        return previous
-    return weighted_mean([update.state for update in trained], [update.n_examples for update in trained])
-
-
-def uniform_average(previous: State, updates: Sequence[Update]) -> State:
-    """Return the plain mean of the trained updates: what the released code does instead of weighting by n_k."""
-    trained = [update for update in updates if update.n_examples > 0]
-    return weighted_mean([update.state for update in trained], [1] * len(trained)) if trained else previous
-
-
-def class_average(previous: State, updates: Sequence[Update]) -> State:
-    """Return the average in which the last layer's row of class c is Σ n_kc x̂_kc / Σ n_kc: of those who have seen it.
-
-    With a loss that is adjusted by a client's own class prior, the row of a class that the client lacks hardly moves,
-    so that FedAvg's average of a rare class's row is mostly of rows that nobody has trained. All else, and the row of
-    a class that nobody has, is averaged as in :func:`average`. The last layer is the only linear one with a row and a
-    bias for each class; where there are several, or none, it is averaged like the others.
-    """
-    averaged = average(previous, updates)
-    trained = [update for update in updates if update.n_examples > 0]
-    n_classes = number_of_classes(trained)
-    layer = _last_layer(averaged, n_classes)
-    if not layer:
-        return averaged
-    counts = torch.stack([counts_of(update, n_classes) for update in trained])
-    counts[:, counts.sum(dim=0) <= 0] = torch.tensor([[float(update.n_examples)] for update in trained]).double()
-    rows = {key: _row_mean([update.state[key] for update in trained], counts) for key in layer}
-    return {**averaged, **rows}
-
-
-def _last_layer(state: State, n_classes: int) -> tuple[str, ...]:
-    """Return the names of the last layer's weight and bias, whatever order the state is in; none if that is unclear."""
-    pairs = [(key, key.removesuffix("weight") + "bias") for key in state if key.endswith("weight")]
-    layers = [
-        (weight, bias)
-        for weight, bias in pairs
-        if bias in state and state[weight].ndim == 2 and len(state[weight]) == n_classes == state[bias].numel()
-    ]
-    return layers[0] if len(layers) == 1 else ()
-
-
-def _row_mean(tensors: Sequence[Tensor], counts: Tensor) -> Tensor:
-    total = torch.zeros(tensors[0].shape, dtype=torch.float64)
-    for tensor, count in zip(tensors, counts, strict=True):
-        total += tensor.to(torch.float64) * count.view(-1, *[1] * (tensor.ndim - 1))
-    return (total / counts.sum(dim=0).view(-1, *[1] * (total.ndim - 1))).to(tensors[0].dtype)
 
 
 def average_by_prototype(rule: Rule, server: ServerState, updates: Sequence[Update]) -> dict[str, State]:
@@ -90,3 +36,56 @@ def average_by_prototype(rule: Rule, server: ServerState, updates: Sequence[Upda
         prototype: rule(previous, [update for update in updates if update.prototype == prototype])
         for prototype, previous in sorted(server.models.items())
     }
+
+
+def average(previous: State, updates: Sequence[Update]) -> State:
+    """Return Σ n_k x̂_k / Σ n_k over the updates of one prototype (line 11 of Algorithm 3).
+
+    BatchNorm's running statistics are averaged like weights (``docs/decisions/batchnorm.md``).
+    Without any trained update the prototype keeps its previous weights.
+    """
+    used = trained(updates)
+    return weighted_mean([one.state for one in used], [one.n_examples for one in used]) if used else previous
+
+
+def uniform_average(previous: State, updates: Sequence[Update]) -> State:
+    """Return the plain mean of the trained updates: what the released code does instead of weighting by n_k."""
+    used = trained(updates)
+    return weighted_mean([one.state for one in used], [1] * len(used)) if used else previous
+
+
+def trained(updates: Sequence[Update]) -> list[Update]:
+    """Return the updates of clients that had examples to train on."""
+    return [update for update in updates if update.n_examples > 0]
+
+
+def momentum(beta: float, inner: Fusion, prototypes: Mapping[str, Prototype]) -> Fusion:
+    """Return v := β v + Δx; x := x − v (appendix C.2), Δx being the previous weights minus those of ``inner``.
+
+    FedAvgM (Hsu et al. 2019), around any fusion. Only parameters have momentum; buffers (BatchNorm's statistics) are
+    taken from ``inner``. The velocities are the server's memory, so a resumed run goes on with them. With β = 0 this is
+    ``inner``, up to rounding.
+
+    Args:
+        beta: β, between 0 and 1.
+        inner: the fusion that momentum is added to.
+        prototypes: the architectures, which tell parameters from buffers.
+    """
+    names = {
+        name: {key for key, _ in prototype.build().named_parameters(remove_duplicate=False)}  # tied weights too
+        for name, prototype in prototypes.items()
+    }
+
+    def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
+        fused = inner(server, updates, seed)
+        models: dict[str, State] = {}
+        velocities: dict[str, State] = {}
+        for name, new in fused.server.models.items():
+            old, before = server.models[name], server.memory.get(VELOCITY, {}).get(name, {})
+            velocity = {key: old[key] - new[key] + beta * before.get(key, torch.zeros(())) for key in names[name]}
+            velocities[name] = velocity
+            models[name] = {key: old[key] - velocity[key] if key in velocity else new[key] for key in new}
+        memory = {**fused.server.memory, VELOCITY: velocities}
+        return replace(fused, server=replace(fused.server, models=models, memory=memory))
+
+    return fuse

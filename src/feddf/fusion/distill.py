@@ -1,8 +1,10 @@
-"""Distillation of one student (lines 12 to 14 of Algorithm 3), with early stopping."""
+"""Distillation of students (lines 12 to 15 of Algorithm 3), in parallel, each towards the same targets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -11,17 +13,18 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
+from feddf import evaluate
 from feddf.batches import batches
-from feddf.evaluate import logits, recalibrate
 from feddf.fusion.early_stopping import DistillResult, EarlyStopping
 from feddf.fusion.ensemble import OnlineTargets, Targets
 from feddf.outputs import Outputs, classes
-from feddf.runtime.device import device_of
+from feddf.runtime.device import device_of, threads
 from feddf.runtime.execution import Execution, forward_of
 from feddf.seeds import derive, seed_torch, torch_generator
-from feddf.types import Augment, Inputs, Score
+from feddf.types import Augment, Engine, Inputs, Refusal, Resources, Score, State
 
 if TYPE_CHECKING:
+    from feddf.config.records import DistillationRecord
     from feddf.config.sections import DistillConfig
 
 MOMENTUM = 0.9
@@ -29,6 +32,126 @@ MOMENTUM = 0.9
 
 LOWEST = 0.4
 """The rate at the end of one of SWA's cycles, as a share of that at its start."""
+
+Students = Callable[[Mapping[str, Sequence[State]], Targets, int], Mapping[str, DistillResult]]
+"""(the weights that each student may start from, by its prototype, targets, seed) -> what they have learned."""
+
+
+def make_students(
+    resources: Resources, config: DistillConfig, engine: Engine, execution: Execution = Execution()
+) -> Students:
+    """Return how students learn from targets on the pool: lines 12 to 15 of Algorithm 3, all at once.
+
+    Args:
+        resources: the students' architectures, the pool, and the validation examples by which they are stopped.
+        config: how long, how fast and by which score (the section ``[distill]``).
+        engine: where they learn.
+        execution: how they are executed.
+    """
+    needed = replace(resources, n_clients=None)  # it travels to workers, and over Flower that is a method of the server
+    learn = partial(distill_student, resources=needed, config=config, execution=execution)
+
+    def students(starts: Mapping[str, Sequence[State]], targets: Targets, seed: int) -> Mapping[str, DistillResult]:
+        jobs = [Student(name, candidates, derive(seed, name), targets) for name, candidates in starts.items()]
+        learned = dict(evaluate.gather(engine(learn, jobs), "the distillation of"))
+        for name in sorted(learned):
+            if isinstance(refusal := learned[name], Refusal):
+                raise refusal
+        return {name: one for name, one in learned.items() if isinstance(one, DistillResult)}
+
+    return students
+
+
+@dataclass(frozen=True)
+class Student:
+    """One prototype's distillation: the weights that it may start from, its seed and its targets."""
+
+    id: str
+    starts: Sequence[State]
+    seed: int
+    targets: Targets
+
+
+def distill_student(
+    student: Student, *, resources: Resources, config: DistillConfig, execution: Execution
+) -> tuple[str, DistillResult | Refusal]:
+    """Let one student learn; a refusal of unfit teachers is returned, since an engine would make a failure of it."""
+    pool = resources.pool
+    assert pool is not None, "where there are targets for a pool, there is the pool"
+    kept, held_out = held_out_inputs(len(pool), config, pool.views)
+    with threads(execution.threads), execution.begun() as device:
+        try:
+            score = score_of(resources, config, pool, held_out, student.targets, device)
+            candidates = [resources.prototypes[student.id].load(state, device) for state in student.starts]
+            best = max(candidates, key=score) if score is not None and len(candidates) > 1 else candidates[0]
+            return student.id, distill(
+                best,
+                student.targets,
+                pool,
+                config,
+                score=score,
+                seed=student.seed,
+                outputs=resources.outputs,
+                chosen_from=kept,
+                augment=resources.augment,
+                execution=execution,
+            )
+        except Refusal as refusal:
+            return student.id, refusal
+
+
+def held_out_inputs(n: int, config: DistillConfig, views: int = 1) -> tuple[Tensor, Tensor]:
+    """Return (to learn from, held out): the same in every round, so that nothing held out was learned from before.
+
+    Of an input that is held out, all views are.
+    """
+    n //= views
+    share = config.held_out if config.early_stopping == "held-out-loss" else 0.0
+    count = min(max(1, round(share * n)), n - 2) if share else 0
+    order = torch.randperm(n, generator=torch_generator(derive(0, "held out")))
+    all_views = order + n * torch.arange(views).unsqueeze(1)
+    return all_views[:, count:].flatten().sort().values, all_views[:, :count].flatten().sort().values
+
+
+def score_of(
+    resources: Resources, config: DistillConfig, pool: Inputs, held_out: Tensor, targets: Targets, device: torch.device
+) -> Score | None:
+    """Return what a student is stopped by: validation accuracy, the loss on held-out inputs, or nothing."""
+    if config.early_stopping == "validation":
+        return partial(evaluate.unread_accuracy, examples=resources.labeled)
+    if config.early_stopping == "none":
+        return None
+    chunks = batches(pool.raw, held_out.split(config.batch_size), device)
+    expected = torch.cat([targets(chosen, pool.encode(raw)) for chosen, raw in chunks])
+    if isinstance(targets, OnlineTargets):
+        targets.refuse_unfit()
+    return held_out_score(pool, held_out, expected, config.temperature, resources.outputs)
+
+
+def held_out_score(
+    pool: Inputs, held_out: Tensor, expected: Tensor, temperature: float, outputs: Outputs = classes()
+) -> Score:
+    """Return a score that needs no labels: minus the distillation loss over held-out inputs of the pool."""
+    inputs = pool.take(held_out)
+
+    def score(model: nn.Module) -> Tensor:
+        predicted = evaluate.logits(model, inputs)
+        return -outputs.distance(expected.to(predicted.device), predicted, temperature).detach()
+
+    return score
+
+
+def notes(learned: Mapping[str, DistillResult]) -> dict[str, DistillationRecord]:
+    """Return how each student learned, for the record."""
+    return {
+        name: {
+            "steps": student.steps,
+            "best_step": student.best_step,
+            "score_before": student.first_score,
+            "score_after": student.best_score,
+        }
+        for name, student in learned.items()
+    }
 
 
 def distill(
@@ -102,19 +225,6 @@ def distill(
     return snapshots.best
 
 
-def held_out_score(
-    pool: Inputs, held_out: Tensor, expected: Tensor, temperature: float, outputs: Outputs = classes()
-) -> Score:
-    """Return a score that needs no labels: minus the distillation loss over held-out inputs of the pool."""
-    inputs = pool.take(held_out)
-
-    def score(model: nn.Module) -> Tensor:
-        predicted = logits(model, inputs)
-        return -outputs.distance(expected.to(predicted.device), predicted, temperature).detach()
-
-    return score
-
-
 def _optimizer(student: nn.Module, config: DistillConfig) -> tuple[torch.optim.Optimizer, LRScheduler]:
     weights = list(student.parameters())
     if config.optimizer == "adam":
@@ -132,7 +242,7 @@ def _averaged_model(averaged: AveragedModel, student: nn.Module, pool: Inputs) -
     if int(averaged.n_averaged) == 0:
         return student
     model: nn.Module = averaged.module
-    recalibrate(model, pool)
+    evaluate.recalibrate(model, pool)
     return model
 
 

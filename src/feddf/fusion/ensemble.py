@@ -6,8 +6,9 @@ again on each batch, as the pseudo code has it, which an augmented pool needs. :
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,6 +29,11 @@ Weigh = Callable[[Sequence[Teacher]], Mapping[str, Weight]]
 
 Memory = Mapping[str, State]
 """What an ensemble remembers between rounds."""
+
+EARLIER = "earlier answers"
+"""What the ensemble of earlier rounds is called in the server's memory."""
+
+NOT_FINITE = "its model's logits are not finite"
 
 
 def avg_logits(votes: Iterable[WeightedLogits], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
@@ -82,15 +88,15 @@ def _mean(votes: Iterable[tuple[Tensor, Tensor | float]]) -> Tensor:
     return total / torch.where(weights > 0, weights, 1.0)  # a class for which no teacher counts has a value of zero
 
 
+@dataclass(frozen=True)
 class CachedTargets:
     """Targets for the whole pool, computed once. They travel on the CPU and are looked up where the inputs are."""
 
-    def __init__(self, probabilities: Tensor) -> None:
-        self._probabilities = probabilities
+    probabilities: Tensor
 
     def __call__(self, chosen: Tensor, inputs: Tensor, /) -> Tensor:
         """Look the probabilities up."""
-        return device_copy(self._probabilities, inputs.device)[chosen]
+        return device_copy(self.probabilities, inputs.device)[chosen]
 
 
 @dataclass(frozen=True)
@@ -139,15 +145,13 @@ class OnlineTargets:
         return found.where(torch.stack(list(self._fit.values())).all(), torch.nan)
 
     def _prepare(self, device: torch.device) -> None:
+        moved: list[Teacher] = []
         for teacher in self._ensemble.teachers:
             self._modules[teacher.id] = self._forward(teacher, device)
-        moved = tuple(
-            replace(teacher, weight=teacher.weight.to(device, accumulation_dtype(device)))
-            if isinstance(teacher.weight, Tensor)
-            else teacher
-            for teacher in self._ensemble.teachers
-        )
-        self._ensemble = replace(self._ensemble, teachers=moved)
+            weight = teacher.weight
+            on_device = weight.to(device, accumulation_dtype(device)) if isinstance(weight, Tensor) else weight
+            moved.append(replace(teacher, weight=on_device))
+        self._ensemble = replace(self._ensemble, teachers=tuple(moved))
 
     def _forward(self, teacher: Teacher, device: torch.device) -> Forward:
         network = teacher.predict
@@ -169,16 +173,8 @@ class OnlineTargets:
 
     def refuse_unfit(self) -> None:
         """Raise :class:`Refusal` where some teacher's logits were not finite."""
-        unfit = [name for name, fit in self._fit.items() if not fit]
-        if unfit:
-            raise Refusal([Failure(name, NOT_FINITE) for name in unfit])
-
-
-NOT_FINITE = "its model's logits are not finite"
-
-
-EARLIER = "earlier answers"
-"""What the ensemble of earlier rounds is called in the server's memory."""
+        if unfit := [Failure(name, NOT_FINITE) for name, fit in self._fit.items() if not fit]:
+            raise Refusal(unfit)
 
 
 @dataclass(frozen=True)
@@ -239,48 +235,43 @@ def make_ensemble(
         updates = [update for update in received if update.teaches]
         believed = [update for update in updates if update.trust >= 0.5]  # none is drawn from a client in doubt
         sampled = swag(believed or updates, seed, samples=swag_samples, scale=swag_scale)
-        drawn = {update.client_id for update in sampled}
-        asked = [teacher_of(update, prototypes, sampled=update.client_id in drawn) for update in (*updates, *sampled)]
-        weights = weigh(asked) if weigh else {teacher.id: 1.0 for teacher in asked}
-        trust = {update.client_id: update.trust for update in updates}  # one that was sampled is nobody's
-        teachers = tuple(replace(one, weight=_trusted(weights[one.id], trust.get(one.id, 1.0))) for one in asked)
+        teachers = _teachers(updates, sampled, prototypes, weigh)
         ensemble = Ensemble(teachers, combine, temperature, outputs)
         for_pool = any(isinstance(one.weight, Tensor) and one.weight.ndim > 1 for one in teachers)
         if each_batch:
             if for_pool:
                 raise ValueError("weights for each input of the pool need predictions for the whole pool")
             return EnsembleTargets(OnlineTargets(ensemble, execution.precision), ensemble, {})
-        why = "the teachers' weights are known for the pool only" if for_pool else ""
-        votes = ensemble.votes(refuse_unusable(evaluation(teachers), drawn))
-        if not memory:
-            return EnsembleTargets(
-                CachedTargets(combine(votes, temperature, outputs)), None if why else ensemble, {}, why
-            )
+        votes = ensemble.votes(refuse_unusable(evaluation(teachers), {update.client_id for update in sampled}))
         earlier = PastEnsemble(memory, temperature, past)
         probabilities = combine(earlier.among(votes), temperature, outputs)
-        why = "earlier rounds' answers are known for the pool only" if past else why
-        return EnsembleTargets(
-            CachedTargets(probabilities), None if why else ensemble, earlier.with_answers(probabilities), why
-        )
+        why = "the teachers' weights are known for the pool only" if for_pool else ""
+        why = "earlier rounds' answers are known for the pool only" if memory and past else why
+        remembered = earlier.with_answers(probabilities) if memory else {}
+        return EnsembleTargets(CachedTargets(probabilities), None if why else ensemble, remembered, why)
 
     return ask
 
 
-@dataclass(frozen=True)
-class _Doubted:
-    """A weight that is a function of the logits, times the trust in the teacher. It travels."""
-
-    weight: Callable[[Tensor], Tensor]
-    trust: float
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        return self.weight(logits) * self.trust
+def _teachers(
+    updates: Sequence[Update], sampled: Sequence[Update], prototypes: Mapping[str, Prototype], weigh: Weigh | None
+) -> tuple[Teacher, ...]:
+    """Return received and sampled models as teachers, whose weights are multiplied by the trust in their clients."""
+    asked = [teacher_of(update, prototypes) for update in updates]
+    asked += [teacher_of(update, prototypes, sampled=True) for update in sampled]
+    weights = weigh(asked) if weigh else {teacher.id: 1.0 for teacher in asked}
+    trust = {update.client_id: update.trust for update in (*updates, *sampled)}
+    return tuple(replace(one, weight=_trusted(weights[one.id], trust[one.id])) for one in asked)
 
 
 def _trusted(weight: Weight, trust: float) -> Weight:
     if callable(weight):
-        return _Doubted(weight, trust) if trust != 1.0 else weight
+        return partial(_doubted, weight=weight, trust=trust) if trust != 1.0 else weight
     return weight * trust
+
+
+def _doubted(logits: Tensor, *, weight: Callable[[Tensor], Tensor], trust: float) -> Tensor:
+    return weight(logits) * trust
 
 
 class PastEnsemble:
@@ -293,7 +284,7 @@ class PastEnsemble:
     """
 
     def __init__(self, decay: float, temperature: float, past: Memory) -> None:
-        self._decay, self._temperature, self._past = decay, temperature, past.get(EARLIER)
+        self._decay, self._temperature, self._past = decay, temperature, past.get(EARLIER) if decay else None
         self._weights = torch.zeros((), dtype=torch.float64)
 
     def among(self, votes: Iterable[WeightedLogits]) -> Iterator[WeightedLogits]:
@@ -312,7 +303,7 @@ class PastEnsemble:
         return {EARLIER: {"logits": logits, "weights": (self._decay * self._weights).float().contiguous()}}
 
 
-def refuse_unusable(outcomes: Iterable[Predictions | Failure], sampled: Iterable[str] = ()) -> Iterator[Predictions]:
+def refuse_unusable(outcomes: Iterable[Predictions | Failure], sampled: Collection[str] = ()) -> Iterator[Predictions]:
     """Yield the answers that can be used. Once all are in, clients whose answers cannot be are refused together.
 
     Finite weights can still give logits that are not. Then the round is fused again without these clients, in the
@@ -326,6 +317,5 @@ def refuse_unusable(outcomes: Iterable[Predictions | Failure], sampled: Iterable
             unfit.append(Failure(outcome.client_id, NOT_FINITE))
         else:
             yield outcome
-    blameless = set(sampled)
-    if refused := [failure for failure in unfit if failure.client_id not in blameless]:
+    if refused := [failure for failure in unfit if failure.client_id not in sampled]:
         raise Refusal(refused)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from time import perf_counter
 
 from feddf.fusion.average import average_by_prototype
+from feddf.fusion.distill import Students, notes
 from feddf.fusion.ensemble import MakeTargets
-from feddf.fusion.students import Students, notes
 from feddf.types import Fused, Fusion, Rule, ServerState, State, Update
 
 ENSEMBLE = "ensemble"
@@ -43,7 +43,7 @@ def feddf(average: Rule, ensemble: MakeTargets, students: Students, candidates: 
     Args:
         average: how the weights of one prototype's clients are averaged (:func:`feddf.fusion.average.average`).
         ensemble: how all clients teach together (:func:`feddf.fusion.ensemble.make_ensemble`).
-        students: how students learn from that (:func:`feddf.fusion.students.make_students`).
+        students: how students learn from that (:func:`feddf.fusion.distill.make_students`).
         candidates: which weights a student may start from.
     """
 

@@ -1,23 +1,28 @@
-"""What ``fusion.defense = "robust"`` is made of (docs/decisions/defense.md says why).
+"""Guards around a round, and what ``fusion.defense = "robust"`` is made of (docs/decisions/defense.md says why).
 
 * Trust: the weights of the mixture of clients that explains the validation data best; without labels, ExpGuard's.
 * Start: the best on the validation data of a few averages, robust and plain; without labels, the clipped one.
 * Ensemble: averaged probabilities, weighted by trust.
 * Guard: a fused model that is clearly worse than the previous one is not kept.
+
+Under every method, models are tried before they are believed: finite weights can give logits that are not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from math import sqrt
+from statistics import median_low
+from typing import Any
 
-from feddf import evaluate
-from feddf.robust import rules as robust
-from feddf.robust.trust import some_examples
+from feddf.evaluate import Evaluation, accuracy, accuracy_of, models_of
+from feddf.robust.rules import MOST_EXAMPLES_OF_MEDIAN, assumed, change_norms, clipped_average, mixed_trimmed
+from feddf.robust.trust import TRUST, client_logits, consensus, some
 from feddf.runtime.device import threads
 from feddf.runtime.execution import Execution
-from feddf.types import Examples, Resources, Rule, State, Update
+from feddf.types import Engine, Examples, Failure, Fused, Fusion, Resources, Rule, ServerState, State, Update
 
 ROUNDING = 1 + 1e-5
 """What an average may be longer than its longest part for being stored in float32."""
@@ -25,34 +30,30 @@ ROUNDING = 1 + 1e-5
 MARGIN = 0.05
 """How much worse than the previous model a fused one may be before it is not kept."""
 
+PROBES = 64
+"""Inputs on which a model is tried before it is averaged."""
+
+
+# The start
+
 
 def robust_start(plain: Rule, resources: Resources, execution: Execution = Execution()) -> Rule:
     """Return the rule that tries several averages and keeps the one that is best on the validation data.
 
     Without labeled data it is the clipped average of the clients that are trusted most.
     """
-    validation = resources.validation
+    validation, trusted_average = resources.validation, without_least_trusted(clipped_average)
     if validation is None or not len(validation):
         return trusted_average
-    rules = (
-        plain,
-        without_least_trusted(plain),
-        robust.clipped_average,
-        trusted_average,
-        by_trust,
-        robust.mixed_trimmed,
-        as_before,
-    )
-    return best_of(rules, resources, some_examples(validation), execution)
+    rules = (plain, without_least_trusted(plain), clipped_average, trusted_average, by_trust, mixed_trimmed, as_before)
+    return best_of(rules, resources, some(validation), execution)
 
 
-def best_of(
-    rules: Sequence[Rule], resources: Resources, examples: Examples, execution: Execution = Execution()
-) -> Rule:
+def best_of(rules: Sequence[Rule], resources: Resources, examples: Examples, execution: Execution) -> Rule:
     """Return the rule whose weights are those of the best of several rules on labeled examples.
 
     The first is taken that is within a standard error of the best: to choose the best of many by few examples is to
-    choose by chance, and the first are those that lose least where nobody attacks.
+    choose by chance, and the first are those that lose least where no client attacks.
 
     Weights that are farther from the previous ones than the median update is are no candidate: a last layer times 1,000
     gives the same accuracy, and the next round's training diverges.
@@ -63,14 +64,11 @@ def best_of(
             return previous
         prototype = resources.prototypes[updates[0].prototype]
         found = [candidate(previous, updates) for candidate in rules]
-        usual = robust.change_norms(previous, [update.state for update in updates]).median()
-        candidates = [
-            state
-            for state, norm in zip(found, robust.change_norms(previous, found), strict=True)
-            if norm <= usual * ROUNDING
-        ]
+        usual = change_norms(previous, [update.state for update in updates]).median()
+        norms = change_norms(previous, found)
+        candidates = [state for state, norm in zip(found, norms, strict=True) if norm <= usual * ROUNDING]
         with threads(1), execution.begun() as device:  # bytes must not depend on the server's cores
-            scores = [evaluate.accuracy(prototype.load(state, device), examples) for state in candidates]
+            scores = [accuracy(prototype.load(state, device), examples) for state in candidates]
         best = max(scores)
         close = best - sqrt(best * (1 - best) / len(examples))
         return next(state for state, score in zip(candidates, scores, strict=True) if score >= close)
@@ -83,13 +81,10 @@ def without_least_trusted(inner: Rule) -> Rule:
 
     def rule(previous: State, updates: Sequence[Update]) -> State:
         order = sorted(updates, key=lambda update: update.trust)
-        left_out = {update.client_id for update in order[: robust.assumed(len(order))] if update.trust < 0.5}
+        left_out = {update.client_id for update in order[: assumed(len(order))] if update.trust < 0.5}
         return inner(previous, [update for update in updates if update.client_id not in left_out])
 
     return rule
-
-
-trusted_average = without_least_trusted(robust.clipped_average)
 
 
 def as_before(previous: State, updates: Sequence[Update]) -> State:
@@ -100,4 +95,129 @@ def as_before(previous: State, updates: Sequence[Update]) -> State:
 def by_trust(previous: State, updates: Sequence[Update]) -> State:
     """Return the clipped average in which a client counts by n_k and by the trust in it."""
     scaled = [replace(update, n_examples=round(1000 * update.trust * update.n_examples)) for update in updates]
-    return robust.clipped_average(previous, scaled)
+    return clipped_average(previous, scaled)
+
+
+# Guards around a fusion
+
+
+def check_models(
+    inner: Fusion, resources: Resources, engine: Engine, execution: Execution = Execution(), *, updates_too: bool = True
+) -> Fusion:
+    """Return ``inner`` for updates whose models work: finite weights can still give logits that are not finite.
+
+    Such a client is refused under every method; one that asks all updates anyway needs no trial of them
+    (``updates_too``). The fused models are tried as well: if one of them overflows although no update does, the round
+    keeps the previous weights of that prototype, and says so. Without validation data they are tried on the pool.
+    """
+    validation = resources.validation
+    inputs = validation.inputs if validation is not None and len(validation) else resources.pool
+    if inputs is None:
+        return inner
+    evaluation = Evaluation(engine, some(inputs, PROBES), execution)
+
+    def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
+        for _ in client_logits(evaluation, updates if updates_too else (), resources):
+            pass  # once all are in, it raises if any is unfit
+        fused = inner(server, updates, seed)
+        found = evaluation(models_of(fused.server.models, resources.prototypes))
+        broken = [one.client_id for one in found if isinstance(one, Failure) or not bool(one.logits.isfinite().all())]
+        if not broken:
+            return fused
+        models = {**fused.server.models, **{name: server.models[name] for name in broken}}
+        notes = {**fused.notes, "guard": {"not finite": broken, "kept_previous": broken}}
+        return replace(fused, server=replace(fused.server, models=models), notes=notes)
+
+    return fuse
+
+
+def bounded_counts(inner: Fusion, factor: float = MOST_EXAMPLES_OF_MEDIAN) -> Fusion:
+    """Return ``inner`` for clients whose n_k cannot be checked: none counts for more than ``factor`` times the median.
+
+    Where that happens the note ``bounded_counts`` says to whom.
+    """
+
+    def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
+        most = max(1, int(factor * median_low([update.n_examples for update in updates]))) if updates else 0
+        cut = {update.client_id: update.n_examples for update in updates if update.n_examples > most}
+        bounded = [replace(one, n_examples=most) if one.client_id in cut else one for one in updates]
+        fused = inner(server, bounded, seed)
+        return replace(fused, notes={**fused.notes, "bounded_counts": {"most": most, "claimed": cut}}) if cut else fused
+
+    return fuse
+
+
+Scores = Callable[[Mapping[str, State], Sequence[Update]], Mapping[str, float]]
+"""(models by prototype, this round's updates) -> a score of each, higher is better."""
+
+
+def guard(
+    margin: float,
+    inner: Fusion,
+    resources: Resources,
+    engine: Engine,
+    again: Callable[[], Fusion] | None = None,
+    execution: Execution = Execution(),
+) -> Fusion:
+    """Return ``inner`` with its fused models compared with the previous ones.
+
+    A model whose score falls by more than ``margin`` is not kept: the round is fused ``again`` with robust rules, if
+    there are any, and a prototype that is still worse keeps its previous weights. The score is the accuracy on the
+    validation data; without any, the agreement with the geometric median of the updates' answers on the pool.
+    """
+    score = _accuracies(resources, engine, execution) or _agreements(resources, engine, execution)
+    if score is None:
+        return inner
+    fallback = cache(again) if again else None
+
+    def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
+        fused = inner(server, updates, seed)
+        before, after = score(server.models, updates), score(fused.server.models, updates)
+        worse = [name for name in before if after[name] < before[name] - margin]
+        if not worse:
+            return fused
+        note: dict[str, Any] = {"before": _rounded(before), "fused": _rounded(after)}
+        if fallback is not None:
+            fused = fallback()(server, updates, seed)
+            after = score(fused.server.models, updates)
+            note["fused_again"] = _rounded(after)
+            worse = [name for name in before if after[name] < before[name] - margin]
+        note["kept_previous"] = worse
+        kept = replace(fused.server, models={**fused.server.models, **{name: server.models[name] for name in worse}})
+        if len(worse) == len(before):  # nothing of the round is kept but the trust
+            kept = replace(kept, memory={**server.memory, TRUST: kept.memory.get(TRUST, {})})
+        return replace(fused, server=kept, notes={**fused.notes, "guard": note})
+
+    return fuse
+
+
+def _accuracies(resources: Resources, engine: Engine, execution: Execution) -> Scores | None:
+    if resources.validation is None or not len(resources.validation):
+        return None
+    examples = some(resources.validation)
+    evaluation = Evaluation(engine, examples.inputs, execution)
+
+    def score(models: Mapping[str, State], updates: Sequence[Update]) -> Mapping[str, float]:
+        found = evaluation.accuracies(models_of(models, resources.prototypes), examples)
+        return {name: -1.0 if isinstance(value, Failure) else value for name, value in found.items()}
+
+    return score
+
+
+def _agreements(resources: Resources, engine: Engine, execution: Execution) -> Scores | None:
+    if resources.pool is None:
+        return None
+    evaluation = Evaluation(engine, some(resources.pool, 512), execution)
+
+    def score(models: Mapping[str, State], updates: Sequence[Update]) -> Mapping[str, float]:
+        labels, outputs = consensus(client_logits(evaluation, updates, resources)), resources.outputs
+        return {
+            one.client_id: -1.0 if isinstance(one, Failure) else accuracy_of(one.logits.nan_to_num(), labels, outputs)
+            for one in evaluation(models_of(models, resources.prototypes))
+        }
+
+    return score
+
+
+def _rounded(scores: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in scores.items()}

@@ -14,6 +14,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
+from feddf.fusion.average import trained
 from feddf.fusion.select import Dropped
 from feddf.states import weighted_mean
 from feddf.types import Rule, State, Update
@@ -38,7 +39,7 @@ def assumed(n: int) -> int:
 
 
 def norm_clipping(products: Tensor, weights: Tensor) -> Tensor:
-    """Return c_k = w_k min(1, m / ‖Δ_k‖), m the median norm: nobody moves the average further than the median client.
+    """Return c_k = w_k min(1, m / ‖Δ_k‖), m the median norm: none moves the average further than the median client.
 
     Sun et al., "Can You Really Backdoor Federated Learning?" (2019), with the cohort's median for the threshold.
 
@@ -49,10 +50,12 @@ def norm_clipping(products: Tensor, weights: Tensor) -> Tensor:
     return weights * (norms.median() / norms.clamp_min(1e-30)).clamp_max(1)
 
 
-def krum(products: Tensor, f: int) -> Tensor:
+def krum(products: Tensor, weights: Tensor) -> Tensor:
     """Return 1 for the update that is nearest to its n − f − 1 nearest others (Blanchard et al. 2017), else 0."""
-    chosen = torch.zeros(len(products), dtype=products.dtype)
-    chosen[_krum_scores(products, f).argmin()] = 1
+    n = len(products)
+    scores = _squared_distances(products).sort(dim=1).values[:, 1 : max(2, n - assumed(n))].sum(dim=1)
+    chosen = torch.zeros(n, dtype=products.dtype)
+    chosen[scores.argmin()] = 1
     return chosen
 
 
@@ -70,32 +73,6 @@ def _squared_distances(products: Tensor) -> Tensor:
     squares = products.diagonal()
     distances = (squares[:, None] + squares[None, :] - 2 * products).clamp_min(0)
     return distances.fill_diagonal_(0)
-
-
-def _krum_scores(products: Tensor, f: int) -> Tensor:
-    n = len(products)
-    return _squared_distances(products).sort(dim=1).values[:, 1 : max(2, n - f)].sum(dim=1)
-
-
-# Coordinate by coordinate
-
-
-def coordinate_median(values: Tensor, f: int) -> Tensor:
-    """Return the median of every column; of an even number, the mean of the two in the middle (Yin et al. 2018)."""
-    ordered, n = values.sort(dim=0).values, len(values)
-    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-
-
-def trimmed_mean(values: Tensor, f: int) -> Tensor:
-    """Return the mean of every column without its f smallest and f largest values (Yin et al. 2018).
-
-    >>> trimmed_mean(torch.tensor([[1.0], [2.0], [3.0], [1e9]]), 1)
-    tensor([2.5000])
-    """
-    return values.sort(dim=0).values[f : len(values) - f].mean(dim=0)
-
-
-# Rules
 
 
 def change_products(previous: State, updates: Sequence[Update]) -> Tensor:
@@ -134,38 +111,60 @@ def example_weights(updates: Sequence[Update]) -> Tensor:
     return bounded / bounded.sum()
 
 
-def clipped_average(previous: State, updates: Sequence[Update]) -> State:
-    """Return the average by n_k with every change clipped to the cohort's median norm: :func:`norm_clipping`."""
-    trained = _trained(updates)
-    if not trained:
-        return previous
-    return _moved(previous, trained, norm_clipping(change_products(previous, trained), example_weights(trained)))
+def by_coefficients(choose: Callable[[Tensor, Tensor], Tensor]) -> Rule:
+    """Return the rule x + Σ c_k Δ_k; ``choose`` makes the c_k of the changes' inner products and n_k / Σ n_k.
 
-
-Columns = Callable[[Tensor, int], Tensor]
-"""(a row for each update, f) -> one row."""
-
-
-def by_krum(previous: State, updates: Sequence[Update]) -> State:
-    """Return the one update that :func:`krum` chooses."""
-    trained = _trained(updates)
-    if not trained:
-        return previous
-    return _moved(previous, trained, krum(change_products(previous, trained), assumed(len(trained))))
-
-
-def by_coordinate(columns: Columns, *, mixed: bool = False) -> Rule:
-    """Return a rule that treats every coordinate by itself; ``mixed``: after nearest-neighbor mixing."""
+    For coefficients like these it is a mean of x and the updates.
+    """
 
     def rule(previous: State, updates: Sequence[Update]) -> State:
-        trained = _trained(updates)
-        if not trained:
+        used = trained(updates)
+        if not used:
             return previous
-        f = assumed(len(trained))
-        mix = nearest_neighbors(change_products(previous, trained), f) if mixed else None
+        coefficients = choose(change_products(previous, used), example_weights(used))
+        rest = max(0.0, 1 - float(coefficients.sum()))
+        return weighted_mean([previous, *(update.state for update in used)], [rest, *coefficients.tolist()])
+
+    return rule
+
+
+clipped_average = by_coefficients(norm_clipping)
+by_krum = by_coefficients(krum)
+
+
+# Coordinate by coordinate
+
+
+def coordinate_median(values: Tensor, f: int) -> Tensor:
+    """Return the median of every column; of an even number, the mean of the two in the middle (Yin et al. 2018)."""
+    ordered, n = values.sort(dim=0).values, len(values)
+    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+
+
+def trimmed_mean(values: Tensor, f: int) -> Tensor:
+    """Return the mean of every column without its f smallest and f largest values (Yin et al. 2018).
+
+    >>> trimmed_mean(torch.tensor([[1.0], [2.0], [3.0], [1e9]]), 1)
+    tensor([2.5000])
+    """
+    return values.sort(dim=0).values[f : len(values) - f].mean(dim=0)
+
+
+def by_coordinate(columns: Callable[[Tensor, int], Tensor], *, mixed: bool = False) -> Rule:
+    """Return a rule that treats every coordinate by itself; ``mixed``: after nearest-neighbor mixing.
+
+    ``columns`` makes one row of a row for each update and f.
+    """
+
+    def rule(previous: State, updates: Sequence[Update]) -> State:
+        used = trained(updates)
+        if not used:
+            return previous
+        f = assumed(len(used))
+        mix = nearest_neighbors(change_products(previous, used), f) if mixed else None
         found: dict[str, Tensor] = {}
         for key, before in previous.items():
-            tensors = [update.state[key] for update in trained]
+            tensors = [update.state[key] for update in used]
             if before.is_floating_point():
                 rows = torch.stack([tensor.to(torch.float64).flatten() for tensor in tensors])
                 found[key] = columns(rows if mix is None else mix @ rows, f).reshape(before.shape).to(before.dtype)
@@ -174,16 +173,6 @@ def by_coordinate(columns: Columns, *, mixed: bool = False) -> Rule:
         return found
 
     return rule
-
-
-def _trained(updates: Sequence[Update]) -> list[Update]:
-    return [update for update in updates if update.n_examples > 0]
-
-
-def _moved(previous: State, updates: Sequence[Update], coefficients: Tensor) -> State:
-    """Return x + Σ c_k Δ_k, which for coefficients like these is a mean of x and the updates."""
-    rest = max(0.0, 1 - float(coefficients.sum()))
-    return weighted_mean([previous, *(update.state for update in updates)], [rest, *coefficients.tolist()])
 
 
 median = by_coordinate(coordinate_median)

@@ -1,25 +1,31 @@
-"""Trust: how much the server believes each client as a teacher, kept over rounds in its memory.
+"""Ensembles that a few hostile teachers cannot speak for: trust in clients, kept over rounds, and robust targets.
 
-A rule by name is a function ``(resources, engine, execution)`` that returns ``(updates, trust before) -> trust now``;
-:data:`feddf.config.names.TRUSTS` lists them. Trust is at most 1; a client that is new has 1.
+A trust by name is a function ``(resources, engine, execution)`` that returns ``(updates, trust before) -> trust now``;
+:data:`feddf.config.names.TRUSTS` lists them. Trust is at most 1; a client that is new has 1. A target here collects all
+votes before it answers, since a median cannot be streamed: n teachers × inputs × classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from feddf.evaluate import Evaluation, teacher_of
+from feddf.evaluate import Evaluation, spread, teacher_of
 from feddf.fusion.ensemble import refuse_unusable
-from feddf.robust.targets import mixture_weights, outlier_scores
+from feddf.outputs import CHANNELS, Outputs, classes
+from feddf.robust.rules import assumed
+from feddf.runtime.device import accumulation_dtype
 from feddf.runtime.execution import Execution
-from feddf.types import Engine, Examples, Fused, Fusion, Inputs, Resources, ServerState, Update
+from feddf.types import Engine, Examples, Fused, Fusion, Inputs, Resources, ServerState, Update, WeightedLogits
 
 TrustRule = Callable[[Sequence[Update], Mapping[str, float]], Mapping[str, float]]
 """(updates, trust of these clients before) -> trust of these clients now."""
+
+Given = TypeVar("Given", Inputs, Examples)
 
 TRUST = "trust"
 """What it is called in the server's memory and in the record."""
@@ -35,44 +41,6 @@ LEARNING_RATE = 2.0
 
 LEAST = 1e-6
 """No trust of ExpGuard's falls below this: in the end it would be zero, and a cohort of such clients no ensemble."""
-
-
-def mixture(resources: Resources, engine: Engine, execution: Execution = Execution()) -> TrustRule:
-    """Trust by the weights of the mixture that explains the server's validation examples best.
-
-    See :func:`feddf.robust.targets.mixture_weights`. A client whose weight is what the prior alone gives it,
-    as of one that explains nothing, has none; from a third of an equal share on it has all: which of the honest
-    explain best is mostly chance. The trust before does not count: labeled examples say enough.
-    """
-    examples = some_examples(resources.labeled)
-    evaluation = Evaluation(engine, examples.inputs, execution)
-
-    def trust(updates: Sequence[Update], before: Mapping[str, float]) -> Mapping[str, float]:
-        weights = mixture_weights(_answers(evaluation, updates, resources), examples.labels, PRIOR) * len(updates)
-        nothing = PRIOR / (1 + PRIOR)
-        return _by_client(updates, ((weights - nothing) / (1 / 3 - nothing)).clamp(0, 1))
-
-    return trust
-
-
-def expguard(resources: Resources, engine: Engine, execution: Execution = Execution()) -> TrustRule:
-    """ExpGuard (Roux, Zimmer, Pokutta, ICLR 2025): w_k ← w_k exp(−η o_k), without labels.
-
-    o_k is a teacher's mean distance from the geometric median of all answers on the pool, as a share of the largest
-    such distance. Scaled such that the most trusted client has 1. Deviations: their robust aggregate is another, and
-    their weights have no lower bound.
-    """
-    if resources.pool is None:
-        raise ValueError("this trust is found on unlabeled inputs, and there are none")
-    evaluation = Evaluation(engine, some_inputs(resources.pool, ENOUGH // 2), execution)
-
-    def trust(updates: Sequence[Update], before: Mapping[str, float]) -> Mapping[str, float]:
-        had = torch.tensor([before[update.client_id] for update in updates], dtype=torch.float64).clamp_min(LEAST)
-        scores = outlier_scores(_answers(evaluation, updates, resources), had / had.max())
-        now = had * torch.exp(-LEARNING_RATE * scores / scores.max().clamp_min(1e-12))
-        return {name: max(LEAST, value) for name, value in _by_client(updates, now).items()}
-
-    return trust
 
 
 def weigh_by_trust(rule: TrustRule, inner: Fusion) -> Fusion:
@@ -91,26 +59,150 @@ def weigh_by_trust(rule: TrustRule, inner: Fusion) -> Fusion:
     return fuse
 
 
-def some_inputs(inputs: Inputs, most: int) -> Inputs:
-    """Return at most so many inputs, spread evenly over all."""
-    return inputs if len(inputs) <= most else inputs.take(_spread(len(inputs), most))
+def mixture(resources: Resources, engine: Engine, execution: Execution = Execution()) -> TrustRule:
+    """Trust by the weights of the mixture that explains the server's validation examples best.
+
+    See :func:`mixture_weights`. A client whose weight is what the prior alone gives it, as of one that explains
+    nothing, has none; from a third of an equal share on it has all: which of the honest explain best is mostly chance.
+    The trust before does not count: labeled examples say enough.
+    """
+    examples = some(resources.labeled)
+    evaluation = Evaluation(engine, examples.inputs, execution)
+
+    def trust(updates: Sequence[Update], before: Mapping[str, float]) -> Mapping[str, float]:
+        weights = mixture_weights(_answers(evaluation, updates, resources), examples.labels, PRIOR) * len(updates)
+        nothing = PRIOR / (1 + PRIOR)
+        return _by_client(updates, ((weights - nothing) / (1 / 3 - nothing)).clamp(0, 1))
+
+    return trust
 
 
-def some_examples(examples: Examples, most: int = ENOUGH) -> Examples:
-    """Return at most so many examples, spread evenly over all."""
-    return examples if len(examples) <= most else examples.take(_spread(len(examples), most))
+def mixture_weights(probabilities: Tensor, labels: Tensor, prior: float = 0.1, steps: int = 200) -> Tensor:
+    """Return how much each teacher counts in the mixture Σ_k w_k p_k(y | x) that fits labeled examples best.
+
+    The weights maximize Σ_i log Σ_k w_k p_k(y_i | x_i) + (βN/K) Σ_k log w_k by expectation and maximization: a teacher
+    counts by the examples that it explains better than others do. β is ``prior``: with it none is at zero. The
+    function is concave, so there is one maximum, and hostile teachers have no way to gain but to explain the examples.
+
+    >>> right, wrong = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.1, 0.9]])
+    >>> mixture_weights(torch.stack([right, wrong]), torch.tensor([0]), steps=2000).round(decimals=2).tolist()
+    [0.95, 0.05]
+    """
+    likely = probabilities[:, torch.arange(len(labels)), labels].to(torch.float64).clamp_min(1e-12)
+    count, n = likely.shape
+    weights = torch.full((count,), 1 / count, dtype=torch.float64)
+    for _ in range(steps):
+        shares = weights[:, None] * likely
+        explained = (shares / shares.sum(dim=0)).sum(dim=1)
+        weights = (explained + prior * n / count) / (n + prior * n)
+    return weights
 
 
-def _spread(n: int, most: int) -> Tensor:
-    return torch.arange(most) * n // most
+def expguard(resources: Resources, engine: Engine, execution: Execution = Execution()) -> TrustRule:
+    """ExpGuard (Roux, Zimmer, Pokutta, ICLR 2025): w_k ← w_k exp(−η o_k), without labels.
+
+    o_k is a teacher's mean distance from the geometric median of all answers on the pool, as a share of the largest
+    such distance. Scaled such that the most trusted client has 1. Deviations: their robust aggregate is another, and
+    their weights have no lower bound.
+    """
+    if resources.pool is None:
+        raise ValueError("this trust is found on unlabeled inputs, and there are none")
+    evaluation = Evaluation(engine, some(resources.pool, ENOUGH // 2), execution)
+
+    def trust(updates: Sequence[Update], before: Mapping[str, float]) -> Mapping[str, float]:
+        had = torch.tensor([before[update.client_id] for update in updates], dtype=torch.float64).clamp_min(LEAST)
+        scores = outlier_scores(_answers(evaluation, updates, resources), had / had.max())
+        now = had * torch.exp(-LEARNING_RATE * scores / scores.max().clamp_min(1e-12))
+        return {name: max(LEAST, value) for name, value in _by_client(updates, now).items()}
+
+    return trust
+
+
+def outlier_scores(probabilities: Tensor, trust: Tensor) -> Tensor:
+    """Return o_k in [0, 1]: a teacher's mean distance (total variation) from the geometric median of all answers."""
+    weights = trust.to(torch.float64)[:, None].expand(probabilities.shape[:2])
+    center = _geometric_median(probabilities.to(torch.float64), weights)
+    return (probabilities - center).abs().sum(dim=-1).mean(dim=-1) / 2
+
+
+def some(given: Given, most: int = ENOUGH) -> Given:
+    """Return at most so many inputs or examples, spread evenly over all."""
+    return given if len(given) <= most else given.take(spread(len(given), most))
+
+
+def client_logits(evaluation: Evaluation, updates: Sequence[Update], resources: Resources) -> Iterator[Tensor]:
+    """Yield the logits of each client's model; clients whose logits are not finite are refused."""
+    asked = [teacher_of(update, resources.prototypes) for update in updates]
+    return (answer.logits for answer in refuse_unusable(evaluation(asked)))
 
 
 def _answers(evaluation: Evaluation, updates: Sequence[Update], resources: Resources) -> Tensor:
-    """Return the clients' probabilities: clients × inputs × classes; one whose logits are not finite is refused."""
-    answers = refuse_unusable(evaluation([teacher_of(update, resources.prototypes) for update in updates]))
-    return torch.stack([resources.outputs.probabilities(answer.logits.to(torch.float64)) for answer in answers])
+    """Return the clients' probabilities: clients × inputs × classes."""
+    found = client_logits(evaluation, updates, resources)
+    return torch.stack([resources.outputs.probabilities(logits.to(torch.float64)) for logits in found])
 
 
 def _by_client(updates: Sequence[Update], weights: Tensor) -> dict[str, float]:
     scaled = weights / weights.max().clamp_min(1e-300)
     return {update.client_id: float(value) for update, value in zip(updates, scaled, strict=True)}
+
+
+# Targets
+
+
+def geometric_median(votes: Iterable[WeightedLogits], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
+    """Return the geometric median of the teachers' probabilities for each input (Weiszfeld's iteration), weighted.
+
+    A teacher's weights for classes are averaged over its own answer.
+    """
+    probabilities, weights = _stacked(votes, temperature, outputs)
+    rows = [
+        (torch.as_tensor(weight, dtype=one.dtype, device=one.device).expand(one.shape) * one).sum(dim=-1)
+        for weight, one in zip(weights, probabilities, strict=True)
+    ]
+    return _geometric_median(probabilities, torch.stack(rows)).float()
+
+
+def consensus(logits: Iterable[Tensor]) -> Tensor:
+    """Return the class that the geometric median of all answers has for each input."""
+    return geometric_median(map(WeightedLogits, logits)).argmax(dim=CHANNELS)
+
+
+def cronus(votes: Iterable[WeightedLogits], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
+    """Return averaged probabilities without those that stand out (Cronus: Chang et al. 2019; Diakonikolas et al. 2017).
+
+    For every input, f times: the teacher whose answer is farthest from the mean along the direction in which the
+    answers differ most is left out. Teachers' weights are not used: the filter counts answers.
+    """
+    probabilities, _ = _stacked(votes, temperature, outputs)
+    left = torch.ones_like(probabilities[..., 0])
+    for _ in range(assumed(len(probabilities))):
+        off = probabilities - _mean_of(probabilities, left)
+        covariance = torch.einsum("kn,knc,knd->ncd", left, off, off)
+        direction = torch.linalg.eigh(covariance).eigenvectors[..., -1]
+        distance = (off * direction).sum(dim=-1).abs().masked_fill(left == 0, -1)
+        left.scatter_(0, distance.argmax(dim=0, keepdim=True), 0.0)
+    return _mean_of(probabilities, left).float()
+
+
+def _stacked(
+    votes: Iterable[WeightedLogits], temperature: float, outputs: Outputs
+) -> tuple[Tensor, list[Tensor | float]]:
+    """Return all teachers' probabilities (teachers × inputs × classes), and their weights."""
+    given = list(votes)
+    if not given:
+        raise ValueError("an ensemble needs at least one teacher")
+    logits = (vote.logits.to(accumulation_dtype(vote.logits.device)) for vote in given)
+    return torch.stack([outputs.probabilities(one / temperature) for one in logits]), [vote.weight for vote in given]
+
+
+def _mean_of(values: Tensor, weights: Tensor) -> Tensor:
+    return (values * weights[..., None]).sum(dim=0) / weights.sum(dim=0)[..., None].clamp_min(1e-30)
+
+
+def _geometric_median(values: Tensor, weights: Tensor, steps: int = 30) -> Tensor:
+    center = _mean_of(values, weights)
+    for _ in range(steps):
+        inverse = weights / (values - center).norm(dim=-1).clamp_min(1e-6)
+        center = _mean_of(values, inverse)
+    return center

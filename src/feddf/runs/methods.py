@@ -31,13 +31,11 @@ from feddf.fusion import average
 from feddf.fusion import feddf as algorithm
 from feddf.fusion import fedma as matched
 from feddf.fusion.batchnorm import local_statistics, with_statistics
+from feddf.fusion.distill import Students, make_students
 from feddf.fusion.ensemble import MakeTargets, make_ensemble
-from feddf.fusion.momentum import momentum
 from feddf.fusion.select import drop_worst
-from feddf.fusion.students import Students, make_students
 from feddf.outputs import classes
-from feddf.robust.defense import MARGIN, robust_start
-from feddf.robust.guard import check_models, guard
+from feddf.robust.defense import MARGIN, check_models, guard, robust_start
 from feddf.robust.trust import weigh_by_trust
 from feddf.runtime.device import threads_for
 from feddf.runtime.execution import of_answers, of_students
@@ -105,7 +103,7 @@ def make_method(resources: Resources, settings: Settings, engine: Engine) -> Met
     if fusion.batchnorm == "local":
         fuse = local_statistics(fuse)
     if fusion.momentum:
-        fuse = momentum(fusion.momentum, fuse, resources.prototypes)
+        fuse = average.momentum(fusion.momentum, fuse, resources.prototypes)
     if fusion.drop_worst != "none":
         accuracies, prototypes = validation_accuracies(resources, engine, execution), resources.prototypes
 
