@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feddf.data import cifar, download
-from feddf.data.download import DownloadError, unpack
+from feddf.data import catalog, cifar
+from feddf.data.catalog import DownloadError, unpack
 from feddf.data.files import read_idx
 
 DATA = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072)
@@ -116,7 +116,7 @@ def bomb() -> bytes:
 
 @pytest.mark.parametrize("ending", [".gz", ".tar.gz", ".zip"])
 def test_archives_that_grow_too_much_are_refused(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "MOST_UNPACKED", (1_000_000, 100))
+    monkeypatch.setattr(catalog, "MOST_UNPACKED", (1_000_000, 100))
     archive = tmp_path / f"bomb{ending}"
     if ending == ".gz":
         archive.write_bytes(bomb())
