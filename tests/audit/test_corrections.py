@@ -202,7 +202,6 @@ def test_cifar_10_is_normalized_by_the_released_deviations_when_asked(
         (folder / name).touch()
     empty = torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
     monkeypatch.setattr(cifar, "read", lambda path, key: empty)
-    monkeypatch.setattr(cifar, "read_all", lambda paths, key: empty)
     for normalization, stds in (("measured", (0.2470, 0.2435, 0.2616)), ("released", (0.2023, 0.1994, 0.2010))):
         data = cifar10(DataConfig(name="cifar10", folder=str(tmp_path), normalization=normalization))
         assert data.train.inputs.encode.std == stds  # type: ignore[attr-defined]
