@@ -22,8 +22,8 @@ from feddf.fusion.early_stopping import EarlyStopping
 from feddf.fusion.ensemble import CachedTargets
 from feddf.fusion.fedma import layers_of, matched_average
 from feddf.fusion.select import Dropped, drop_worst, released_rule
+from feddf.models.large import VGG, vgg9_released
 from feddf.models.small import MLP
-from feddf.models.vgg import VGG, vgg9_released
 from feddf.outputs import classes
 from feddf.report.read import Run
 from feddf.report.tables import compared

@@ -165,11 +165,7 @@ def root_of(folder: str | Path | None) -> Path:
 
 def missing(entry: Entry | Download, folder: Path) -> list[str]:
     """Return the files of a data set, or of one of its archives, that are not there."""
-    return [file for file in entry.files if not _is_there(folder / file, file.endswith("/"))]
-
-
-def _is_there(path: Path, is_folder: bool) -> bool:
-    return path.is_dir() and any(path.iterdir()) if is_folder else path.is_file()
+    return [file for file in entry.files if not (folder / file).is_file() and not any((folder / file).glob("*"))]
 
 
 def state(entry: Entry, folder: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -50,14 +50,22 @@ def read_imagenet32(batches: Sequence[Path], cache: Path) -> tuple[MappedRows, T
     The first time, the batches are written one after the other into one file beside them, which is then mapped: of 1.28
     million images never more than one batch is in memory. Labels count from one in the files.
     """
-    labels = torch.cat([torch.from_numpy(_member(path, "labels").astype(np.int64).reshape(-1) - 1) for path in batches])
+    labels = [torch.from_numpy(_member(path, "labels").astype(np.int64).reshape(-1) - 1) for path in batches]
     if not cache.exists():
-        parts = (_member(path, "data").reshape(-1, 3, 32, 32) for path in batches)
-        _write_in_parts(cache, parts, (len(labels), 3, 32, 32))
+        with new_file(cache) as temporary:
+            whole = open_memmap(temporary, "w+", np.uint8, (sum(map(len, labels)), 3, 32, 32))
+            first = 0
+            for path, numbers in zip(batches, labels, strict=True):
+                part = _member(path, "data").reshape(-1, 3, 32, 32)
+                if len(part) != len(numbers):
+                    raise ValueError(f"{path} has {len(part)} images and {len(numbers)} labels")
+                whole[first : first + len(part)] = part
+                first += len(part)
+            whole.flush()
     rows = MappedRows(cache)
-    if len(rows) != len(labels):
-        raise ValueError(f"{cache} has {len(rows)} images, and the batches {len(labels)} labels; remove {cache.name}")
-    return rows, labels
+    if len(rows) != sum(map(len, labels)):
+        raise ValueError(f"{cache} has not as many images as the batches have labels; remove it to begin anew")
+    return rows, torch.cat(labels)
 
 
 def _member(path: Path, name: str) -> NDArray[np.generic]:
@@ -67,21 +75,6 @@ def _member(path: Path, name: str) -> NDArray[np.generic]:
             return found
     except Exception as error:  # a damaged archive can fail in any way
         raise ValueError(f"{path} is not a batch of downsampled ImageNet: {first_line(error)}") from error
-
-
-def _write_in_parts(path: Path, parts: Iterable[NDArray[np.generic]], shape: Sequence[int]) -> None:
-    """Write byte arrays one after the other as one ``.npy`` file, which is there whole or not at all."""
-    with new_file(path) as temporary:
-        whole = open_memmap(temporary, "w+", np.uint8, tuple(shape))
-        first = 0
-        for part in parts:
-            if first + len(part) > len(whole):
-                raise ValueError(f"there are more images than the {len(whole)} labels")
-            whole[first : first + len(part)] = part
-            first += len(part)
-        if first != len(whole):
-            raise ValueError(f"there are {first} images and {len(whole)} labels")
-        whole.flush()
 
 
 def read_folder(folder: Path, size: int | None = None) -> tuple[tuple[Tensor, Tensor], list[str]]:

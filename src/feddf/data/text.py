@@ -79,21 +79,16 @@ TEXTS: dict[str, TextSource] = {
 }
 
 
-def sst2(data: DataConfig) -> Dataset:
-    """SST-2 (GLUE): ``SST-2`` in the data folder, with the section's tokenizer."""
-    return _tokenized("sst2", data)
-
-
-def ag_news(data: DataConfig) -> Dataset:
-    """AG News: ``ag_news_csv`` in the data folder, with the section's tokenizer."""
-    return _tokenized("ag_news", data)
-
-
 def _tokenized(name: str, data: DataConfig) -> Dataset:
+    """Return a data set of texts with the section's tokenizer: ``SST-2`` or ``ag_news_csv`` in the data folder."""
     if data.tokenizer is None:
         raise ConfigError.at("data.tokenizer", None, f"'{name}' are texts; name a tokenizer or a transformer")
     found = tokenizer(data.tokenizer, data.max_tokens)
     return read_texts(name, data.folder, found.tokenize, found.fingerprint)
+
+
+sst2 = partial(_tokenized, "sst2")
+ag_news = partial(_tokenized, "ag_news")
 
 
 def read_texts(name: str, folder: str | Path | None, tokenize: Tokenize, fingerprint: str) -> Dataset:
