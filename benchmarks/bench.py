@@ -43,8 +43,7 @@ from feddf import (
     init_state,
 )
 from feddf.client import local_update
-from feddf.data.augment import flip_crop
-from feddf.data.encode import Pixels
+from feddf.data.datasets import Pixels, flip_crop
 from feddf.outputs import classes
 from feddf.rounds import collect
 from feddf.runs.methods import feddf

@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis_settings
 
 from feddf.client import local_update
 from feddf.config import ClientsConfig, DistillConfig, LocalConfig, Settings
-from feddf.data.encode import Pixels
+from feddf.data.datasets import Pixels
 from feddf.models.small import CNN, MLP
 from feddf.outputs import classes
 from feddf.rounds import Federation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import struct
 import threading
@@ -18,7 +17,6 @@ class Seen:
     """A request: what was asked for, and how many bytes of a file were sent."""
 
     path: str
-    range: str | None
     status: int
     sent: int
 
@@ -36,30 +34,17 @@ class Server:
 def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked = self.headers.get("Range")
             body = server.files.get(self.path)
             if body is None:
-                self.answer(404, b"", {"Content-Length": "0"}, asked)
+                self.answer(404, b"", {"Content-Length": "0"})
                 return
             if server.mode == "corrupted":
                 body = body[:-1] + bytes([body[-1] ^ 1])
-            found = re.fullmatch(r"bytes=(\d+)-", asked or "") if server.mode != "ignores ranges" else None
-            start = int(found[1]) if found else 0
-            if found and start >= len(body):
-                self.answer(416, b"", {"Content-Range": f"bytes */{len(body)}", "Content-Length": "0"}, asked)
-                return
-            headers = {"Content-Length": str(len(body) - start)}
-            if found:
-                said = 0 if server.mode == "sends another range" else start
-                headers["Content-Range"] = f"bytes {said}-{len(body) - 1}/{len(body)}"
-            if server.mode == "says no length":
-                del headers["Content-Length"]
-            rest = body[start:]
-            cut = rest[: len(rest) // 2] if server.mode in ("truncated", "cut") else rest
-            self.answer(206 if found else 200, cut, headers, asked)
+            headers = {} if server.mode == "says no length" else {"Content-Length": str(len(body))}
+            self.answer(200, body[: len(body) // 2] if server.mode in ("truncated", "cut") else body, headers)
 
-        def answer(self, status: int, body: bytes, headers: dict[str, str], asked: str | None) -> None:
-            server.seen.append(Seen(self.path, asked, status, len(body)))
+        def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+            server.seen.append(Seen(self.path, status, len(body)))
             self.send_response(status)
             for key, value in headers.items():
                 self.send_header(key, value)

@@ -14,7 +14,7 @@ from torch import nn
 from conftest import Tiny
 from feddf.client import combine_halves, local_update, log_prior, mini_batches, n_batches
 from feddf.config import LocalConfig
-from feddf.data.encode import plain
+from feddf.data.datasets import plain
 from feddf.fusion.weights import CLASS_COUNTS, tell
 from feddf.outputs import classes
 from feddf.states import digest, init_state

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from conftest import SHAPE, Tiny, make_tiny, stripes
-from feddf.data.encode import plain
+from feddf.data.datasets import plain
 from feddf.engines import in_process
 from feddf.evaluate import (
     Evaluation,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from feddf.client import local_update
 from feddf.config import ClientsConfig, DistillConfig, LocalConfig
-from feddf.data.encode import plain
+from feddf.data.datasets import plain
 from feddf.engines import in_process
 from feddf.fusion.average import average
 from feddf.fusion.distill import make_students

@@ -11,8 +11,7 @@ from common import CLASSES, MEAN, STD, Stopwatch, Work, report
 
 from feddf import Examples, Inputs, RunFolder, build, run_experiment
 from feddf.config import DataConfig, PartitionConfig, parse
-from feddf.data.datasets import Dataset
-from feddf.data.encode import Pixels
+from feddf.data.datasets import Dataset, Pixels
 from feddf.outputs import classes
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from feddf import MODELS, Examples, dirichlet
 from feddf.config import DataConfig, PartitionConfig
-from feddf.data.augment import flip_crop
+from feddf.data.datasets import flip_crop
 from feddf.fusing.folder import write_onnx
 from feddf.runs.loading import load_dataset
 

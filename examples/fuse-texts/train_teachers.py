@@ -85,8 +85,7 @@ def train(
 
 
 def main(minilm: str, out: Path, examples: int, epochs: int, seed: int) -> None:
-    source = TEXTS["ag_news"]
-    texts = source.read(Path(os.environ["FEDDF_DATA"]) / source.folder / source.train)
+    texts = TEXTS["ag_news"].read(Path(os.environ["FEDDF_DATA"]) / "ag_news_csv" / "train.csv")
     order = torch.randperm(len(texts.sentences), generator=torch.Generator().manual_seed(seed)).tolist()
     used, rest = order[:examples], order[examples : examples + UNLABELED]
     tokenizer = AutoTokenizer.from_pretrained(minilm)

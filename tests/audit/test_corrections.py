@@ -22,8 +22,8 @@ from feddf.fusion.early_stopping import EarlyStopping
 from feddf.fusion.ensemble import CachedTargets
 from feddf.fusion.fedma import layers_of, matched_average
 from feddf.fusion.select import Dropped, drop_worst, released_rule
+from feddf.models.large import VGG, vgg9_released
 from feddf.models.small import MLP
-from feddf.models.vgg import VGG, vgg9_released
 from feddf.outputs import classes
 from feddf.report.read import Run
 from feddf.report.tables import compared
@@ -200,7 +200,6 @@ def test_cifar_10_is_normalized_by_the_released_deviations_when_asked(
         (folder / name).touch()
     empty = torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
     monkeypatch.setattr(cifar, "read", lambda path, key: empty)
-    monkeypatch.setattr(cifar, "read_all", lambda paths, key: empty)
     for normalization, stds in (("measured", (0.2470, 0.2435, 0.2616)), ("released", (0.2023, 0.1994, 0.2010))):
         data = cifar10(DataConfig(name="cifar10", folder=str(tmp_path), normalization=normalization))
         assert data.train.inputs.encode.std == stds  # type: ignore[attr-defined]

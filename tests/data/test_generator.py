@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from feddf.data.generator import load_generator, sample_images
+from feddf.data.unlabeled import load_generator, sample_images
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_generator.py"
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from feddf.data.augment import flip_crop, shifted
-from feddf.data.encode import Pixels, plain
-from feddf.data.unlabeled import choose, match_inputs, uniform_points, with_views
+from feddf.data.datasets import Pixels, flip_crop, plain
+from feddf.data.unlabeled import choose, match_inputs, shifted, uniform_points, with_views
 from feddf.types import Inputs
 
 

@@ -18,8 +18,8 @@ from contracts import test_every_source as sources
 from feddf.client import _train, combine_halves
 from feddf.config import DistillConfig, LocalConfig, parse, with_values
 from feddf.config.keys import nested
-from feddf.data.augment import flip_crop
-from feddf.data.generator import sample_images
+from feddf.data.datasets import flip_crop
+from feddf.data.unlabeled import sample_images
 from feddf.engines import in_process
 from feddf.fusion.distill import distill
 from feddf.fusion.early_stopping import EarlyStopping

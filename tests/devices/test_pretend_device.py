@@ -15,7 +15,7 @@ from conftest import CLASSES, SHAPE, stripes
 from feddf import batches, client, outputs
 from feddf.client import local_update
 from feddf.config import DistillConfig, LocalConfig
-from feddf.data.augment import flip_crop
+from feddf.data.datasets import flip_crop
 from feddf.evaluate import Network, Teacher, accuracy, logits, unread_accuracy
 from feddf.fusion import scaffold, weights
 from feddf.fusion.distill import distill

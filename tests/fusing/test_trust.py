@@ -20,7 +20,7 @@ from torch import nn
 import feddf
 from feddf.config.errors import FeddfError
 from feddf.config.fuse_config import TeacherConfig
-from feddf.data.generator import load_generator
+from feddf.data.unlabeled import load_generator
 from feddf.fusing.teachers import read_teacher
 from feddf.runtime.atomic import UntrustedError
 from feddf.runtime.device import CPU

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from conftest import Tiny, update_of
 from feddf.config import DistillConfig
-from feddf.data.encode import plain
+from feddf.data.datasets import plain
 from feddf.engines import in_process
 from feddf.evaluate import Evaluation, teacher_of
 from feddf.fusion.distill import LOWEST, MOMENTUM, distill, held_out_score

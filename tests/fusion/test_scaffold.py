@@ -20,7 +20,7 @@ from feddf import RunFolder, build, load, run_experiment
 from feddf.admit import admit
 from feddf.client import combine_halves, local_update
 from feddf.config import ClientsConfig, ConfigError, LocalConfig
-from feddf.data.encode import plain
+from feddf.data.datasets import plain
 from feddf.engines import in_process
 from feddf.fusion.average import average, fedavg
 from feddf.fusion.scaffold import CONTROL, scaffold

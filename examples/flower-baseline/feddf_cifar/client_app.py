@@ -6,7 +6,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 
 from feddf import MODELS, Examples
-from feddf.data.augment import flip_crop
+from feddf.data.datasets import flip_crop
 from feddf.flower import client_app
 from feddf_cifar.experiment import experiment_of, task_of
 

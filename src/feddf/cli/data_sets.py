@@ -59,7 +59,7 @@ def list_data(data_dir: DataDir = None) -> None:
 
 @data_app.command()
 def fetch(name: Name, data_dir: DataDir = None) -> None:
-    """Download a data set and unpack it; a download that was broken off is resumed."""
+    """Download a data set and unpack it; a download that breaks off starts again."""
     from feddf.data import catalog
 
     entry, folder = _entry(name), catalog.root_of(data_dir)
@@ -70,7 +70,7 @@ def fetch(name: Name, data_dir: DataDir = None) -> None:
         with _shown() as progress:
             catalog.get(entry, folder, progress)
     except KeyboardInterrupt:
-        err_console.print(f"stopped; continue with: feddf data fetch {name}", soft_wrap=True, highlight=False)
+        err_console.print(f"stopped; start again with: feddf data fetch {name}", soft_wrap=True, highlight=False)
         raise
     for download in entry.downloads:
         if download.checksum is None:
@@ -163,8 +163,8 @@ def _bars(bars: Progress) -> catalog.Progress:
     tasks: dict[Download, TaskID] = {}
 
     def progress(download: Download, done: int, total: int | None) -> None:
-        if download not in tasks:  # what an earlier try brought must not count into this one's rate
-            tasks[download] = bars.add_task(escape(download.name), total=total, completed=done)
+        if download not in tasks:
+            tasks[download] = bars.add_task(escape(download.name), total=total)
         bars.update(tasks[download], completed=done, total=total)
 
     return progress
@@ -178,7 +178,7 @@ def _lines(say: Callable[[str], None], step: int = 10, chunk: int = 100_000_000)
         mark = 100 * done // total // step if total else done // chunk
         if download not in reached:
             whole = decimal(total) if total is not None else "unknown size"
-            say(f"{download.url}: {f'resumed at {decimal(done)} of ' if done else ''}{whole}")
+            say(f"{download.url}: {whole}")
         elif mark > reached[download]:
             say(f"{download.name}: {decimal(done)}" + (f" of {decimal(total)} ({mark * step} %)" if total else ""))
         reached[download] = mark

@@ -185,10 +185,10 @@ MODELS = Names(
         "resnet8": "feddf.models.resnet:resnet8",
         "resnet20": "feddf.models.resnet:resnet20",
         "resnet32": "feddf.models.resnet:resnet32",
-        "shufflenetv2": "feddf.models.shufflenet:ShuffleNetV2",
-        "transformer": "feddf.models.transformer:Transformer",
-        "vgg9": "feddf.models.vgg:VGG",
-        "vgg9-released": "feddf.models.vgg:vgg9_released",
+        "shufflenetv2": "feddf.models.large:ShuffleNetV2",
+        "transformer": "feddf.models.large:Transformer",
+        "vgg9": "feddf.models.large:VGG",
+        "vgg9-released": "feddf.models.large:vgg9_released",
     },
 )
 """(shape of one input, number of classes, **options) -> a module from encoded inputs to logits."""

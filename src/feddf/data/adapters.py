@@ -7,7 +7,7 @@ are taken as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddf import outputs
 from feddf.config.errors import ConfigError
 from feddf.config.sections import DataConfig
-from feddf.data.datasets import Dataset, image_folder, measured, wrong_labels
-from feddf.data.encode import plain
-from feddf.data.partition import split
-from feddf.seeds import derive
-from feddf.types import Examples, Inputs
+from feddf.data.datasets import Dataset, held_out, image_folder, measured, of_parts, plain, wrong_labels
 
 LABELS = ("label", "labels", "fine_label", "target", "class")
 """The names under which a column of labels is looked for."""
@@ -93,37 +88,28 @@ def from_hugging_face(
             raise ConfigError.at("dataset", sorted(dataset), "needs a part called 'train'")
         test = test if test is not None else dataset.get("test", dataset.get("validation"))
         dataset = dataset["train"]
-    label = label or _named(dataset, LABELS, "label")
+    label = label or _labels_of(dataset)
     column = column or _inputs_of(dataset, label)
     names = tuple(getattr(dataset.features.get(label), "names", None) or ())
-    parts = [None if part is None else _columns(part, column, label) for part in (dataset, test)]
-    assert parts[0] is not None
-    return _dataset(name, parts[0], parts[1], names, flips)
+    tested = None if test is None else _part(test[column], test[label])
+    return _dataset(name, _part(dataset[column], dataset[label]), tested, names, flips)
 
 
-Part = tuple[Tensor, Tensor]
-"""(inputs, labels)."""
-
-
-def _items(dataset: Any) -> Part:
+def _items(dataset: Any) -> tuple[Tensor, Tensor]:
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise ConfigError(f"from_torch needs a data set with a length and items, and got a {type(dataset).__name__}")
     found = [dataset[index] for index in range(len(dataset))]
     if not found or not isinstance(found[0], tuple | list) or len(found[0]) != 2:
         raise ConfigError("from_torch needs items that are (input, label)")
-    return _stacked([item[0] for item in found]), torch.tensor([int(item[1]) for item in found])
+    return _part(*zip(*found, strict=True))
 
 
-def _columns(dataset: Any, column: str, label: str) -> Part:
-    return _stacked(list(dataset[column])), torch.tensor([int(one) for one in dataset[label]])
-
-
-def _stacked(inputs: Sequence[Any]) -> Tensor:
+def _part(inputs: Iterable[Any], labels: Iterable[Any]) -> tuple[Tensor, Tensor]:
     tensors = [_tensor(one) for one in inputs]
     shapes = sorted({tuple(one.shape) for one in tensors})
     if len(shapes) > 1:
         raise ConfigError(f"the inputs have different shapes, for instance {shapes[0]} and {shapes[-1]}; resize them")
-    return torch.stack(tensors)
+    return torch.stack(tensors), torch.tensor([int(one) for one in labels])
 
 
 def _tensor(one: Any) -> Tensor:
@@ -140,24 +126,26 @@ def _tensor(one: Any) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _dataset(name: str, train: Part, test: Part | None, classes: tuple[str, ...], flips: bool) -> Dataset:
-    if test is None:
-        rest, held_out = split(len(train[1]), 0.2, derive(0, name, "test"))
-        train, test = (train[0][rest], train[1][rest]), (train[0][held_out], train[1][held_out])
-    bytes_ = train[0].dtype == torch.uint8 and train[0].ndim == 4
-    encode = measured(train[0]) if bytes_ else plain
+def _dataset(
+    name: str,
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor] | None,
+    classes: tuple[str, ...],
+    flips: bool,
+) -> Dataset:
+    train, test = held_out(name, *train) if test is None else (train, test)
+    encode = measured(train[0]) if train[0].dtype == torch.uint8 and train[0].ndim == 4 else plain
     n_classes = len(classes) or int(torch.cat([train[1], test[1]]).max()) + 1
-    parts = [Examples(Inputs(inputs, encode), labels, outputs.classes(n_classes)) for inputs, labels in (train, test)]
-    for examples in parts:
-        if wrong := wrong_labels(examples):
-            raise ConfigError(f"the data set '{name}' has {wrong}")
-    return Dataset(name, parts[0], parts[1], flips, classes)
+    found = of_parts(name, train, test, encode, n_classes, flips=flips, classes=classes)
+    if wrong := wrong_labels(found.train) or wrong_labels(found.test):
+        raise ConfigError(f"the data set '{name}' has {wrong}")
+    return found
 
 
-def _named(dataset: Any, wanted: Sequence[str], what: str) -> str:
-    found = [name for name in wanted if name in dataset.column_names]
+def _labels_of(dataset: Any) -> str:
+    found = [name for name in LABELS if name in dataset.column_names]
     if not found:
-        raise ConfigError(f"no column is called {' or '.join(wanted)}; name it: {what}=...")
+        raise ConfigError(f"no column is called {' or '.join(LABELS)}; name it: label=...")
     return found[0]
 
 

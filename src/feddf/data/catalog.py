@@ -1,14 +1,31 @@
-"""What data sets are made of: the files that must be in the data folder, and where they come from."""
+"""What data sets are made of: the files that must be in the data folder, and the archives on the web that bring them.
+
+A download is there whole and checked, or not at all; an archive writes only below its folder, up to a bound.
+"""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import os
-from collections.abc import Callable
+import shutil
+import struct
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO, cast
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
-from feddf.data.download import DownloadError, fetch, mismatch, partial_file, unpack
+from feddf.config.errors import FeddfError, first_line
+from feddf.runtime.atomic import LEFTOVER, new_file
 
 
 @dataclass(frozen=True)
@@ -44,84 +61,72 @@ class Entry:
     downloads: tuple[Download, ...] = ()
 
 
-Progress = Callable[[Download, int, int | None], None]
-"""Told which download has how many bytes of how many (``None``: not known)."""
-
-
-def _one(name: str, url: str, checksum: str, files: tuple[str, ...], size: str) -> Entry:
+def _one(name: str, size: str, url: str, checksum: str, *files: str) -> Entry:
     """Return a data set that is one archive with its own folder inside."""
-    download = Download(url, ".", files, checksum)
-    return Entry(name, files, f"feddf data fetch {name} ({size})", (download,))
+    return Entry(name, files, f"feddf data fetch {name} ({size})", (Download(url, ".", files, checksum),))
 
 
-def _digits(name: str, host: str, sha256s: tuple[str, str, str, str], size: str) -> Entry:
+def _digits(name: str, size: str, host: str, *sha256s: str) -> Entry:
     """Return a data set in the four files of MNIST, each compressed on its own."""
     parts = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-    downloads = tuple(
-        Download(f"{host}/{part}.gz", name, (f"{name}/{part}",), f"sha256:{sha256}")
-        for part, sha256 in zip(parts, sha256s, strict=True)
-    )
     files = tuple(f"{name}/{part}" for part in parts)
+    downloads = tuple(
+        Download(f"{host}/{part}.gz", name, (file,), f"sha256:{sha256}")
+        for part, file, sha256 in zip(parts, files, sha256s, strict=True)
+    )
     return Entry(name, files, f"feddf data fetch {name} ({size})", downloads)
 
 
 _ENTRIES = (
     _one(
         "cifar10",
+        "170 MB",
         "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
         "sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-        (*(f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)), "cifar-10-batches-py/test_batch"),
-        "170 MB",
+        *(f"cifar-10-batches-py/{part}" for part in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")),
     ),
     _one(
         "cifar100",
+        "169 MB",
         "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
         "sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-        ("cifar-100-python/train", "cifar-100-python/test"),
-        "169 MB",
+        *("cifar-100-python/train", "cifar-100-python/test"),
     ),
     _one(
         "stl10",
+        "2.6 GB",
         "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
         "md5:91f7769df0f17e558f3565bffb0c7dfb",
-        tuple(f"stl10_binary/{part}.bin" for part in ("unlabeled_X", "train_X", "train_y", "test_X", "test_y")),
-        "2.6 GB",
+        *(f"stl10_binary/{part}.bin" for part in ("unlabeled_X", "train_X", "train_y", "test_X", "test_y")),
     ),
     _digits(
         "mnist",
-        "https://ossci-datasets.s3.amazonaws.com/mnist",
-        (
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        ),
         "12 MB",
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     ),
     _digits(
         "fashion-mnist",
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-        (
-            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-        ),
         "31 MB",
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
     ),
     _one(
         "sst2",
+        "7 MB",
         "https://dl.fbaipublicfiles.com/glue/data/SST-2.zip",
         "md5:9f81648d4199384278b86e315dac217c",
-        ("SST-2/train.tsv", "SST-2/dev.tsv"),
-        "7 MB",
+        *("SST-2/train.tsv", "SST-2/dev.tsv"),
     ),
     Entry(
         "imagenet32",
-        (
-            *(f"Imagenet32_train_npz/train_data_batch_{i}.npz" for i in range(1, 11)),
-            "Imagenet32_val_npz/val_data.npz",
-        ),
+        (*(f"Imagenet32_train_npz/train_data_batch_{i}.npz" for i in range(1, 11)), "Imagenet32_val_npz/val_data.npz"),
         "needs an account at image-net.org: there, the downsampled images of 32x32 as npz; unpack them as "
         "Imagenet32_train_npz/train_data_batch_1.npz to _10.npz and Imagenet32_val_npz/val_data.npz",
     ),
@@ -140,29 +145,42 @@ _ENTRIES = (
 
 CATALOG: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
 
+BLOCK = 1 << 18
+SILENCE = 60.0  # seconds without a byte after which a connection counts as broken
+MOST_UNPACKED = 1 << 28, 100
+"""An archive may grow to so many bytes, or so many times its own size: the data sets here grow by six at the most."""
+
+Progress = Callable[[Download, int, int | None], None]
+"""Told which download has how many bytes of how many (``None``: the server did not say)."""
+
+
+class DownloadError(FeddfError):
+    """A file could not be fetched or unpacked; one line says why, and what to do."""
+
 
 def root_of(folder: str | Path | None) -> Path:
     """Return the folder that holds all data sets: the one given, or ``FEDDF_DATA``, or ``data``."""
     return Path(folder or os.environ.get("FEDDF_DATA", "data")).expanduser()
 
 
-def missing(entry: Entry, folder: Path) -> list[str]:
-    """Return the files of a data set that are not there."""
-    return [file for file in entry.files if not _is_there(folder, file)]
+def missing(entry: Entry | Download, folder: Path) -> list[str]:
+    """Return the files of a data set, or of one of its archives, that are not there."""
+    return [file for file in entry.files if not (folder / file).is_file() and not any((folder / file).glob("*"))]
 
 
 def state(entry: Entry, folder: Path) -> str:
-    """Return ``here``, ``incomplete`` (some of its files, or a part of a download) or ``missing``."""
-    absent = missing(entry, folder)
-    if not absent:
-        return "here"
-    return "incomplete" if len(absent) < len(entry.files) or _begun(entry, folder) else "missing"
+    """Return ``here``, ``incomplete`` (some of its files) or ``missing``."""
+    absent = len(missing(entry, folder))
+    if absent == len(entry.files):
+        return "missing"
+    return "incomplete" if absent else "here"
 
 
 def size(entry: Entry, folder: Path) -> int:
-    """Return how many bytes of a data set are on disk, unfinished downloads included."""
-    there = [folder / file for file in entry.files if _is_there(folder, file)]
-    return sum(_bytes_in(path) for path in [*there, *_begun(entry, folder)])
+    """Return how many bytes of a data set are on disk."""
+    paths = [folder / file for file in entry.files]
+    found = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])]
+    return sum(file.stat().st_size for file in found if file.is_file())
 
 
 def get(entry: Entry, folder: Path, progress: Progress = lambda download, done, total: None) -> None:
@@ -173,40 +191,161 @@ def get(entry: Entry, folder: Path, progress: Progress = lambda download, done, 
     if not entry.downloads and missing(entry, folder):
         raise DownloadError(f"data '{entry.name}' cannot be fetched automatically: {entry.how}")
     for download in entry.downloads:
-        if not all(_is_there(folder, file) for file in download.files):
+        if missing(download, folder):
             _bring(download, folder, progress)
     if absent := missing(entry, folder):
         raise DownloadError(f"data '{entry.name}' was fetched, and has no file {absent[0]}: its archive has changed")
 
 
 def _bring(download: Download, folder: Path, progress: Progress) -> None:
-    archive = _archive(download, folder)
+    archive = folder / download.into / download.name
     if not archive.is_file() or mismatch(archive, download.checksum):
-        fetch(download.url, archive, download.checksum, lambda done, total: progress(download, done, total))
+        fetch(download.url, archive, download.checksum, partial(progress, download))
     try:
         unpack(archive, archive.parent)
     except DownloadError:
         archive.unlink()  # or the next try would find it again
         raise
-    archive.unlink()
+    for path in (archive, *archive.parent.glob(f".{archive.name}.*{LEFTOVER}")):  # what killed downloads left
+        path.unlink()
 
 
-def _archive(download: Download, folder: Path) -> Path:
-    return folder / download.into / download.name
+def fetch(
+    url: str, target: Path, checksum: str | None, progress: Callable[[int, int | None], None] = lambda done, total: None
+) -> None:
+    """Download ``url`` to ``target``, which appears only when it is whole and its checksum (if any) is right.
+
+    A download that breaks off leaves nothing, and starts again the next time.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise DownloadError(f"cannot fetch {url}: an address must start with http:// or https://")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(target) as temporary:
+        with _opened(url) as reply, temporary.open("wb") as file:
+            done, total = 0, reply.length
+            progress(done, total)
+            for block in _blocks(url, reply):
+                done += file.write(block)
+                progress(done, total)
+        if total is not None and done < total:
+            raise DownloadError(f"{url} broke off after {done} of {total} bytes; try again")
+        if wrong := mismatch(temporary, checksum):
+            raise DownloadError(f"{url} is not what was expected and was removed: {wrong}")
 
 
-def _begun(entry: Entry, folder: Path) -> list[Path]:
-    archives = [_archive(download, folder) for download in entry.downloads]
-    return [path for archive in archives for path in (archive, partial_file(archive)) if path.is_file()]
+def mismatch(path: Path, checksum: str | None) -> str | None:
+    """Return how a file differs from its checksum (``sha256:`` or ``md5:`` and digits), or ``None`` if it does not."""
+    if checksum is None:
+        return None
+    kind, _, expected = checksum.lower().partition(":")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, partial(hashlib.new, kind, usedforsecurity=False)).hexdigest()
+    return None if digest == expected else f"{kind} must be {expected} and is {digest}"
 
 
-def _is_there(folder: Path, file: str) -> bool:
-    path = folder / file
-    if file.endswith("/"):
-        return path.is_dir() and any(path.iterdir())
-    return path.is_file()
+def _opened(url: str) -> HTTPResponse:
+    try:
+        reply: HTTPResponse = urlopen(Request(url, headers={"User-Agent": "feddf"}), timeout=SILENCE)
+    except HTTPError as error:
+        error.close()
+        raise DownloadError(f"cannot fetch {url}: the server answered {error.code} {error.reason}") from error
+    except (OSError, HTTPException, ValueError) as error:
+        reason = error.reason if isinstance(error, URLError) and isinstance(error.reason, Exception) else error
+        raise DownloadError(f"cannot fetch {url}: {first_line(reason)}") from error
+    return reply
 
 
-def _bytes_in(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
+def _blocks(url: str, reply: HTTPResponse) -> Iterator[bytes]:
+    """Yield what the server sends; its errors become ours here, where no error of the disk can be meant."""
+    try:
+        while block := reply.read(BLOCK):
+            yield block
+    except (OSError, HTTPException) as error:
+        raise DownloadError(f"{url} broke off ({first_line(error)}); try again") from error
+
+
+_DAMAGED = (EOFError, ValueError, gzip.BadGzipFile, struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error)
+_ODD = (OverflowError, RuntimeError)  # a time that no clock shows; a password, or a compression that is not known
+_NAMED_TWICE = (FileExistsError, IsADirectoryError, NotADirectoryError)  # a name that is a file's and a folder's
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a .tar.gz, .tgz or .zip, or the one file of a .gz, into ``folder``.
+
+    A tar with a link, a device or a path that leads out of the folder is refused; paths in a zip are made harmless.
+    Everything is unpacked into a temporary folder first and then renamed, so that no file is ever seen
+    half-written. Other files that are in ``folder`` stay.
+    """
+    extract = next((function for ending, function in _EXTRACT.items() if archive.name.endswith(ending)), None)
+    if extract is None:
+        raise DownloadError(f"cannot unpack {archive}: its name must end in .tar.gz, .tgz, .zip or .gz")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as temporary:
+        try:
+            extract(archive, Path(temporary))
+        except tarfile.FilterError as error:
+            raise DownloadError(f"{archive} is refused: {first_line(error)}") from error
+        except (*_DAMAGED, *_ODD, *_NAMED_TWICE) as error:
+            raise DownloadError(f"{archive} is damaged or cut short: {first_line(error)}; fetch it again") from error
+        _move(Path(temporary), folder)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Rename ``source`` to ``target``; into a folder that is there already, file by file."""
+    if source.is_dir() and target.is_dir():
+        for child in sorted(source.iterdir()):
+            _move(child, target / child.name)
+    else:
+        source.replace(target)
+
+
+def _check_growth(archive: Path, unpacked: int) -> None:
+    """Refuse an archive that unpacks to more than :data:`MOST_UNPACKED` allows: it may be a bomb."""
+    most = max(MOST_UNPACKED[0], MOST_UNPACKED[1] * archive.stat().st_size)
+    if unpacked > most:
+        raise DownloadError(f"{archive} is refused: it unpacks to over {most} bytes")
+
+
+@dataclass
+class _Bounded:
+    """What a gzipped file holds, read up to the bound."""
+
+    archive: Path
+    stream: gzip.GzipFile
+    done: int = 0
+
+    def read(self, size: int = BLOCK) -> bytes:
+        content = self.stream.read(size)
+        self.done += len(content)
+        _check_growth(self.archive, self.done)
+        return content
+
+
+def _extract_tar(archive: Path, folder: Path) -> None:
+    with gzip.open(archive) as packed:
+        stream = _Bounded(archive, packed)
+        with tarfile.open(fileobj=cast(BinaryIO, stream), mode="r|") as tar:
+            tar.extractall(folder, filter=_without_links)
+            while stream.read(BLOCK):  # a tar ends before its stream does, and the checksum is at the stream's end
+                pass
+
+
+def _without_links(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
+    """Apply the filter "data", and refuse links: through these it can be evaded before 3.11.13 (CVE-2025-4517)."""
+    if member.issym() or member.islnk():
+        raise tarfile.FilterError(f"{member.name!r} is a link")
+    return tarfile.data_filter(member, folder)
+
+
+def _extract_zip(archive: Path, folder: Path) -> None:
+    with zipfile.ZipFile(archive) as pack:
+        _check_growth(archive, sum(entry.file_size for entry in pack.infolist()))  # more is never written
+        pack.extractall(folder)
+
+
+def _extract_gzip(archive: Path, folder: Path) -> None:
+    with gzip.open(archive) as content, (folder / archive.stem).open("wb") as file:
+        shutil.copyfileobj(_Bounded(archive, content), file, BLOCK)
+
+
+_EXTRACT = {".tar.gz": _extract_tar, ".tgz": _extract_tar, ".zip": _extract_zip, ".gz": _extract_gzip}

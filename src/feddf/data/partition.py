@@ -71,22 +71,22 @@ def dirichlet(labels: Tensor, clients: int, partition: PartitionConfig, *, n_cla
     >>> torch.equal(torch.cat(shards).sort().values, torch.arange(100))
     True
     """
-    min_size = partition.min_size
-    if clients * min_size > len(labels):
-        needed = clients * min_size
+    min_size, needed = partition.min_size, clients * partition.min_size
+    if needed > len(labels):
         raise ValueError(
             f"{clients} clients of at least {min_size} examples need {needed}, and there are {len(labels)}"
         )
     numbers = labels.numpy()
     prior = np.bincount(numbers, minlength=n_classes) / len(numbers)
-    mixes = _dirichlet_mixes(prior, clients, partition.alpha, derive(seed, "mixes"))
+    present = np.flatnonzero(prior)
+    concentration = partition.alpha * n_classes * prior[present]
+    mixes = numpy_generator(derive(seed, "mixes")).dirichlet(concentration, size=clients)
     random = numpy_generator(derive(seed, "deal"))
-    parts: list[list[NDArray[np.int64]]] = [[] for _ in range(clients)]
-    for label in np.flatnonzero(prior):
-        members = random.permutation(np.flatnonzero(numbers == label))
-        for client, part in enumerate(_cut(members, mixes[:, label])):
-            parts[client].append(part)
-    shards = [np.concatenate(part) for part in parts]
+    by_class = [
+        _cut(random.permutation(np.flatnonzero(numbers == label)), mix)
+        for label, mix in zip(present, mixes.T, strict=True)
+    ]
+    shards = [np.concatenate(parts) for parts in zip(*by_class, strict=True)]
     return [_tensor(shard) for shard in _fill_up(shards, min_size, random)]
 
 
@@ -124,19 +124,20 @@ def _dealt_fairly(
     fair = len(members) / clients
     best: list[NDArray[np.int64]] = []
     for _ in range(tries):
-        shards: list[list[NDArray[np.int64]]] = [[] for _ in range(clients)]
+        by_class: list[list[NDArray[np.int64]]] = []
         sizes = np.zeros(clients)
         for label in range(n_classes):
             shares = random.dirichlet([alpha] * clients) * (sizes < fair)
-            for client, part in enumerate(_cut(random.permutation(members[labels == label]), shares)):
-                shards[client].append(part)
-                sizes[client] += len(part)
-        dealt = [np.concatenate(shard) for shard in shards]
-        if not best or min(map(len, dealt)) > min(map(len, best)):
-            best = dealt
-        if min(map(len, best)) >= fair / 2:
+            by_class.append(_cut(random.permutation(members[labels == label]), shares))
+            sizes += [len(part) for part in by_class[-1]]
+        best = max(best, [np.concatenate(parts) for parts in zip(*by_class, strict=True)], key=_smallest)
+        if _smallest(best) >= fair / 2:
             break
     return best
+
+
+def _smallest(shards: list[NDArray[np.int64]]) -> int:
+    return min(map(len, shards), default=-1)
 
 
 def by_shards(labels: Tensor, clients: int, partition: PartitionConfig, *, n_classes: int, seed: int) -> Shards:
@@ -193,15 +194,6 @@ def skew(counts: NDArray[np.int64]) -> Skew:
         int(sizes.max()),
         int((counts.sum(axis=0) == 0).sum()),
     )
-
-
-def _dirichlet_mixes(prior: NDArray[np.float64], clients: int, alpha: float, seed: int) -> NDArray[np.float64]:
-    """Return the K×M matrix of class mixes; a class that no data has gets no share."""
-    present = prior > 0
-    mixes = np.zeros((clients, len(prior)))
-    concentration = alpha * len(prior) * prior[present]
-    mixes[:, present] = numpy_generator(seed).dirichlet(concentration, size=clients)
-    return mixes
 
 
 def _cut(members: NDArray[np.int64], shares: NDArray[np.float64]) -> list[NDArray[np.int64]]:

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from feddf.config.errors import ConfigError, first_line
 from feddf.config.sections import DataConfig
-from feddf.data.catalog import root_of
-from feddf.data.datasets import Dataset, MissingDataError, absent
+from feddf.data.datasets import Dataset, needed
 from feddf.outputs import classes
 from feddf.runtime.atomic import new_file, real_folder
 from feddf.runtime.packages import transformers
@@ -67,59 +66,50 @@ def _texts(path: Path, sentences: list[str], labels: list[str], n_classes: int) 
 
 
 @dataclass(frozen=True)
-class _Source:
-    folder: str
-    train: str
-    test: str
+class TextSource:
+    """How the files of a data set of texts (one to train with, one to test with) are read, and its classes."""
+
     read: Callable[[Path], Texts]
     classes: tuple[str, ...]
 
 
-TEXTS: dict[str, _Source] = {
-    "sst2": _Source("SST-2", "train.tsv", "dev.tsv", read_sst2, ("negative", "positive")),
-    "ag_news": _Source(
-        "ag_news_csv", "train.csv", "test.csv", read_ag_news, ("World", "Sports", "Business", "Sci/Tech")
-    ),
+TEXTS: dict[str, TextSource] = {
+    "sst2": TextSource(read_sst2, ("negative", "positive")),
+    "ag_news": TextSource(read_ag_news, ("World", "Sports", "Business", "Sci/Tech")),
 }
 
 
-def sst2(data: DataConfig) -> Dataset:
-    """SST-2 (GLUE): ``SST-2`` in the data folder, with the section's tokenizer."""
-    return tokenized("sst2", data)
-
-
-def ag_news(data: DataConfig) -> Dataset:
-    """AG News: ``ag_news_csv`` in the data folder, with the section's tokenizer."""
-    return tokenized("ag_news", data)
-
-
-def tokenized(name: str, data: DataConfig) -> Dataset:
-    """Return a data set of texts as rows of token numbers."""
+def _tokenized(name: str, data: DataConfig) -> Dataset:
+    """Return a data set of texts with the section's tokenizer: ``SST-2`` or ``ag_news_csv`` in the data folder."""
     if data.tokenizer is None:
         raise ConfigError.at("data.tokenizer", None, f"'{name}' are texts; name a tokenizer or a transformer")
     found = tokenizer(data.tokenizer, data.max_tokens)
-    return read_texts(name, root_of(data.folder), found.tokenize, found.fingerprint)
+    return read_texts(name, data.folder, found.tokenize, found.fingerprint)
 
 
-def read_texts(name: str, root: Path, tokenize: Tokenize, fingerprint: str) -> Dataset:
-    """Return a data set of texts below ``root``; ``fingerprint`` names what ``tokenize`` does, for the cache."""
+sst2 = partial(_tokenized, "sst2")
+ag_news = partial(_tokenized, "ag_news")
+
+
+def read_texts(name: str, folder: str | Path | None, tokenize: Tokenize, fingerprint: str) -> Dataset:
+    """Return a data set of texts as rows of token numbers; ``fingerprint`` names what ``tokenize`` does."""
     source = TEXTS[name]
-    paths = [root / source.folder / file for file in (source.train, source.test)]
-    for path in paths:
-        if not path.is_file():
-            raise MissingDataError(absent(name, root, f"file {path.relative_to(root)}"))
-    train, test = (_examples(path, source, tokenize, fingerprint, root / ".feddf") for path in paths)
+    train, test = (_examples(path, source, tokenize, fingerprint) for path in needed(name, folder))
     return Dataset(name, train, test, classes=source.classes)
 
 
-def _examples(path: Path, source: _Source, tokenize: Tokenize, fingerprint: str, cache: Path) -> Examples:
+def _examples(path: Path, source: TextSource, tokenize: Tokenize, fingerprint: str) -> Examples:
+    """Return the examples in a file; their tokens are kept in the data folder, under a name that says how and what."""
     texts = source.read(path)
     key = hashlib.sha256(f"{fingerprint} {hashlib.sha256(path.read_bytes()).hexdigest()}".encode()).hexdigest()[:20]
-    stored = cache / f"tokens-{key}.npy"
+    stored = path.parents[1] / ".feddf" / f"tokens-{key}.npy"
     tokens = _stored(stored, len(texts.sentences))
     if tokens is None:
         tokens = tokenize(texts.sentences)
-        _store(stored, tokens)
+        with suppress(OSError):  # a folder that cannot be written to: it is tokenized again the next time
+            real_folder(stored.parent)
+            with new_file(stored) as temporary, temporary.open("wb") as file:
+                np.save(file, tokens.numpy())
     return Examples(Inputs(tokens, widened), texts.labels, classes(len(source.classes)))
 
 
@@ -129,13 +119,6 @@ def _stored(path: Path, n: int) -> Tensor | None:
     except (OSError, ValueError, EOFError):
         return None
     return torch.from_numpy(found) if found.ndim == 2 and len(found) == n and found.dtype == np.int32 else None
-
-
-def _store(path: Path, tokens: Tensor) -> None:
-    with suppress(OSError):  # a folder that cannot be written to: it is tokenized again the next time
-        real_folder(path.parent)
-        with new_file(path) as temporary, temporary.open("wb") as file:
-            np.save(file, tokens.numpy())
 
 
 @dataclass(frozen=True)
@@ -150,9 +133,8 @@ class Tokenizer:
 
 def tokenizer(path: str, max_tokens: int) -> Tokenizer:
     """Return the pretrained tokenizer in a folder, or of a name on a hub."""
-    library = transformers()
     try:
-        found = library.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        found = transformers().AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:
         raise ValueError(f"there is no tokenizer: {first_line(error)}") from error
     if found.pad_token_id is None:

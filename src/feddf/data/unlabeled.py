@@ -1,17 +1,32 @@
-"""The server's unlabeled pool: inputs from another source, in the form that the federation's models expect."""
+"""The server's unlabeled pool: inputs from another source, in the form that the federation's models expect.
+
+Sources are other data sets or some of their classes, noise, and frozen generators.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from feddf.data.augment import shifted
+from feddf.config.errors import first_line
+from feddf.evaluate import evaluation_mode
+from feddf.runtime.atomic import check_program
+from feddf.runtime.device import CPU, device_of, moved, threads
 from feddf.seeds import derive, numpy_generator, torch_generator
 from feddf.types import Inputs, Rows
+
+Make = Callable[[Tensor], Tensor]
+"""A generator: latents, N × their shape, to images in [−1, 1], N × C × H × W."""
+
+LATENTS = 256
+"""How many images a generator is asked for at a time."""
 
 
 def match_inputs(source: Tensor, like: Inputs) -> Inputs:
@@ -38,14 +53,8 @@ def resize(source: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.ui
     return torch.cat(parts).to(dtype)
 
 
-def all_rows(rows: Rows) -> Tensor:
-    """Return raw inputs as a tensor; those in a file are read."""
-    return rows if isinstance(rows, Tensor) else rows[torch.arange(len(rows))]
-
-
 def _resize(images: Tensor, wanted: tuple[int, ...]) -> Tensor:
-    channels = wanted[0]
-    pixels = images.to(torch.float32)
+    channels, pixels = wanted[0], images.to(torch.float32)
     if channels == 1:
         pixels = pixels.mean(dim=1, keepdim=True)
     elif pixels.shape[1] == 1:
@@ -54,6 +63,11 @@ def _resize(images: Tensor, wanted: tuple[int, ...]) -> Tensor:
         raise ValueError(f"images of {images.shape[1]} channels cannot stand in for images of {channels}")
     resized = F.interpolate(pixels, size=wanted[1:], mode="bilinear", align_corners=False, antialias=True)
     return resized.round().clamp(0, 255).to(torch.uint8) if images.dtype == torch.uint8 else resized
+
+
+def all_rows(rows: Rows) -> Tensor:
+    """Return raw inputs as a tensor; those in a file are read."""
+    return rows if isinstance(rows, Tensor) else rows[torch.arange(len(rows))]
 
 
 def choose(source: Rows, size: int | None, seed: int) -> Tensor:
@@ -71,6 +85,29 @@ def with_views(images: Tensor, views: int, flips: bool, seed: int) -> Tensor:
     generator = torch_generator(seed)
     copies = [shifted(part, generator, flips) for _ in range(views - 1) for part in images.split(4096)]
     return torch.cat([images, *copies])
+
+
+def shifted(images: Tensor, generator: torch.Generator, flips: bool) -> Tensor:
+    """Return each image moved by up to a quarter of its sides, and with ``flips`` mirrored with probability ½.
+
+    What moves in at an edge is reflected, so that no pixel has a value that images do not have. One gather serves a
+    whole batch.
+    """
+    n, _, height, width = images.shape
+    rows, columns = (_reflected(n, size, generator) for size in (height, width))
+    moved_down = images.gather(2, rows.view(n, 1, height, 1).expand_as(images))
+    found = moved_down.gather(3, columns.view(n, 1, 1, width).expand_as(images))
+    if not flips:
+        return found
+    mirrored = torch.rand((n, 1, 1, 1), generator=generator) < 0.5
+    return torch.where(mirrored, found.flip(3), found)
+
+
+def _reflected(n: int, size: int, generator: torch.Generator) -> Tensor:
+    """Return for n images which row (or column) moves to each place."""
+    reach = size // 4
+    places = torch.arange(size) + torch.randint(-reach, reach + 1, (n, 1), generator=generator)
+    return (size - 1) - ((size - 1) - places.abs()).abs()
 
 
 def of_classes(
@@ -132,3 +169,70 @@ def noise(shape: tuple[int, ...], dtype: torch.dtype, size: int, seed: int) -> T
     if dtype != torch.float32:
         raise ValueError(f"there is no noise for inputs of type {dtype}")
     return uniform_points(shape, size, -3.0, 3.0, seed)
+
+
+def sample_images(generator: Make, n: int, latent: tuple[int, ...], seed: int) -> Tensor:
+    """Return n images as bytes, N × C × H × W, of latents from N(0, 1) that the seed decides.
+
+    A value x in [−1, 1] becomes the byte round((x + 1) · 255 / 2). A module is used in eval mode and without gradients,
+    on the device that it is on. Only whole batches are asked for: so the first images of a larger sample are, byte by
+    byte, a smaller sample of the same seed. One torch thread is used on any machine, because sums split over threads
+    round differently.
+    """
+    random, device, batches = torch_generator(seed), CPU, list[Tensor]()
+    mode: AbstractContextManager[Any] = torch.no_grad()
+    if isinstance(generator, nn.Module):
+        device, mode = device_of(generator), evaluation_mode(generator)
+    with mode, threads(1):
+        for _ in range(0, n, LATENTS):
+            latents = moved(torch.randn((LATENTS, *latent), generator=random), device)
+            images = _check_images(generator(latents), LATENTS).to(torch.float32).clamp(-1, 1)
+            batches.append(((images + 1) * 127.5).round().to(torch.uint8).to(CPU))
+    return torch.cat(batches)[:n]
+
+
+def _check_images(images: Tensor, n: int) -> Tensor:
+    if not isinstance(images, Tensor) or images.ndim != 4 or len(images) != n:
+        given = f"shape {tuple(images.shape)}" if isinstance(images, Tensor) else f"a {type(images).__name__}"
+        raise ValueError(f"a generator must give a tensor of N × C × H × W images, got {given} for {n} latents")
+    if not images.isfinite().all():
+        raise ValueError("a generator must give finite images in [−1, 1], got NaN or infinity")
+    return images
+
+
+def load_generator(path: Path, *, trust: bool = False) -> tuple[Make, tuple[int, ...]]:
+    """Return a generator and the shape of one latent from a ``.pt2`` file.
+
+    The file holds a program that ``torch.export.save`` wrote; its example input tells the latent's shape. To read such
+    a file is to run it, so it needs ``trust``.
+    """
+    if path.suffix != ".pt2" or not path.is_file():
+        raise ValueError(f"{path} is not a generator: name a .pt2 file (examples/train_generator.py writes one)")
+    check_program(path, trust)
+    try:
+        program = torch.export.load(path)
+        run = program.module()
+    except Exception as error:  # a damaged archive can fail in any way
+        raise ValueError(f"{path} is not a program written by torch.export.save: {first_line(error)}") from error
+    arguments, named = cast(tuple[tuple[Any, ...], dict[str, Any]], program.example_inputs or ((), {}))
+    if len(arguments) != 1 or named or not isinstance(arguments[0], Tensor) or arguments[0].ndim < 2:
+        raise ValueError(f"{path} must take one argument, a batch of latents, and be exported with an example of it")
+    size = _batch_size(program)
+
+    def make(latents: Tensor) -> Tensor:
+        """Run the program on batches of any size; it may take a single size only."""
+        short = -len(latents) % size
+        filled = torch.cat([latents, latents.new_zeros((short, *latents.shape[1:]))])
+        return torch.cat([_check_images(run(part), size) for part in filled.split(size)])[: len(latents)]
+
+    return make, tuple(arguments[0].shape[1:])
+
+
+def _batch_size(program: torch.export.ExportedProgram) -> int:
+    """Return the size of batch that a program takes, the largest up to :data:`LATENTS` if it takes several."""
+    (name,) = program.graph_signature.user_inputs
+    size = next(node for node in program.graph.nodes if node.name == name).meta["val"].shape[0]
+    if isinstance(size, int):
+        return size
+    allowed = program.range_constraints.get(size.node.expr)
+    return int(min(LATENTS, allowed.upper if allowed is not None else LATENTS))

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from feddf.config import Experiment, Settings, parse
-from feddf.data.augment import flip_crop
+from feddf.data.datasets import flip_crop
 from feddf.flower.client import client_app
 from feddf.flower.settings import FlowerSettings, MakePart
 from feddf.flower.strategy import FedDF

@@ -14,8 +14,8 @@ from torch import Tensor
 from feddf.config.errors import ConfigError
 from feddf.config.fuse_config import FuseConfig, LabeledConfig
 from feddf.config.sections import DataConfig, PoolConfig, SourceConfig
-from feddf.data.catalog import root_of
-from feddf.data.encode import plain
+from feddf.data.catalog import CATALOG, root_of
+from feddf.data.datasets import plain
 from feddf.data.text import TEXTS, Texts
 from feddf.data.unlabeled import choose
 from feddf.fusing.classes import same
@@ -204,8 +204,8 @@ def _source_texts(source: SourceConfig, folder: str | None) -> list[str]:
 def _dataset_texts(name: str, folder: str | None, key: str, part: str) -> tuple[Texts, tuple[str, ...]]:
     if name not in TEXTS:
         raise ConfigError.at(key, name, f"the models read texts; name {', '.join(TEXTS)} or {LINES}FILE")
-    source, root = TEXTS[name], root_of(folder)
+    train, test = (root_of(folder) / file for file in CATALOG[name].files)
     try:
-        return source.read(root / source.folder / (source.train if part == "train" else source.test)), source.classes
+        return TEXTS[name].read(train if part == "train" else test), TEXTS[name].classes
     except (OSError, ValueError) as error:
         raise ConfigError.at(key, name, str(error)) from None

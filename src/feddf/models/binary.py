@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -75,18 +76,11 @@ def binarize(model: nn.Module, estimator: Estimator) -> list[str]:
     return [f"{name}.weight" for name in names]
 
 
-def straight_through(model: nn.Module, training: Training) -> Steps:
-    """Let a client train and send a binarized model, with the straight-through estimator: a client half."""
-    return _binary_client(model, training, "straight-through")
-
-
-def error_feedback(model: nn.Module, training: Training) -> Steps:
-    """Let a client train and send a binarized model, with error feedback: a client half."""
-    return _binary_client(model, training, "error-feedback")
-
-
 def _binary_client(model: nn.Module, training: Training, estimator: Estimator) -> Steps:
-    """Full-precision weights learn behind binarized ones and are forgotten at the end; one bit a weight is sent."""
+    """Let a client train and send a binarized model: a client half.
+
+    Full-precision weights learn behind binarized ones and are forgotten at the end; one bit a weight is sent.
+    """
     names = binarize(model, estimator)
     if not names:
         raise ValueError("it has no layer between its first and its last that could be binarized")
@@ -96,6 +90,10 @@ def _binary_client(model: nn.Module, training: Training, estimator: Estimator) -
         return Sent(BinaryState.of(state_of(model, training.job.state), names))
 
     return Steps(finish=finish)
+
+
+straight_through = partial(_binary_client, estimator="straight-through")
+error_feedback = partial(_binary_client, estimator="error-feedback")
 
 
 def keep_binarized(model: nn.Module) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddf.models.small import Norm, norm_layer
+from feddf.models.small import Norm, Shape, norm_layer
 
 
 class _Block(nn.Module):
@@ -26,7 +26,7 @@ class _Block(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=bias), layer(out))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        hidden = F.relu(self.norm1(self.conv1(inputs)), inplace=True)  # nobody needs what is overwritten
+        hidden = F.relu(self.norm1(self.conv1(inputs)), inplace=True)  # what is overwritten is not needed
         return F.relu(self.norm2(self.conv2(hidden)).add_(self.shortcut(inputs)), inplace=True)
 
 
@@ -34,28 +34,19 @@ class ResNet(nn.Module):
     """A ResNet of ``depth`` layers with BatchNorm, GroupNorm or no normalization."""
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        n_classes: int,
-        *,
-        depth: int = 8,
-        width: int = 16,
-        norm: Norm = "batch",
-        groups: int = 2,
+        self, shape: Shape, n_classes: int, *, depth: int = 8, width: int = 16, norm: Norm = "batch", groups: int = 2
     ) -> None:
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
             raise ValueError(f"a ResNet's depth is 6n + 2 (8, 14, 20, 26, 32, ...), got {depth}")
         layer, bias = norm_layer(norm, groups), norm == "none"
-        widths = (width, 2 * width, 4 * width)
         self.conv = nn.Conv2d(shape[0], width, 3, padding=1, bias=bias)
         self.norm = layer(width)
         blocks: list[nn.Module] = []
         channels = width
-        for stage, out in enumerate(widths):
-            for block in range((depth - 2) // 6):
-                stride = 2 if stage > 0 and block == 0 else 1
-                blocks.append(_Block(channels, out, stride, layer, bias))
+        for out in (width, 2 * width, 4 * width):
+            for _ in range((depth - 2) // 6):
+                blocks.append(_Block(channels, out, out // channels, layer, bias))  # a wider stage halves the image
                 channels = out
         self.blocks = nn.Sequential(*blocks)
         self.classifier = nn.Linear(channels, n_classes)

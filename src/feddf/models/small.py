@@ -9,6 +9,9 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+Shape = tuple[int, ...]
+"""That of one encoded input."""
+
 Norm = Literal["batch", "group", "none"]
 """The paper compares BatchNorm with GroupNorm (Table 2)."""
 
@@ -20,14 +23,14 @@ def norm_layer(norm: Norm, groups: int) -> Callable[[int], nn.Module]:
     if norm == "group":
         return partial(nn.GroupNorm, groups)
     if norm == "none":
-        return lambda channels: nn.Identity()
+        return nn.Identity
     raise ValueError(f"norm must be 'batch', 'group' or 'none', got {norm!r}")
 
 
 class MLP(nn.Module):
     """Three linear layers with ReLU between them, on flattened inputs: for the paper's toy example (Figure 1)."""
 
-    def __init__(self, shape: tuple[int, ...], n_classes: int, *, width: int = 128) -> None:
+    def __init__(self, shape: Shape, n_classes: int, *, width: int = 128) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             nn.Flatten(),
@@ -51,14 +54,7 @@ class CNN(nn.Module):
     """
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        n_classes: int,
-        *,
-        width: int = 16,
-        depth: int = 2,
-        norm: Norm = "batch",
-        groups: int = 4,
+        self, shape: Shape, n_classes: int, *, width: int = 16, depth: int = 2, norm: Norm = "batch", groups: int = 4
     ) -> None:
         super().__init__()
         layer = norm_layer(norm, groups)

@@ -15,8 +15,7 @@ from feddf.client import combine_halves, local_update
 from feddf.config import ConfigError, DataConfig, Experiment, PrototypeConfig, Record
 from feddf.config.errors import first_line
 from feddf.config.names import ATTACKS, MODELS, PARTITIONS
-from feddf.data.augment import flip_crop
-from feddf.data.datasets import Dataset
+from feddf.data.datasets import Dataset, flip_crop
 from feddf.data.partition import split
 from feddf.engines.jobs import obstacle
 from feddf.engines.open import DeferredEngine

@@ -16,8 +16,16 @@ from feddf.config import ConfigError, PoolConfig, SourceConfig
 from feddf.config.names import SOURCES
 from feddf.data.datasets import Dataset
 from feddf.data.files import read_all_images
-from feddf.data.generator import load_generator, sample_images
-from feddf.data.unlabeled import choose, noise, of_classes, resize, uniform_points, with_views
+from feddf.data.unlabeled import (
+    choose,
+    load_generator,
+    noise,
+    of_classes,
+    resize,
+    sample_images,
+    uniform_points,
+    with_views,
+)
 from feddf.seeds import derive
 from feddf.types import Rows
 

@@ -24,7 +24,7 @@ from torch import nn
 
 from feddf.config.errors import FeddfError, first_line
 from feddf.data.files import SUFFIXES
-from feddf.models.transformer import Transformer
+from feddf.models.large import Transformer
 from feddf.runtime.atomic import read_regular, write_atomically
 from feddf.runtime.device import choose, placed
 from feddf.saved.model import LoadedModel, ModelError, ModelSpec, loaded

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from feddf.config.errors import FeddfError
-from feddf.data.encode import Pixels, plain
+from feddf.data.datasets import Pixels, plain
 from feddf.data.files import read_image
 from feddf.data.text import Tokenizer, tokenizer, widened
 from feddf.data.unlabeled import resize
