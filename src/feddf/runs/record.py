@@ -15,7 +15,7 @@ from feddf.config.records import ModelRecord
 from feddf.evaluate import Evaluation, Predictions, Teacher, accuracy_of, models_of, teacher_of
 from feddf.fusion.ensemble import Ensemble
 from feddf.models.binary import wire
-from feddf.runs.client_states import LOST
+from feddf.runs.spool import LOST
 from feddf.runtime.execution import of_answers
 from feddf.states import n_bytes
 from feddf.types import Engine, Examples, Failure, Prototype, Round, State, Update
