@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -65,14 +66,10 @@ def grid(
     All have the same shards, sampled clients and local training, as far as their methods have.
     """
     found = []
-    for setting in _settings(swept):
+    for setting, seed, method in product(_settings(swept), seeds, methods):
         label = ",".join(f"{short(key)}={value}" for key, value in setting.items())
-        variants = {method: variant(with_values(experiment, setting), method, methods) for method in methods}
-        found += [
-            Variation(label, method, with_values(variants[method], {"seed": seed}))
-            for seed in seeds
-            for method in variants
-        ]
+        base = with_values(experiment, {**setting, "seed": seed})
+        found.append(Variation(label, method, variant(base, method, methods)))
     return found
 
 
@@ -84,7 +81,7 @@ def run_many(
     wanted: Mapping[Path, Experiment],
     parallel: int = 0,
     *,
-    run: Callable[[Path, Experiment], None] | None = None,
+    run: Callable[[Path, Experiment], str | None] | None = None,
     trust: bool = False,
     complain: Callable[[str], None] = warnings.warn,
 ) -> Iterator[tuple[Path, str]]:
@@ -99,12 +96,9 @@ def run_many(
     if parallel:
         yield from _run_in_processes(left, parallel, trust)
         return
+    run = run or partial(_run_here, trust=trust)
     for path in left:
-        if run is None:
-            yield path, _run_here(path, wanted[path], trust)
-        else:
-            run(path, wanted[path])
-            yield path, ""
+        yield path, run(path, wanted[path]) or ""
 
 
 def _open_folders(wanted: Mapping[Path, Experiment], complain: Callable[[str], None]) -> None:
@@ -115,10 +109,11 @@ def _open_folders(wanted: Mapping[Path, Experiment], complain: Callable[[str], N
         longer = ["rounds"] if experiment.rounds >= old.rounds else []
         if changed := differences(old, experiment, also_free=longer):
             raise StoreError(f"{path} holds a run with another configuration: {'; '.join(changed)}")
-    for path in wanted.keys() - there.keys():
-        RunFolder.create(path, wanted[path])
-    for path, folder in there.items():
-        for warning in folder.continue_as(wanted[path]):
+    for path, experiment in wanted.items():
+        if path not in there:
+            RunFolder.create(path, experiment)
+            continue
+        for warning in there[path].continue_as(experiment):
             complain(warning)
 
 
@@ -142,13 +137,13 @@ def _is_complete(path: Path) -> bool:
     return bool(max(run.rounds, default=0) >= run.value("rounds"))
 
 
-def _run_here(path: Path, experiment: Experiment, trust: bool) -> str:
+def _run_here(path: Path, experiment: Experiment, trust: bool) -> str | None:
     try:
         for _ in run_experiment(build(experiment, trust=trust), RunFolder.open(path)):
             pass
     except QuorumError as error:
         return _fail(path, str(error))
-    return ""
+    return None
 
 
 def _fail(path: Path, reason: str) -> str:
@@ -285,10 +280,7 @@ def table(trials: Sequence[Trial], best: Trial) -> Comparison:
             rows.append([*setting, "failed", trial.failure[:60], ""])
             numbers.append({**values, "failure": trial.failure})
             continue
-        scores = {
-            "validation": [validation(run) for run in trial.runs],
-            "test": [run.curve()[-1] for run in trial.runs],
-        }
+        scores = {"validation": [*map(validation, trial.runs)], "test": [run.curve()[-1] for run in trial.runs]}
         for measure, found in scores.items():
             in_percent = statistics([100 * value for value in found])
             numbers.append({**values, "measure": f"{measure} accuracy in %", **in_percent, "best": int(trial is best)})

@@ -14,18 +14,7 @@ import torch
 
 from feddf.admit import weights_due
 from feddf.client import combine_halves, halves_of
-from feddf.config import ConfigError, FusionConfig, Settings, with_values
-from feddf.config.names import (
-    AVERAGES,
-    BINARIZATIONS,
-    DROP_RULES,
-    METHOD_PARTS,
-    METHODS,
-    PARTS,
-    TARGETS,
-    TEACHER_WEIGHTS,
-    TRUSTS,
-)
+from feddf.config import ConfigError, FusionConfig, Settings, names, with_values
 from feddf.evaluate import Accuracies, Teacher, teacher_of, validation_accuracies
 from feddf.fusion import average
 from feddf.fusion import feddf as algorithm
@@ -41,26 +30,9 @@ from feddf.robust.guard import check_models, guard
 from feddf.robust.trust import weigh_by_trust
 from feddf.runtime.device import threads_for
 from feddf.runtime.execution import of_answers, of_students
-from feddf.types import (
-    Client,
-    Engine,
-    Fusion,
-    Job,
-    Method,
-    Part,
-    Prototype,
-    Resources,
-    Rule,
-    State,
-    Training,
-    Update,
-)
+from feddf.types import Client, Engine, Fusion, Job, Method, Part, Prototype, Resources, Rule, State, Training, Update
 
-CANDIDATES = {
-    "average": algorithm.from_average,
-    "previous": algorithm.from_previous,
-    "best": algorithm.from_best,
-}
+CANDIDATES = {"average": algorithm.from_average, "previous": algorithm.from_previous, "best": algorithm.from_best}
 """What ``distill.init`` stands for."""
 
 
@@ -94,10 +66,11 @@ def make_method(resources: Resources, settings: Settings, engine: Engine) -> Met
     if settings.fusion.defense == "robust":
         settings = robust_settings(settings, resources)
     fusion, execution = settings.fusion, of_answers(settings.run)
-    made = METHODS[fusion.method](resources, settings, engine)
+    made = names.METHODS[fusion.method](resources, settings, engine)
     method = made if isinstance(made, Method) else Method(made)
     resources = fit_prototypes(resources, method.parts)
-    parts = (*method.parts, *parts_of(resources, settings))
+    binary = [settings.local.binary] if settings.local.binary != "none" else []
+    parts = (*method.parts, *(named_part(name, resources) for name in [*binary, *part_names(settings)]))
     due = weights_due(parts)
     if not due:
         _refuse_looks_at_weights(asked)
@@ -112,18 +85,17 @@ def make_method(resources: Resources, settings: Settings, engine: Engine) -> Met
         def measure(updates: Sequence[Update]) -> Mapping[str, float]:
             return accuracies([teacher_of(update, prototypes) for update in updates])
 
-        fuse = drop_worst(DROP_RULES[fusion.drop_worst], measure, resources.labeled, fuse)
+        fuse = drop_worst(names.DROP_RULES[fusion.drop_worst], measure, resources.labeled, fuse)
     if fusion.trust != "none":
-        fuse = weigh_by_trust(TRUSTS[fusion.trust](resources, engine, execution), fuse)
+        fuse = weigh_by_trust(names.TRUSTS[fusion.trust](resources, engine, execution), fuse)
     fuse = check_models(fuse, resources, engine, execution, updates_too=due and not settings.distills)
     if fusion.guard is not None:
 
         def again() -> Fusion:
-            robust = with_values(settings, {"fusion.defense": "robust", "fusion.guard": 1.0})
-            return make_method(resources, with_values(robust, {"fusion.parts": ()}), engine).fuse
+            robust = {"fusion.defense": "robust", "fusion.guard": 1.0, "fusion.parts": ()}
+            return make_method(resources, with_values(settings, robust), engine).fuse
 
-        other = again if fusion.defense == "none" else None
-        fuse = guard(fusion.guard, fuse, resources, engine, other, execution)
+        fuse = guard(fusion.guard, fuse, resources, engine, again if fusion.defense == "none" else None, execution)
     for part in parts:
         fuse = part.fuse(fuse)
     return replace(method, fuse=fuse, parts=parts)
@@ -186,7 +158,7 @@ def fedma(resources: Resources, settings: Settings, engine: Engine) -> Method:
 
 def averaging_rule(resources: Resources, settings: Settings) -> Rule:
     """Return the average that the settings name, with BatchNorm's statistics treated as they say."""
-    rule: Rule = AVERAGES[settings.fusion.aggregation]
+    rule: Rule = names.AVERAGES[settings.fusion.aggregation]
     execution = of_answers(settings.run)
     if settings.fusion.defense == "robust":
         rule = robust_start(rule, resources, execution)
@@ -194,7 +166,7 @@ def averaging_rule(resources: Resources, settings: Settings) -> Rule:
 
 
 def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTargets:
-    """Return the ensemble of the section ``[teachers]``."""
+    """Return the ensemble of the section ``[ensemble]``."""
     config, execution = settings.ensemble, of_answers(settings.run)
     if resources.pool is None:
         raise ValueError("an ensemble answers for an unlabeled pool, and there is none")
@@ -205,8 +177,8 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTa
         resources.prototypes,
         resources.pool,
         engine,
-        combine=TARGETS[config.combine],
-        weigh=partial(TEACHER_WEIGHTS[config.weights], resources=resources, accuracies=measure),
+        combine=names.TARGETS[config.combine],
+        weigh=partial(names.TEACHER_WEIGHTS[config.weights], resources=resources, accuracies=measure),
         temperature=settings.distill.temperature,
         outputs=resources.outputs,
         each_batch=not config.cache,
@@ -240,17 +212,11 @@ def lone_threads(resources: Resources, batch: int) -> int:
 # What is asked of clients
 
 
-def parts_of(resources: Resources, settings: Settings) -> tuple[Part, ...]:
-    """Return the parts that the settings name: that of ``local.binary``, and those of ``fusion.parts``."""
-    binary = [settings.local.binary] if settings.local.binary != "none" else []
-    return tuple(named_part(name, resources) for name in [*binary, *part_names(settings)])
-
-
 def named_part(name: str, resources: Resources, told: Mapping[str, bool | int | float | str] = {}) -> Part:
     """Return the part of a name: a binarization, one of ``fusion.parts``, or what a method asks of its clients."""
-    if name in BINARIZATIONS:
-        return Part(half=BINARIZATIONS[name], name=name)
-    made: Part = (METHOD_PARTS if name in METHOD_PARTS else PARTS)[name](resources, **told)
+    if name in names.BINARIZATIONS:
+        return Part(half=names.BINARIZATIONS[name], name=name)
+    made: Part = (names.METHOD_PARTS if name in names.METHOD_PARTS else names.PARTS)[name](resources, **told)
     return replace(made, name=name)
 
 
@@ -268,12 +234,10 @@ def try_half(
     half = combine_halves([*(part.half for part in parts), *halves_of(settings.local)])
     for name, prototype in prototypes.items():
         job = Job(Client("trial", name), 1, models[name], 0)
-        training = Training(
-            job, prototype, torch.zeros(2, dtype=torch.int64), classes(2), settings.local.optimizer, 1, 1.0
-        )
+        labels = torch.zeros(2, dtype=torch.int64)
+        training = Training(job, prototype, labels, classes(2), settings.local.optimizer, 1, 1.0)
         try:
-            finish = half(prototype.load(models[name]), training).finish
-            if finish:
+            if finish := half(prototype.load(models[name]), training).finish:
                 finish()
         except ValueError as error:
             binary, named = settings.local.binary, list(settings.fusion.parts)
