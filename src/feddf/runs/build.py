@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -80,7 +81,8 @@ def build(experiment: Experiment, *, trust: bool = False) -> Parts:
     task, seed = build_task(experiment, trust=trust), experiment.seed
     prototypes = {spec.label: _prototype(spec, task.data, experiment) for spec in experiment.prototypes}
     models = {name: init_state(prototype, seed) for name, prototype in prototypes.items()}
-    clients = _clients(experiment, task.shards)
+    names = itertools.cycle(prototypes)  # dealt evenly over the clients, in turn
+    clients = [Client(client_name(k, len(task.shards)), next(names), indices) for k, indices in enumerate(task.shards)]
     counts = Counter(client.prototype for client in clients)
     augment = flip_crop if experiment.pool.augment else None
     resources = Resources(prototypes, task.pool, task.validation, augment, task.train.outputs, counts.__getitem__)
@@ -108,9 +110,8 @@ def _warnings(task: Task) -> tuple[str, ...]:
     """Return what a user should know before the first round."""
     held = set(torch.unique(task.train.labels[torch.cat(task.shards)]).tolist())
     absent = [str(label) for label in range(task.train.n_classes) if label not in held]
-    if not absent:
-        return ()
-    return (f"no client holds an example of class {', '.join(absent[:10])}: nobody can teach it",)
+    text = f"no client holds an example of class {', '.join(absent[:10])}: nobody can teach it"
+    return (text,) if absent else ()
 
 
 def build_task(experiment: Experiment, *, trust: bool = False) -> Task:
@@ -185,14 +186,11 @@ def _partition(experiment: Experiment, train: Examples) -> list[Tensor]:
     if number * partition.min_size > len(train):
         needed = f"{partition.min_size} examples each they need {number * partition.min_size}"
         raise ConfigError.at("clients.total", number, f"with at least {needed}, and there are {len(train)}")
-    scheme = PARTITIONS[partition.scheme]
+    deal, seed = PARTITIONS[partition.scheme], derive(experiment.seed, "partition")
     try:
-        shards: list[Tensor] = scheme(
-            train.labels, number, partition, n_classes=train.n_classes, seed=derive(experiment.seed, "partition")
-        )
+        return list(deal(train.labels, number, partition, n_classes=train.n_classes, seed=seed))
     except ValueError as error:
         raise ConfigError.at("partition.scheme", partition.scheme, str(error)) from None
-    return shards
 
 
 def prototype_for(spec: PrototypeConfig, shape: tuple[int, ...], n_classes: int) -> Prototype:
@@ -214,15 +212,6 @@ def _prototype(spec: PrototypeConfig, data: Dataset, experiment: Experiment) -> 
         allowed = f"gives outputs of shape {shape}, not {data.train.n_classes} logits"
         raise ConfigError.at("prototypes", spec.model, allowed)
     return prototype
-
-
-def _clients(experiment: Experiment, shards: list[Tensor]) -> list[Client]:
-    """Deal the prototypes evenly over the clients, in turn."""
-    labels = [spec.label for spec in experiment.prototypes]
-    return [
-        Client(client_name(number, len(shards)), labels[number % len(labels)], indices)
-        for number, indices in enumerate(shards)
-    ]
 
 
 def client_name(number: int, clients: int) -> str:

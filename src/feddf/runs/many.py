@@ -194,15 +194,12 @@ PAPER: dict[str, tuple[float, ...]] = {
 EVENLY_SPACED = {"fusion.momentum"}
 """Extended by adding the step; all others by multiplying with the ratio."""
 
-Values = Mapping[str, float]
-Grid = Mapping[str, Sequence[float]]
-
 
 @dataclass(frozen=True)
 class Trial:
     """One setting with all its seeds: what came of it, or why nothing did."""
 
-    values: Values
+    values: Mapping[str, float]
     runs: Sequence[Run]
     failure: str = ""
 
@@ -219,7 +216,7 @@ def validation(run: Run) -> float:
 
 def tune(
     experiment: Experiment,
-    grid: Grid,
+    grid: Mapping[str, Sequence[float]],
     seeds: Sequence[int],
     out: Path,
     *,
@@ -289,9 +286,14 @@ def table(trials: Sequence[Trial], best: Trial) -> Comparison:
 
 
 def _trials(
-    experiment: Experiment, grids: Grid, seeds: Sequence[int], out: Path, say: Callable[[str], None], **how: Any
+    experiment: Experiment,
+    grids: Mapping[str, Sequence[float]],
+    seeds: Sequence[int],
+    out: Path,
+    say: Callable[[str], None],
+    **how: Any,
 ) -> Iterator[Trial]:
-    def folder(setting: Values, seed: int) -> Path:
+    def folder(setting: Mapping[str, float], seed: int) -> Path:
         return out / f"{','.join(f'{short(key)}={value:.12g}' for key, value in setting.items())}-seed{seed}"
 
     settings = _settings(grids)
@@ -308,7 +310,7 @@ def _trials(
         yield Trial(setting, [] if failures else [read_run(path) for path in mine], failures)
 
 
-def _allowed(experiment: Experiment, setting: Values) -> bool:
+def _allowed(experiment: Experiment, setting: Mapping[str, float]) -> bool:
     try:
         with_values(experiment, setting)
     except ConfigError:

@@ -122,11 +122,12 @@ def robust_settings(settings: Settings, resources: Resources) -> Settings:
 
     A server that has neither validation data nor a pool can only clip.
     """
-    labeled = resources.validation is not None and len(resources.validation) > 0
     changes: dict[str, object] = {}
-    if settings.fusion.trust == "none" and (labeled or resources.pool is not None):
+    labeled = bool(resources.validation)
+    measurable = labeled or resources.pool is not None
+    if settings.fusion.trust == "none" and measurable:
         changes["fusion.trust"] = "mixture" if labeled else "expguard"
-    if settings.fusion.guard is None and (labeled or resources.pool is not None):
+    if settings.fusion.guard is None and measurable:
         changes["fusion.guard"] = MARGIN
     if settings.ensemble.combine == "logits":
         changes["ensemble.combine"] = "probabilities"
@@ -143,12 +144,8 @@ def fedavg(resources: Resources, settings: Settings, engine: Engine) -> Fusion:
 
 def feddf(resources: Resources, settings: Settings, engine: Engine) -> Fusion:
     """FedDF."""
-    return algorithm.feddf(
-        averaging_rule(resources, settings),
-        ensemble(resources, settings, engine),
-        students(resources, settings, engine),
-        CANDIDATES[settings.distill.init],
-    )
+    rule, start = averaging_rule(resources, settings), CANDIDATES[settings.distill.init]
+    return algorithm.feddf(rule, ensemble(resources, settings, engine), students(resources, settings, engine), start)
 
 
 def fedma(resources: Resources, settings: Settings, engine: Engine) -> Method:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from math import isfinite
 from time import perf_counter
 from typing import Any, cast
@@ -18,7 +19,7 @@ from feddf.models.binary import wire
 from feddf.runs.spool import LOST
 from feddf.runtime.execution import of_answers
 from feddf.states import n_bytes
-from feddf.types import Engine, Examples, Failure, Prototype, Round, Update
+from feddf.types import Engine, Examples, Failure, Prototype, Round
 
 NO_ENSEMBLE: dict[str, float | None] = {"ensemble": None, "avg_logits": None}
 
@@ -88,7 +89,8 @@ class Recorder:
         changed = {name: state for name, state in after.items() if state is not before[name]}
         fused = [*models_of(before, self._prototypes, "averaged"), *models_of(changed, self._prototypes, "fused")]
         outcomes = self._on_test([*asked, *fused])  # at once: no worker waits for another
-        accuracies, ensembles = self._ensembles(zip(asked, outcomes, strict=False), closed.updates, ensemble)
+        clients = {update.client_id for update in closed.updates}
+        accuracies, ensembles = self._ensembles(islice(outcomes, len(asked)), clients, ensemble)
         scores = {one.client_id: _score(_known(one, "evaluation").logits, self._test) for one in outcomes}
         models: dict[str, ModelRecord] = {}
         for name in sorted(after):
@@ -110,45 +112,41 @@ class Recorder:
         return [*clients, *others], ensemble
 
     def _ensembles(
-        self,
-        outcomes: Iterable[tuple[Teacher, Predictions | Failure]],
-        updates: Sequence[Update],
-        ensemble: Ensemble | None,
+        self, outcomes: Iterable[Predictions | Failure], clients: set[str], ensemble: Ensemble | None
     ) -> tuple[dict[str, float], dict[str, float | None]]:
         """Return the clients' accuracies and those of ensembles; one teacher's answers are in memory at a time."""
-        clients = {update.client_id for update in updates}
         members = {teacher.id for teacher in ensemble.teachers} if ensemble else set()
         accuracies: dict[str, float] = {}
-        heard = False
-        total, count = torch.zeros((), dtype=torch.float64), 0
+        finite: set[str] = set()
+        total = torch.zeros((), dtype=torch.float64)
 
         def answers() -> Iterator[Predictions]:
-            nonlocal total, count, heard
-            for teacher, outcome in outcomes:
+            nonlocal total
+            for outcome in outcomes:
                 if isinstance(outcome, Failure):
                     continue  # only its share in the measured ensembles is lost
-                if teacher.id in clients:
-                    accuracies[teacher.id] = _score(outcome.logits, self._test)
-                if not bool(torch.isfinite(outcome.logits).all()):
+                name, logits = outcome.client_id, outcome.logits
+                if name in clients:
+                    accuracies[name] = _score(logits, self._test)
+                if not bool(torch.isfinite(logits).all()):
                     continue
-                if teacher.id in clients:
-                    total, count = total + outcome.logits.to(torch.float64), count + 1
-                if teacher.id in members:
-                    heard = True
+                finite.add(name)
+                if name in clients:
+                    total = total + logits.to(torch.float64)
+                if name in members:
                     yield outcome
 
-        found: float | None = None
-        stream = answers()
+        found, stream = None, answers()
         if ensemble is not None:
             try:
                 found = _score(ensemble(stream), self._test)
             except ValueError:
-                if heard:  # else no teacher has finite logits
+                if finite & members:  # else it has nothing to combine
                     raise
         for _ in stream:  # the clients that did not teach
             pass
-        plain = _score(total / count, self._test) if count else None
-        return accuracies, {"ensemble": found, "avg_logits": plain}
+        heard = len(finite & clients)
+        return accuracies, {"ensemble": found, "avg_logits": _score(total / heard, self._test) if heard else None}
 
 
 def _known(outcome: Predictions | Failure, work: str) -> Predictions:

@@ -54,7 +54,7 @@ def run_experiment(
         profile: collects the time of each job, if it is given.
         complain: called with each warning.
     """
-    experiment, task, method = parts.experiment, parts.task, parts.method
+    experiment, task, method, federation = parts.experiment, parts.task, parts.method, parts.federation
 
     def staged(engine: Engine, stage: str) -> Engine:
         return report_progress(profile.engine(engine, stage) if profile else engine, watch, stage)
@@ -68,21 +68,17 @@ def run_experiment(
         on_test = staged(engines.server, "evaluate")
         recorder = Recorder(on_test, parts.prototypes, task.data.test, task.validation, experiment.run)
         parts.engine.become(staged(engines.server, "fuse"))
-        clients = staged(engines.clients, "train")
+        engine = staged(engines.clients, "train")
         if parts.attack:
-            clients = parts.attack.engine(clients)
+            engine = parts.attack.engine(engine)
         kept = ClientStates(folder.path / "clients", experiment.clients.lost_state)
         keeps = any(part.keeps for part in method.parts)
-        kept.forget_others([client.id for client in parts.federation.clients] if keeps else [])
+        kept.forget_others([client.id for client in federation.clients] if keeps else [])
+        engine = kept.engine(engine) if keeps else engine
+        # attackers look at all updates of a round: one that was interrupted begins anew
+        spool = None if parts.attack else DiskSpool(folder.spool)
         rounds = run_rounds(
-            server,
-            parts.federation,
-            engine=kept.engine(clients) if keeps else clients,
-            train=parts.train,
-            fuse=method.fuse,
-            parts=method.parts,
-            # attackers look at all updates of a round: one that was interrupted begins anew
-            spool=None if parts.attack else DiskSpool(folder.spool),
+            server, federation, engine=engine, train=parts.train, fuse=method.fuse, parts=method.parts, spool=spool
         )
         extend = partial(_extended, parts, kept if keeps else None)
         yield from record_rounds(rounds, server, folder, experiment, recorder, extend, complain)

@@ -92,12 +92,9 @@ def _on_disk(path: Path, about: Mapping[str, Any]) -> Update:
     """Return the update in a file; a packed state is small, and stays packed in memory."""
     state: State = StateOnDisk(path, "state")
     if "packed" in about:
-        bits = {
-            key: Bits(state[f"{key}.signs"], state[f"{key}.scales"], tuple(shape))
-            for key, shape in about["packed"].items()
-        }
-        plain = {key: state[key] for key in about["order"] if key not in bits}
-        state = BinaryState(plain, bits, about["order"])
+        found, shapes = dict(state), about["packed"]
+        bits = {key: Bits(found.pop(f"{key}.signs"), found.pop(f"{key}.scales"), tuple(shapes[key])) for key in shapes}
+        state = BinaryState(found, bits, about["order"])
     payload = {name: StateOnDisk(path, "payload", name) for name in sorted(set(StateOnDisk(path, "payload")))}
     return Update(**{name: about[name] for name in _FIELDS}, state=state, payload=payload)
 

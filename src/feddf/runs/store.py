@@ -58,8 +58,7 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self.metrics = self.path / "metrics.jsonl"
-        self.checkpoints = self.path / "checkpoints"
+        self.metrics, self.checkpoints = self.path / "metrics.jsonl", self.path / "checkpoints"
         self.spool = self.path / "spool"
 
     @classmethod
@@ -140,15 +139,11 @@ class RunFolder:
 
     def check_trust(self, trust: bool = False) -> None:
         """Raise where this folder came from somebody else and its configuration names code that would be run."""
-        content = atomic.read_regular(self.path / "config.toml")
-        origin = self.path / "origin"
+        content, origin = atomic.read_regular(self.path / "config.toml"), self.path / "origin"
         mine = origin.is_file() and is_mine(content, atomic.read_regular(origin).decode(errors="replace"))
-        named = [] if mine or trust else code_named_in(self.experiment())
-        if named:
-            raise StoreError(
-                f"{self.path} was made elsewhere, and its config.toml has code run: {', '.join(named[:5])}; "
-                "look at that code, then say --trust"
-            )
+        if not mine and not trust and (named := code_named_in(self.experiment())):
+            run = f"its config.toml has code run: {', '.join(named[:5])}; look at that code, then say --trust"
+            raise StoreError(f"{self.path} was made elsewhere, and {run}")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
