@@ -33,6 +33,7 @@ from feddf.runtime.atomic import write_atomically
 from feddf.saved.model_folder import CARD
 
 FAILED = "failed.txt"
+Say = Callable[[str], None]
 
 
 def variant(experiment: Experiment, method: str, others: Sequence[str] = ()) -> Experiment:
@@ -83,7 +84,7 @@ def run_many(
     *,
     run: Callable[[Path, Experiment], str | None] | None = None,
     trust: bool = False,
-    complain: Callable[[str], None] = warnings.warn,
+    complain: Say = warnings.warn,
 ) -> Iterator[tuple[Path, str]]:
     """Run or resume the experiments that have not ended; yield each folder when it has, and why its run failed.
 
@@ -101,7 +102,7 @@ def run_many(
         yield path, run(path, wanted[path]) or ""
 
 
-def _open_folders(wanted: Mapping[Path, Experiment], complain: Callable[[str], None]) -> None:
+def _open_folders(wanted: Mapping[Path, Experiment], complain: Say) -> None:
     """Make the run folders that are not there; continue the others, if their runs are the same or shorter."""
     there = {path: RunFolder.open(path) for path in wanted if (path / "config.toml").exists()}
     for path, folder in there.items():  # all of them before any is made
@@ -223,7 +224,7 @@ def tune(
     parallel: int = 1,
     extensions: int = 4,
     trust: bool = False,
-    say: Callable[[str], None] = print,
+    say: Say = print,
 ) -> tuple[list[Trial], Trial]:
     """Run every setting of the grid, extend it while the best lies on an edge, and return all trials and the best.
 
@@ -232,7 +233,7 @@ def tune(
     grids = {key: sorted(set(values)) for key, values in grid.items()}
     left = dict.fromkeys(grids, extensions)
     while True:
-        trials = list(_trials(experiment, grids, seeds, out, say, parallel=parallel, trust=trust))
+        trials = list(_trials(experiment, _settings(grids), seeds, out, say, parallel=parallel, trust=trust))
         best = max(trials, key=lambda trial: trial.score)
         if best.failure:
             raise ConfigError(f"no setting came to its end; the last reason was: {best.failure}")
@@ -286,17 +287,11 @@ def table(trials: Sequence[Trial], best: Trial) -> Comparison:
 
 
 def _trials(
-    experiment: Experiment,
-    grids: Mapping[str, Sequence[float]],
-    seeds: Sequence[int],
-    out: Path,
-    say: Callable[[str], None],
-    **how: Any,
+    experiment: Experiment, settings: Sequence[dict[str, Any]], seeds: Sequence[int], out: Path, say: Say, **how: Any
 ) -> Iterator[Trial]:
     def folder(setting: Mapping[str, float], seed: int) -> Path:
         return out / f"{','.join(f'{short(key)}={value:.12g}' for key, value in setting.items())}-seed{seed}"
 
-    settings = _settings(grids)
     wanted = {folder(one, seed): with_values(experiment, {**one, "seed": seed}) for one in settings for seed in seeds}
     if any(trial.data.validation == 0 for trial in wanted.values()):
         raise ConfigError.at("data.validation", 0.0, "settings are chosen on validation data; hold some out (0.1)")

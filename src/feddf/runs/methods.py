@@ -41,14 +41,24 @@ def build_method(
 ) -> tuple[Method, Mapping[str, Prototype]]:
     """Return the method that the settings name, and the architectures as it fits them.
 
-    Its clients' half is tried on the initial models: all that cannot be is one line before any training.
+    Its clients' half begins and finishes on every initial model: all that cannot be is one line before any training.
     """
     try:
         method = make_method(resources, settings, engine)
     except ValueError as error:
         raise ConfigError.at("fusion.method", settings.fusion.method, str(error)) from error
     prototypes = fit_prototypes(resources, method.parts).prototypes
-    try_half(settings, method.parts, prototypes, models)
+    half = combine_halves([*(part.half for part in method.parts), *halves_of(settings.local)])
+    for name, prototype in prototypes.items():
+        job, labels = Job(Client("trial", name), 1, models[name], 0), torch.zeros(2, dtype=torch.int64)
+        training = Training(job, prototype, labels, classes(2), settings.local.optimizer, 1, 1.0)
+        try:
+            if finish := half(prototype.load(models[name]), training).finish:
+                finish()
+        except ValueError as error:
+            binary, named = settings.local.binary, list(settings.fusion.parts)
+            key, given = ("fusion.parts", named) if named or binary == "none" else ("local.binary", binary)
+            raise ConfigError.at(key, given, f"'{name}': {error}") from error
     return method, prototypes
 
 
@@ -222,21 +232,3 @@ def part_names(settings: Settings) -> list[str]:
     weighted = settings.fusion.method != "fedavg" and settings.ensemble.weights == "class-counts"
     counts = ["class-counts"] if weighted or settings.fusion.aggregation == "class-counts" else []
     return list(dict.fromkeys([*counts, *settings.fusion.parts]))
-
-
-def try_half(
-    settings: Settings, parts: Sequence[Part], prototypes: Mapping[str, Prototype], models: Mapping[str, State]
-) -> None:
-    """Let the clients' half begin and finish on every prototype: what cannot be is said before any training."""
-    half = combine_halves([*(part.half for part in parts), *halves_of(settings.local)])
-    for name, prototype in prototypes.items():
-        job = Job(Client("trial", name), 1, models[name], 0)
-        labels = torch.zeros(2, dtype=torch.int64)
-        training = Training(job, prototype, labels, classes(2), settings.local.optimizer, 1, 1.0)
-        try:
-            if finish := half(prototype.load(models[name]), training).finish:
-                finish()
-        except ValueError as error:
-            binary, named = settings.local.binary, list(settings.fusion.parts)
-            key, given = ("fusion.parts", named) if named or binary == "none" else ("local.binary", binary)
-            raise ConfigError.at(key, given, f"'{name}': {error}") from error

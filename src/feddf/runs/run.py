@@ -80,16 +80,13 @@ def run_experiment(
         rounds = run_rounds(
             server, federation, engine=engine, train=parts.train, fuse=method.fuse, parts=method.parts, spool=spool
         )
-        extend = partial(_extended, parts, kept if keeps else None)
+
+        def extend(record: Record, server: ServerState) -> Record:
+            record = {**record, "kept_by_clients": kept.size()} if keeps else record
+            return {**record, "attack": dict(parts.attack.note(record, server))} if parts.attack else record
+
         yield from record_rounds(rounds, server, folder, experiment, recorder, extend, complain)
         describe(parts, folder.path, folder.records())
-
-
-def _extended(parts: Parts, kept: ClientStates | None, record: Record, server: ServerState) -> Record:
-    """Return the record with what clients keep, and with who attacked."""
-    if kept is not None:
-        record = {**record, "kept_by_clients": kept.size()}
-    return {**record, "attack": dict(parts.attack.note(record, server))} if parts.attack else record
 
 
 def record_rounds(
