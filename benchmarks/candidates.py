@@ -35,7 +35,7 @@ from feddf.outputs import Outputs, classes
 from feddf.rounds import run_rounds
 from feddf.runs import methods
 from feddf.runs.build import Parts, build
-from feddf.runs.client_states import ClientStates
+from feddf.runs.spool import ClientStates
 from feddf.runtime.device import device_of, threads
 from feddf.seeds import derive, seed_torch, torch_generator
 from feddf.states import state_of, weighted_mean

@@ -26,7 +26,7 @@ from feddf.fusion.average import average, fedavg
 from feddf.fusion.scaffold import CONTROL, scaffold
 from feddf.outputs import classes
 from feddf.rounds import Federation, run_rounds
-from feddf.runs.client_states import LOST, ClientStates
+from feddf.runs.spool import LOST, ClientStates
 from feddf.runtime import atomic
 from feddf.states import digest
 from feddf.types import (
@@ -201,7 +201,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], list[str]]
 
     for module in ("runtime.atomic", "runs.spool"):
         monkeypatch.setattr(f"feddf.{module}.new_file", Counting)
-    monkeypatch.setattr("feddf.runs.store.append_line", appending)
+    monkeypatch.setattr("feddf.runtime.atomic.append_line", appending)
 
     def kill_at(number: int | None) -> list[str]:
         counted.clear()

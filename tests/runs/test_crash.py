@@ -199,9 +199,9 @@ def test_killed_at_a_chosen_place(
 
 
 KEPT_PLACES = {
-    "before a client's state is written": ("feddf.runs.client_states.ClientStates", "write", 5, "before"),
-    "after a client's state is written": ("feddf.runs.client_states.ClientStates", "write", 5, "after"),
-    "within the writing of a client's state": ("feddf.runs.client_states", "write_checked", 4, "before"),
+    "before a client's state is written": ("feddf.runs.spool.ClientStates", "write", 5, "before"),
+    "after a client's state is written": ("feddf.runs.spool.ClientStates", "write", 5, "after"),
+    "within the writing of a client's state": ("feddf.runs.spool", "write_checked", 4, "before"),
     "after an update is in the spool": ("feddf.runs.spool.DiskSpool", "keep", 5, "after"),
     "between log line and checkpoint": ("feddf.runs.store.RunFolder", "append", 2, "after"),
     "after a checkpoint": ("feddf.runs.store.RunFolder", "save", 2, "after"),

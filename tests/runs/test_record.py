@@ -20,9 +20,9 @@ from feddf.fusion.ensemble import avg_logits, avg_probabilities
 from feddf.fusion.swag import swag
 from feddf.fusion.weights import CLASS_COUNTS
 from feddf.rounds import run_round
-from feddf.runs.client_states import LOST
 from feddf.runs.methods import make_method
 from feddf.runs.record import Recorder
+from feddf.runs.spool import LOST
 from feddf.runtime.execution import Execution
 from feddf.states import n_bytes
 from feddf.types import Failure, Job, Method, Round, ServerState, Update, WeightedLogits

@@ -139,7 +139,7 @@ def test_a_state_is_read_from_disk_as_safetensors_reads_it(tmp_path: Path) -> No
     listed = {json.dumps(["state", name]): tensor for name, tensor in tensors.items()}
     listed[json.dumps(["payload", "state", "scalar"])] = torch.tensor(8)
     save_file(listed, tmp_path / "state.safetensors", {"about": "metadata are no tensor"})
-    state = StateOnDisk(tmp_path / "state.safetensors").below("state")
+    state = StateOnDisk(tmp_path / "state.safetensors", "state")
     written = load_file(tmp_path / "state.safetensors")
     expected = {json.loads(name)[1]: one for name, one in written.items() if json.loads(name)[0] == "state"}
     assert len(state) == len(tensors)

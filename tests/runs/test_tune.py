@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from feddf.config import ConfigError, Experiment, parse, with_values
 from feddf.report.read import read_run
+from feddf.runs.many import PAPER, Trial, beyond, table, tune
 from feddf.runs.store import RunFolder
-from feddf.runs.tune import PAPER, Trial, beyond, table, tune
 from test_cli import feddf
 
 BASE = parse(

@@ -246,12 +246,12 @@ def _run_to_the_end(
 
 def _draw_toy(parts: Parts, path: Path) -> None:
     from feddf.report.tables import percent
-    from feddf.runs import toy
+    from feddf.runs.run import draw_regions
 
     table = Table(title="Accuracy on the global distribution, in %")
     table.add_column("model")
     table.add_column("accuracy", justify="right")
-    for title, accuracy in toy.draw(parts, path / "regions.png"):
+    for title, accuracy in draw_regions(parts, path / "regions.png"):
         table.add_row(title, percent(accuracy))
     out_console.print(table)
     out_console.print(f"decision regions: {path / 'regions.png'}", soft_wrap=True)

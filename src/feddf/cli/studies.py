@@ -30,7 +30,7 @@ from feddf.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
     from feddf.config import Experiment
-    from feddf.runs.tune import Trial
+    from feddf.runs.many import Trial
 
 
 def tune(
@@ -58,7 +58,7 @@ def tune(
     """
     from feddf.config import load, with_values
     from feddf.config.keys import short
-    from feddf.runs import tune as tuning
+    from feddf.runs import many as tuning
     from feddf.runs.build import build
 
     given = words or []
@@ -109,7 +109,7 @@ def _grid(word: str, paper: dict[str, tuple[float, ...]]) -> list[tuple[str, Seq
 
 def _keep(experiment: Experiment, trials: Sequence[Trial], best: Trial, target: Path) -> None:
     from feddf.config import with_values
-    from feddf.runs import tune as tuning
+    from feddf.runs import many as tuning
 
     result = tuning.table(trials, best)
     write_atomically(target / "tune.md", result.markdown().encode())

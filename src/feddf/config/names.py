@@ -227,12 +227,12 @@ PARTITIONS = Names(
 SOURCES = Names(
     "pool.sources",
     {
-        "train": "feddf.runs.pool:from_held",
-        "validation": "feddf.runs.pool:from_held",
-        "noise": "feddf.runs.pool:from_noise",
-        "plane": "feddf.runs.pool:from_plane",
-        "generator:": "feddf.runs.pool:from_generator",
-        "images:": "feddf.runs.pool:from_images",
+        "train": "feddf.runs.loading:from_held",
+        "validation": "feddf.runs.loading:from_held",
+        "noise": "feddf.runs.loading:from_noise",
+        "plane": "feddf.runs.loading:from_plane",
+        "generator:": "feddf.runs.loading:from_generator",
+        "images:": "feddf.runs.loading:from_images",
     },
 )
 """(source, task, seed) -> raw inputs. Every data set is a source as well."""

@@ -17,8 +17,8 @@ from feddf.config import ConfigError
 from feddf.flower.inputs import Architectures, Labeled, as_examples, as_inputs, as_prototypes, classes_of
 from feddf.flower.settings import MakePart, local_config, parts_in
 from feddf.flower.wire import CONFIG, COUNT, METRICS, job_from, reply_content
-from feddf.runs.client_states import ClientStates
 from feddf.runs.methods import fit_prototypes
+from feddf.runs.spool import ClientStates
 from feddf.runtime.device import threads as on_threads
 from feddf.runtime.execution import Execution
 from feddf.types import Augment, Engine, Examples, Failure, Job, LocalTrain, Part, Prototype, Reply, Resources

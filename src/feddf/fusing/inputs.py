@@ -20,8 +20,7 @@ from feddf.data.text import TEXTS, Texts
 from feddf.data.unlabeled import choose
 from feddf.fusing.classes import same
 from feddf.outputs import classes
-from feddf.runs.loading import load_dataset, load_named
-from feddf.runs.pool import PoolTask, pool_of, views_of
+from feddf.runs.loading import PoolTask, load_dataset, load_named, pool_of
 from feddf.saved.preprocess import Features, Images, Preprocess, Tokens, rows_of
 from feddf.seeds import derive
 from feddf.types import Examples, Inputs
@@ -145,8 +144,8 @@ def load_pool(config: FuseConfig, preprocesses: Sequence[Preprocess | None], *, 
     def load(name: str) -> object:
         return load_named("pool.sources", name, DataConfig(name=name, folder=config.folder, image_size=shape[-1]))
 
-    rows = pool_of(pool, PoolTask(shape, torch.uint8, load, pool.size, trust=trust), seed)
-    return RawInputs(rows, views=views_of(pool, rows))
+    rows, views = pool_of(pool, PoolTask(shape, torch.uint8, load, pool.size, trust=trust), seed)
+    return RawInputs(rows, views=views)
 
 
 def load_labeled(config: LabeledConfig, key: str, pool: RawInputs, seed: int) -> Labeled:

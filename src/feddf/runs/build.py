@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,25 +22,12 @@ from feddf.engines.jobs import obstacle
 from feddf.engines.open import DeferredEngine
 from feddf.evaluate import output_shape
 from feddf.rounds import Federation
-from feddf.runs.loading import check_vocabulary, load_dataset, load_named, with_tokenizer
+from feddf.runs.loading import PoolTask, check_vocabulary, load_dataset, load_named, pool_of, with_tokenizer
 from feddf.runs.methods import build_method
-from feddf.runs.pool import PoolTask, pool_of, views_of
 from feddf.runtime.execution import of_clients
 from feddf.seeds import derive
 from feddf.states import init_state
-from feddf.types import (
-    Client,
-    ClientHalf,
-    Engine,
-    Examples,
-    Inputs,
-    LocalTrain,
-    Method,
-    Prototype,
-    Resources,
-    Rows,
-    ServerState,
-)
+from feddf.types import Client, Engine, Examples, Inputs, LocalTrain, Method, Prototype, Resources, Rows, ServerState
 
 
 @dataclass(frozen=True)
@@ -89,30 +77,31 @@ def build(experiment: Experiment, *, trust: bool = False) -> Parts:
         experiment: the configuration, as :func:`feddf.load` returns it.
         trust: run programs in files that the experiment names (a generator's ``.pt2``).
     """
-    task = build_task(experiment, trust=trust)
+    task, seed = build_task(experiment, trust=trust), experiment.seed
     prototypes = {spec.label: _prototype(spec, task.data, experiment) for spec in experiment.prototypes}
-    models = {name: init_state(prototype, experiment.seed) for name, prototype in prototypes.items()}
-    counts = Counter(client.prototype for client in _clients(experiment, task.shards))
-    resources = Resources(
-        prototypes,
-        task.pool,
-        task.validation,
-        flip_crop if experiment.pool.augment else None,
-        task.train.outputs,
-        counts.__getitem__,
-    )
+    models = {name: init_state(prototype, seed) for name, prototype in prototypes.items()}
+    names = itertools.cycle(prototypes)  # dealt evenly over the clients, in turn
+    clients = [Client(client_name(k, len(task.shards)), next(names), indices) for k, indices in enumerate(task.shards)]
+    counts = Counter(client.prototype for client in clients)
+    augment = flip_crop if experiment.pool.augment else None
+    resources = Resources(prototypes, task.pool, task.validation, augment, task.train.outputs, counts.__getitem__)
     engine = DeferredEngine()
     method, fitted = build_method(resources, experiment, engine, models)
-    federation = _federation(experiment, task.shards, method.rounds_per_cohort)
-    train = _train(experiment, task, fitted, combine_halves([part.half for part in method.parts]))
-    server = ServerState(0, models)
-    parts = Parts(experiment, task, fitted, federation, server, train, method, engine, _warnings(task))
-    return _attacked(parts) if experiment.attack.kind != "none" else parts
-
-
-def _attacked(parts: Parts) -> Parts:
-    """Return the parts with hostile clients among the others."""
-    attack: Attack = ATTACKS[parts.experiment.attack.kind](parts)
+    federation = Federation(clients, experiment.clients, seed, method.rounds_per_cohort)
+    train = partial(
+        local_update,
+        prototypes=fitted,
+        train=task.train,
+        local=experiment.local,
+        augment=flip_crop if augments(experiment, task.data) else None,
+        half=combine_halves([part.half for part in method.parts]),
+        execution=of_clients(experiment.run),
+    )
+    server, warnings = ServerState(0, models), _warnings(task)
+    parts = Parts(experiment, task, fitted, federation, server, train, method, engine, warnings)
+    if experiment.attack.kind == "none":
+        return parts
+    attack: Attack = ATTACKS[experiment.attack.kind](parts)
     return replace(parts, train=attack.train, attack=attack)
 
 
@@ -120,9 +109,8 @@ def _warnings(task: Task) -> tuple[str, ...]:
     """Return what a user should know before the first round."""
     held = set(torch.unique(task.train.labels[torch.cat(task.shards)]).tolist())
     absent = [str(label) for label in range(task.train.n_classes) if label not in held]
-    if not absent:
-        return ()
-    return (f"no client holds an example of class {', '.join(absent[:10])}: nobody can teach it",)
+    text = f"no client holds an example of class {', '.join(absent[:10])}: nobody can teach it"
+    return (text,) if absent else ()
 
 
 def build_task(experiment: Experiment, *, trust: bool = False) -> Task:
@@ -138,11 +126,10 @@ def build_task(experiment: Experiment, *, trust: bool = False) -> Task:
     data = replace(data, train=some, test=test)
     rest, held_out = _validation_split(config, len(data.train), seed)
     kept, for_pool = split(len(rest), experiment.pool.share_of_training, derive(seed, "apart"))
-    dealt = _share(len(kept), config.train_fraction, derive(seed, "train fraction"))
+    _, dealt = split(len(kept), config.train_fraction, derive(seed, "train fraction"))
     train, validation = data.train.take(rest[kept[dealt]]), data.train.take(held_out)
     held = {"train": data.train.inputs.take(rest[for_pool]).raw, "validation": validation.inputs.raw}
     pool = _pool(experiment, config, data, held, trust)
-    _check_pool(experiment, pool)
     return Task(data, train, validation, _partition(experiment, train), pool)
 
 
@@ -155,8 +142,13 @@ def _pool(
         return None
     load = partial(load_named, "pool.sources", data=config)
     task = PoolTask(tuple(inputs.raw.shape[1:]), inputs.raw.dtype, load, pool.size, held, trust)
-    rows = pool_of(pool, task, derive(experiment.seed, "pool"), flips=data.flips)
-    return Inputs(rows, inputs.encode, views_of(pool, rows))
+    rows, views = pool_of(pool, task, derive(experiment.seed, "pool"), flips=data.flips)
+    if pool.augment and rows.ndim != 4:
+        raise ConfigError.at("pool.augment", True, f"the inputs of '{config.name}' are not images")
+    if experiment.distill.early_stopping == "held-out-loss" and len(rows) < 4:
+        allowed = f"a pool of {len(rows)} is too small to hold some out"
+        raise ConfigError.at("distill.early_stopping", "held-out-loss", allowed)
+    return Inputs(rows, inputs.encode, views)
 
 
 def _some(key: str, size: int | None, examples: Examples, seed: int) -> Examples:
@@ -167,11 +159,6 @@ def _some(key: str, size: int | None, examples: Examples, seed: int) -> Examples
         raise ConfigError.at(key, size, f"there are {len(examples)} examples")
     _, chosen = split(len(examples), size / len(examples), seed)
     return examples.take(chosen)
-
-
-def _share(n: int, fraction: float, seed: int) -> Tensor:
-    """Return the indices of a share of n examples, chosen at random."""
-    return torch.arange(n) if fraction == 1 else split(n, fraction, seed)[1]
 
 
 def _validation_split(data: DataConfig, n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -186,17 +173,6 @@ def _validation_split(data: DataConfig, n: int, seed: int) -> tuple[Tensor, Tens
     return rest, held_out
 
 
-def _check_pool(experiment: Experiment, pool: Inputs | None) -> None:
-    if pool is None:
-        return
-    if experiment.pool.augment and len(pool.raw.shape) != 4:
-        raise ConfigError.at("pool.augment", True, f"the inputs of '{experiment.data.name}' are not images")
-    if experiment.distill.early_stopping == "held-out-loss" and len(pool) < 4:
-        raise ConfigError.at(
-            "distill.early_stopping", "held-out-loss", f"a pool of {len(pool)} is too small to hold some out"
-        )
-
-
 def _check_travel(experiment: Experiment, key: str, given: object, thing: object) -> None:
     """Refuse, before any training, what the run's workers could not load."""
     engine = experiment.run.engine
@@ -209,14 +185,11 @@ def _partition(experiment: Experiment, train: Examples) -> list[Tensor]:
     if number * partition.min_size > len(train):
         needed = f"{partition.min_size} examples each they need {number * partition.min_size}"
         raise ConfigError.at("clients.total", number, f"with at least {needed}, and there are {len(train)}")
-    scheme = PARTITIONS[partition.scheme]
+    deal, seed = PARTITIONS[partition.scheme], derive(experiment.seed, "partition")
     try:
-        shards: list[Tensor] = scheme(
-            train.labels, number, partition, n_classes=train.n_classes, seed=derive(experiment.seed, "partition")
-        )
+        return list(deal(train.labels, number, partition, n_classes=train.n_classes, seed=seed))
     except ValueError as error:
         raise ConfigError.at("partition.scheme", partition.scheme, str(error)) from None
-    return shards
 
 
 def prototype_for(spec: PrototypeConfig, shape: tuple[int, ...], n_classes: int) -> Prototype:
@@ -240,19 +213,6 @@ def _prototype(spec: PrototypeConfig, data: Dataset, experiment: Experiment) -> 
     return prototype
 
 
-def _federation(experiment: Experiment, shards: list[Tensor], rounds_per_cohort: int) -> Federation:
-    return Federation(_clients(experiment, shards), experiment.clients, experiment.seed, rounds_per_cohort)
-
-
-def _clients(experiment: Experiment, shards: list[Tensor]) -> list[Client]:
-    """Deal the prototypes evenly over the clients, in turn."""
-    labels = [spec.label for spec in experiment.prototypes]
-    return [
-        Client(client_name(number, len(shards)), labels[number % len(labels)], indices)
-        for number, indices in enumerate(shards)
-    ]
-
-
 def client_name(number: int, clients: int) -> str:
     """Return a client's name, such that names are in the order of numbers."""
     return f"client-{number:0{len(str(clients - 1))}d}"
@@ -265,15 +225,3 @@ def augments(experiment: Experiment, data: Dataset) -> bool:
         allowed = f"the inputs of '{experiment.data.name}' are not images"
         raise ConfigError.at("local.augment", experiment.local.augment, allowed)
     return wanted
-
-
-def _train(experiment: Experiment, task: Task, prototypes: Mapping[str, Prototype], half: ClientHalf) -> LocalTrain:
-    return partial(
-        local_update,
-        prototypes=prototypes,
-        train=task.train,
-        local=experiment.local,
-        augment=flip_crop if augments(experiment, task.data) else None,
-        half=half,
-        execution=of_clients(experiment.run),
-    )

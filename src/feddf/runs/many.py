@@ -1,6 +1,8 @@
 """Many experiments: one with several methods, seeds and settings; a run folder for each; run or resumed, n at a time.
 
-The folders are those of ordinary runs: what was stopped is resumed, and what has ended is not run again.
+The folders are those of ordinary runs: what was stopped is resumed, and what has ended is not run again. So is the
+paper's tuning procedure (appendix C.2): grids that are extended until the best value lies inside them. Trials are
+compared by the accuracy on the server's *validation* data; the test accuracy is shown as well and decides nothing.
 """
 
 from __future__ import annotations
@@ -12,13 +14,16 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from feddf.config import Experiment, differences, with_values
+from feddf.config import ConfigError, Experiment, differences, with_values
 from feddf.config.keys import changes_of, default_of, short
-from feddf.report.read import read_run
+from feddf.report.read import Run, read_run
+from feddf.report.tables import Comparison, spread, statistics
 from feddf.rounds import QuorumError
 from feddf.runs.build import build
 from feddf.runs.run import run_experiment
@@ -27,6 +32,7 @@ from feddf.runtime.atomic import write_atomically
 from feddf.saved.model_folder import CARD
 
 FAILED = "failed.txt"
+Say = Callable[[str], None]
 
 
 def variant(experiment: Experiment, method: str, others: Sequence[str] = ()) -> Experiment:
@@ -34,10 +40,8 @@ def variant(experiment: Experiment, method: str, others: Sequence[str] = ()) -> 
 
     What only ``others`` name is at its default: a comparison's ``prox_mu=0.1`` is FedProx's, and not FedAvg's.
     """
-    mine, elsewhere = changes_of(method)[1], {key for other in others for key in changes_of(other)[1]}
-    return with_values(
-        experiment, {"fusion.method": method, **{key: default_of(key) for key in elsewhere - mine.keys()}}
-    )
+    elsewhere = {key for other in others for key in changes_of(other)[1]} - changes_of(method)[1].keys()
+    return with_values(experiment, {"fusion.method": method, **{key: default_of(key) for key in elsewhere}})
 
 
 @dataclass(frozen=True)
@@ -55,36 +59,31 @@ class Variation:
 
 
 def grid(
-    experiment: Experiment,
-    methods: Sequence[str],
-    seeds: Sequence[int],
-    swept: Mapping[str, Sequence[Any]] | None = None,
+    experiment: Experiment, methods: Sequence[str], seeds: Sequence[int], swept: Mapping[str, Sequence[Any]] = {}
 ) -> list[Variation]:
     """Return the experiment for each setting of the swept keys, each seed and each method.
 
     All have the same shards, sampled clients and local training, as far as their methods have.
     """
-    swept = swept or {}
     found = []
-    for values in product(*swept.values()):
-        setting = dict(zip(swept, values, strict=True))
+    for setting, seed, method in product(_settings(swept), seeds, methods):
         label = ",".join(f"{short(key)}={value}" for key, value in setting.items())
-        variants = {method: variant(with_values(experiment, setting), method, methods) for method in methods}
-        found += [
-            Variation(label, method, with_values(variants[method], {"seed": seed}))
-            for seed in seeds
-            for method in variants
-        ]
+        base = with_values(experiment, {**setting, "seed": seed})
+        found.append(Variation(label, method, variant(base, method, methods)))
     return found
+
+
+def _settings(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
 
 def run_many(
     wanted: Mapping[Path, Experiment],
     parallel: int = 0,
     *,
-    run: Callable[[Path, Experiment], None] | None = None,
+    run: Callable[[Path, Experiment], str | None] | None = None,
     trust: bool = False,
-    complain: Callable[[str], None] = warnings.warn,
+    complain: Say = warnings.warn,
 ) -> Iterator[tuple[Path, str]]:
     """Run or resume the experiments that have not ended; yield each folder when it has, and why its run failed.
 
@@ -92,33 +91,29 @@ def run_many(
     other, by ``run`` where it is given (which then decides what happens if too few clients answer). A run of which too
     few clients sent a usable update would fail again: the reason is kept in its folder. Any other failure ends all.
     """
-    open_folders(wanted, complain)
+    _open_folders(wanted, complain)
     left = unfinished(wanted)
     if parallel:
         yield from _run_in_processes(left, parallel, trust)
         return
+    run = run or partial(_run_here, trust=trust)
     for path in left:
-        if run is None:
-            yield path, _run_here(path, wanted[path], trust)
-        else:
-            run(path, wanted[path])
-            yield path, ""
+        yield path, run(path, wanted[path]) or ""
 
 
-def open_folders(wanted: Mapping[Path, Experiment], complain: Callable[[str], None]) -> None:
+def _open_folders(wanted: Mapping[Path, Experiment], complain: Say) -> None:
     """Make the run folders that are not there; continue the others, if their runs are the same or shorter."""
-    there = {path: (path / "config.toml").exists() for path in wanted}
-    for path, experiment in wanted.items():  # all of them before any is made
-        if there[path]:
-            old = RunFolder.open(path).experiment()
-            longer = ["rounds"] if experiment.rounds >= old.rounds else []
-            if changed := differences(old, experiment, also_free=longer):
-                raise StoreError(f"{path} holds a run with another configuration: {'; '.join(changed)}")
+    there = {path: RunFolder.open(path) for path in wanted if (path / "config.toml").exists()}
+    for path, folder in there.items():  # all of them before any is made
+        old, experiment = folder.experiment(), wanted[path]
+        longer = ["rounds"] if experiment.rounds >= old.rounds else []
+        if changed := differences(old, experiment, also_free=longer):
+            raise StoreError(f"{path} holds a run with another configuration: {'; '.join(changed)}")
     for path, experiment in wanted.items():
-        if not there[path]:
+        if path not in there:
             RunFolder.create(path, experiment)
             continue
-        for warning in RunFolder.open(path).continue_as(experiment):
+        for warning in there[path].continue_as(experiment):
             complain(warning)
 
 
@@ -142,13 +137,13 @@ def _is_complete(path: Path) -> bool:
     return bool(max(run.rounds, default=0) >= run.value("rounds"))
 
 
-def _run_here(path: Path, experiment: Experiment, trust: bool) -> str:
+def _run_here(path: Path, experiment: Experiment, trust: bool) -> str | None:
     try:
         for _ in run_experiment(build(experiment, trust=trust), RunFolder.open(path)):
             pass
     except QuorumError as error:
         return _fail(path, str(error))
-    return ""
+    return None
 
 
 def _fail(path: Path, reason: str) -> str:
@@ -185,3 +180,133 @@ def _run_in_processes(paths: Sequence[Path], parallel: int, trust: bool) -> Iter
             for process in list(running):
                 process.terminate()
             raise
+
+
+# Tuning
+
+PAPER: dict[str, tuple[float, ...]] = {
+    "local.lr": (0.01, 0.05, 0.1, 0.5, 1.0, 1.5),
+    "local.prox_mu": (0.001, 0.01, 0.1, 1.0),
+    "fusion.momentum": (0.1, 0.2, 0.3, 0.4),
+}
+"""The initial grids of appendix C.2."""
+
+EVENLY_SPACED = {"fusion.momentum"}
+"""Extended by adding the step; all others by multiplying with the ratio."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting with all its seeds: what came of it, or why nothing did."""
+
+    values: Mapping[str, float]
+    runs: Sequence[Run]
+    failure: str = ""
+
+    @property
+    def score(self) -> float:
+        """The validation accuracy at the last round: the mean over prototypes and seeds."""
+        return fmean(validation(run) for run in self.runs) if not self.failure else float("-inf")
+
+
+def validation(run: Run) -> float:
+    """Return a run's validation accuracy at its last round, the mean over its prototypes."""
+    return fmean(model["validation"] for model in run.records[-1]["models"].values())
+
+
+def tune(
+    experiment: Experiment,
+    grid: Mapping[str, Sequence[float]],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    parallel: int = 1,
+    extensions: int = 4,
+    trust: bool = False,
+    say: Say = print,
+) -> tuple[list[Trial], Trial]:
+    """Run every setting of the grid, extend it while the best lies on an edge, and return all trials and the best.
+
+    Each key's grid is extended ``extensions`` times at the most, and not beyond the values that are allowed.
+    """
+    grids = {key: sorted(set(values)) for key, values in grid.items()}
+    left = dict.fromkeys(grids, extensions)
+    while True:
+        trials = list(_trials(experiment, _settings(grids), seeds, out, say, parallel=parallel, trust=trust))
+        best = max(trials, key=lambda trial: trial.score)
+        if best.failure:
+            raise ConfigError(f"no setting came to its end; the last reason was: {best.failure}")
+        further = {
+            key: value
+            for key in grids
+            if left[key] and (value := beyond(key, grids[key], best.values[key])) is not None
+            if _allowed(experiment, {**best.values, key: value})
+        }
+        if not further:
+            return trials, best
+        for key, value in further.items():
+            say(f"the best {key} = {best.values[key]:g} lies on the edge of its grid, which is extended to {value:g}")
+            grids[key], left[key] = sorted([*grids[key], value]), left[key] - 1
+
+
+def beyond(key: str, values: Sequence[float], best: float) -> float | None:
+    """Return the next value outside the (sorted) grid if the best is its first or its last, else ``None``.
+
+    >>> beyond("local.lr", [0.01, 0.1, 1.0], 1.0)
+    10.0
+    >>> beyond("fusion.momentum", [0.1, 0.2], 0.1)
+    0.0
+    """
+    if len(values) < 2 or best not in (values[0], values[-1]):
+        return None
+    edge, inside = (values[0], values[1]) if best == values[0] else (values[-1], values[-2])
+    if key in EVENLY_SPACED or 0 in (edge, inside):
+        return round(2 * edge - inside, 10)
+    return float(f"{edge * edge / inside:.3g}")
+
+
+def table(trials: Sequence[Trial], best: Trial) -> Comparison:
+    """Return all settings side by side, the best one marked."""
+    keys = list(best.values)
+    rows: list[list[str]] = []
+    numbers: list[dict[str, object]] = []
+    for trial in sorted(trials, key=lambda trial: [trial.values[key] for key in keys]):
+        setting = [f"{trial.values[key]:g}" for key in keys]
+        values: dict[str, object] = {short(key): trial.values[key] for key in keys}
+        if trial.failure:
+            rows.append([*setting, "failed", trial.failure[:60], ""])
+            numbers.append({**values, "failure": trial.failure})
+            continue
+        scores = {"validation": [*map(validation, trial.runs)], "test": [run.curve()[-1] for run in trial.runs]}
+        for measure, found in scores.items():
+            in_percent = statistics([100 * value for value in found])
+            numbers.append({**values, "measure": f"{measure} accuracy in %", **in_percent, "best": int(trial is best)})
+        rows.append([*setting, *map(spread, scores.values()), "best" if trial is best else ""])
+    return Comparison("Accuracy at the last round, in %", [*map(short, keys), "validation", "test", ""], rows, numbers)
+
+
+def _trials(
+    experiment: Experiment, settings: Sequence[dict[str, Any]], seeds: Sequence[int], out: Path, say: Say, **how: Any
+) -> Iterator[Trial]:
+    def folder(setting: Mapping[str, float], seed: int) -> Path:
+        return out / f"{','.join(f'{short(key)}={value:.12g}' for key, value in setting.items())}-seed{seed}"
+
+    wanted = {folder(one, seed): with_values(experiment, {**one, "seed": seed}) for one in settings for seed in seeds}
+    if any(trial.data.validation == 0 for trial in wanted.values()):
+        raise ConfigError.at("data.validation", 0.0, "settings are chosen on validation data; hold some out (0.1)")
+    left = len(unfinished(wanted))
+    for done, (path, failure) in enumerate(run_many(wanted, complain=say, **how), 1):
+        result = f"failed: {failure}" if failure else f"validation {100 * validation(read_run(path)):.1f}"
+        say(f"{path.name}: {result} ({done} of {left})")
+    for setting in settings:
+        mine = [folder(setting, seed) for seed in seeds]
+        failures = "; ".join(filter(None, map(failure_of, mine)))
+        yield Trial(setting, [] if failures else [read_run(path) for path in mine], failures)
+
+
+def _allowed(experiment: Experiment, setting: Mapping[str, float]) -> bool:
+    try:
+        with_values(experiment, setting)
+    except ConfigError:
+        return False
+    return True

@@ -14,18 +14,7 @@ import torch
 
 from feddf.admit import weights_due
 from feddf.client import combine_halves, halves_of
-from feddf.config import ConfigError, FusionConfig, Settings, with_values
-from feddf.config.names import (
-    AVERAGES,
-    BINARIZATIONS,
-    DROP_RULES,
-    METHOD_PARTS,
-    METHODS,
-    PARTS,
-    TARGETS,
-    TEACHER_WEIGHTS,
-    TRUSTS,
-)
+from feddf.config import ConfigError, FusionConfig, Settings, names, with_values
 from feddf.evaluate import Accuracies, Teacher, teacher_of, validation_accuracies
 from feddf.fusion import average
 from feddf.fusion import feddf as algorithm
@@ -39,26 +28,9 @@ from feddf.robust.defense import MARGIN, check_models, guard, robust_start
 from feddf.robust.trust import weigh_by_trust
 from feddf.runtime.device import threads_for
 from feddf.runtime.execution import of_answers, of_students
-from feddf.types import (
-    Client,
-    Engine,
-    Fusion,
-    Job,
-    Method,
-    Part,
-    Prototype,
-    Resources,
-    Rule,
-    State,
-    Training,
-    Update,
-)
+from feddf.types import Client, Engine, Fusion, Job, Method, Part, Prototype, Resources, Rule, State, Training, Update
 
-CANDIDATES = {
-    "average": algorithm.from_average,
-    "previous": algorithm.from_previous,
-    "best": algorithm.from_best,
-}
+CANDIDATES = {"average": algorithm.from_average, "previous": algorithm.from_previous, "best": algorithm.from_best}
 """What ``distill.init`` stands for."""
 
 
@@ -67,14 +39,24 @@ def build_method(
 ) -> tuple[Method, Mapping[str, Prototype]]:
     """Return the method that the settings name, and the architectures as it fits them.
 
-    Its clients' half is tried on the initial models: all that cannot be is one line before any training.
+    Its clients' half begins and finishes on every initial model: all that cannot be is one line before any training.
     """
     try:
         method = make_method(resources, settings, engine)
     except ValueError as error:
         raise ConfigError.at("fusion.method", settings.fusion.method, str(error)) from error
     prototypes = fit_prototypes(resources, method.parts).prototypes
-    try_half(settings, method.parts, prototypes, models)
+    half = combine_halves([*(part.half for part in method.parts), *halves_of(settings.local)])
+    for name, prototype in prototypes.items():
+        job, labels = Job(Client("trial", name), 1, models[name], 0), torch.zeros(2, dtype=torch.int64)
+        training = Training(job, prototype, labels, classes(2), settings.local.optimizer, 1, 1.0)
+        try:
+            if finish := half(prototype.load(models[name]), training).finish:
+                finish()
+        except ValueError as error:
+            binary, named = settings.local.binary, list(settings.fusion.parts)
+            key, given = ("fusion.parts", named) if named or binary == "none" else ("local.binary", binary)
+            raise ConfigError.at(key, given, f"'{name}': {error}") from error
     return method, prototypes
 
 
@@ -92,10 +74,11 @@ def make_method(resources: Resources, settings: Settings, engine: Engine) -> Met
     if settings.fusion.defense == "robust":
         settings = robust_settings(settings, resources)
     fusion, execution = settings.fusion, of_answers(settings.run)
-    made = METHODS[fusion.method](resources, settings, engine)
+    made = names.METHODS[fusion.method](resources, settings, engine)
     method = made if isinstance(made, Method) else Method(made)
     resources = fit_prototypes(resources, method.parts)
-    parts = (*method.parts, *parts_of(resources, settings))
+    binary = [settings.local.binary] if settings.local.binary != "none" else []
+    parts = (*method.parts, *(named_part(name, resources) for name in [*binary, *part_names(settings)]))
     due = weights_due(parts)
     if not due:
         _refuse_looks_at_weights(asked)
@@ -110,18 +93,17 @@ def make_method(resources: Resources, settings: Settings, engine: Engine) -> Met
         def measure(updates: Sequence[Update]) -> Mapping[str, float]:
             return accuracies([teacher_of(update, prototypes) for update in updates])
 
-        fuse = drop_worst(DROP_RULES[fusion.drop_worst], measure, resources.labeled, fuse)
+        fuse = drop_worst(names.DROP_RULES[fusion.drop_worst], measure, resources.labeled, fuse)
     if fusion.trust != "none":
-        fuse = weigh_by_trust(TRUSTS[fusion.trust](resources, engine, execution), fuse)
+        fuse = weigh_by_trust(names.TRUSTS[fusion.trust](resources, engine, execution), fuse)
     fuse = check_models(fuse, resources, engine, execution, updates_too=due and not settings.distills)
     if fusion.guard is not None:
 
         def again() -> Fusion:
-            robust = with_values(settings, {"fusion.defense": "robust", "fusion.guard": 1.0})
-            return make_method(resources, with_values(robust, {"fusion.parts": ()}), engine).fuse
+            robust = {"fusion.defense": "robust", "fusion.guard": 1.0, "fusion.parts": ()}
+            return make_method(resources, with_values(settings, robust), engine).fuse
 
-        other = again if fusion.defense == "none" else None
-        fuse = guard(fusion.guard, fuse, resources, engine, other, execution)
+        fuse = guard(fusion.guard, fuse, resources, engine, again if fusion.defense == "none" else None, execution)
     for part in parts:
         fuse = part.fuse(fuse)
     return replace(method, fuse=fuse, parts=parts)
@@ -148,11 +130,12 @@ def robust_settings(settings: Settings, resources: Resources) -> Settings:
 
     A server that has neither validation data nor a pool can only clip.
     """
-    labeled = resources.validation is not None and len(resources.validation) > 0
     changes: dict[str, object] = {}
-    if settings.fusion.trust == "none" and (labeled or resources.pool is not None):
+    labeled = bool(resources.validation)
+    measurable = labeled or resources.pool is not None
+    if settings.fusion.trust == "none" and measurable:
         changes["fusion.trust"] = "mixture" if labeled else "expguard"
-    if settings.fusion.guard is None and (labeled or resources.pool is not None):
+    if settings.fusion.guard is None and measurable:
         changes["fusion.guard"] = MARGIN
     if settings.ensemble.combine == "logits":
         changes["ensemble.combine"] = "probabilities"
@@ -169,12 +152,8 @@ def fedavg(resources: Resources, settings: Settings, engine: Engine) -> Fusion:
 
 def feddf(resources: Resources, settings: Settings, engine: Engine) -> Fusion:
     """FedDF."""
-    return algorithm.feddf(
-        averaging_rule(resources, settings),
-        ensemble(resources, settings, engine),
-        students(resources, settings, engine),
-        CANDIDATES[settings.distill.init],
-    )
+    rule, start = averaging_rule(resources, settings), CANDIDATES[settings.distill.init]
+    return algorithm.feddf(rule, ensemble(resources, settings, engine), students(resources, settings, engine), start)
 
 
 def fedma(resources: Resources, settings: Settings, engine: Engine) -> Method:
@@ -184,7 +163,7 @@ def fedma(resources: Resources, settings: Settings, engine: Engine) -> Method:
 
 def averaging_rule(resources: Resources, settings: Settings) -> Rule:
     """Return the average that the settings name, with BatchNorm's statistics treated as they say."""
-    rule: Rule = AVERAGES[settings.fusion.aggregation]
+    rule: Rule = names.AVERAGES[settings.fusion.aggregation]
     execution = of_answers(settings.run)
     if settings.fusion.defense == "robust":
         rule = robust_start(rule, resources, execution)
@@ -192,7 +171,7 @@ def averaging_rule(resources: Resources, settings: Settings) -> Rule:
 
 
 def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTargets:
-    """Return the ensemble of the section ``[teachers]``."""
+    """Return the ensemble of the section ``[ensemble]``."""
     config, execution = settings.ensemble, of_answers(settings.run)
     if resources.pool is None:
         raise ValueError("an ensemble answers for an unlabeled pool, and there is none")
@@ -203,8 +182,8 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTa
         resources.prototypes,
         resources.pool,
         engine,
-        combine=TARGETS[config.combine],
-        weigh=partial(TEACHER_WEIGHTS[config.weights], resources=resources, accuracies=measure),
+        combine=names.TARGETS[config.combine],
+        weigh=partial(names.TEACHER_WEIGHTS[config.weights], resources=resources, accuracies=measure),
         temperature=settings.distill.temperature,
         outputs=resources.outputs,
         each_batch=not config.cache,
@@ -238,17 +217,11 @@ def lone_threads(resources: Resources, batch: int) -> int:
 # What is asked of clients
 
 
-def parts_of(resources: Resources, settings: Settings) -> tuple[Part, ...]:
-    """Return the parts that the settings name: that of ``local.binary``, and those of ``fusion.parts``."""
-    binary = [settings.local.binary] if settings.local.binary != "none" else []
-    return tuple(named_part(name, resources) for name in [*binary, *part_names(settings)])
-
-
 def named_part(name: str, resources: Resources, told: Mapping[str, bool | int | float | str] = {}) -> Part:
     """Return the part of a name: a binarization, one of ``fusion.parts``, or what a method asks of its clients."""
-    if name in BINARIZATIONS:
-        return Part(half=BINARIZATIONS[name], name=name)
-    made: Part = (METHOD_PARTS if name in METHOD_PARTS else PARTS)[name](resources, **told)
+    if name in names.BINARIZATIONS:
+        return Part(half=names.BINARIZATIONS[name], name=name)
+    made: Part = (names.METHOD_PARTS if name in names.METHOD_PARTS else names.PARTS)[name](resources, **told)
     return replace(made, name=name)
 
 
@@ -257,23 +230,3 @@ def part_names(settings: Settings) -> list[str]:
     weighted = settings.fusion.method != "fedavg" and settings.ensemble.weights == "class-counts"
     counts = ["class-counts"] if weighted or settings.fusion.aggregation == "class-counts" else []
     return list(dict.fromkeys([*counts, *settings.fusion.parts]))
-
-
-def try_half(
-    settings: Settings, parts: Sequence[Part], prototypes: Mapping[str, Prototype], models: Mapping[str, State]
-) -> None:
-    """Let the clients' half begin and finish on every prototype: what cannot be is said before any training."""
-    half = combine_halves([*(part.half for part in parts), *halves_of(settings.local)])
-    for name, prototype in prototypes.items():
-        job = Job(Client("trial", name), 1, models[name], 0)
-        training = Training(
-            job, prototype, torch.zeros(2, dtype=torch.int64), classes(2), settings.local.optimizer, 1, 1.0
-        )
-        try:
-            finish = half(prototype.load(models[name]), training).finish
-            if finish:
-                finish()
-        except ValueError as error:
-            binary, named = settings.local.binary, list(settings.fusion.parts)
-            key, given = ("fusion.parts", named) if named or binary == "none" else ("local.binary", binary)
-            raise ConfigError.at(key, given, f"'{name}': {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from math import isfinite
 from time import perf_counter
 from typing import Any, cast
@@ -15,10 +16,10 @@ from feddf.config.records import ModelRecord
 from feddf.evaluate import Evaluation, Predictions, Teacher, accuracy_of, models_of, teacher_of
 from feddf.fusion.ensemble import Ensemble
 from feddf.models.binary import wire
-from feddf.runs.client_states import LOST
+from feddf.runs.spool import LOST
 from feddf.runtime.execution import of_answers
 from feddf.states import n_bytes
-from feddf.types import Engine, Examples, Failure, Prototype, Round, State, Update
+from feddf.types import Engine, Examples, Failure, Prototype, Round
 
 NO_ENSEMBLE: dict[str, float | None] = {"ensemble": None, "avg_logits": None}
 
@@ -27,12 +28,7 @@ class Recorder:
     """Makes the record of each round, by trying models on the test and validation data. Made once for all rounds."""
 
     def __init__(
-        self,
-        engine: Engine,
-        prototypes: Mapping[str, Prototype],
-        test: Examples,
-        validation: Examples,
-        run: RunConfig,
+        self, engine: Engine, prototypes: Mapping[str, Prototype], test: Examples, validation: Examples, run: RunConfig
     ) -> None:
         self._prototypes, self._test, self._validation, self._run = prototypes, test, validation, run
         execution = of_answers(run)
@@ -46,28 +42,29 @@ class Recorder:
         the clients and of each client, as the run logs them; the fused models' validation accuracy, by which
         hyper-parameters are tuned; bytes down and up.
         """
-        began = perf_counter()
+        began, updates = perf_counter(), closed.updates
         teachers, models, ensembles = self._tested(closed)
-        validated = self._validated(closed.server.models)
-        for name, accuracy in validated.items():
-            models[name]["validation"] = accuracy
+        if len(self._validation):
+            for one in self._on_validation(models_of(closed.server.models, self._prototypes)):
+                models[one.client_id]["validation"] = _score(_known(one, "validation").logits, self._validation)
         notes = dict(closed.fused.notes)
         seconds = {**closed.seconds, **notes.pop("seconds", {}), "evaluate": perf_counter() - began}
-        names = [update.client_id for update in closed.updates]
+        names = [update.client_id for update in updates]
+        lost = [update.client_id for update in updates if LOST in update.metrics]
         found: dict[str, Any] = {
             "round": closed.server.round,
             "clients": names,
             **(ensembles if self._run.log_ensemble else NO_ENSEMBLE),
             **self._reason(closed, ensembles),
             "models": models,
-            "metrics_of_clients": mean_metrics([(update.n_examples, update.metrics) for update in closed.updates]),
+            "metrics_of_clients": mean_metrics([(update.n_examples, update.metrics) for update in updates]),
             **({"accuracy_of_clients": {n: teachers.get(n) for n in names}} if self._run.log_clients else {}),
             "bytes_down": {name: closed.bytes_down[name] for name in names},
-            "bytes_up": {update.client_id: _bytes_up(update) for update in closed.updates},
+            "bytes_up": {one.client_id: sum(map(n_bytes, [wire(one.state), *one.payload.values()])) for one in updates},
             "dropped": [{"client": failure.client_id, "reason": failure.reason} for failure in closed.failures],
             "attempts": closed.attempts,
             "seconds": {stage: round(value, 4) for stage, value in seconds.items()},
-            **({"lost_states": lost} if (lost := [u.client_id for u in closed.updates if LOST in u.metrics]) else {}),
+            **({"lost_states": lost} if lost else {}),
             **notes,
         }
         return cast(Record, found)
@@ -90,20 +87,15 @@ class Recorder:
             return {}, {name: {"averaged": None, "fused": None} for name in sorted(after)}, NO_ENSEMBLE
         asked, ensemble = self._asked(closed)
         changed = {name: state for name, state in after.items() if state is not before[name]}
-        averaged = models_of(before, self._prototypes, "averaged")
-        fused = models_of(changed, self._prototypes, "fused")
-        outcomes = self._on_test([*asked, *averaged, *fused])  # at once: no worker waits for another
-        accuracies, ensembles = self._ensembles(zip(asked, outcomes, strict=False), closed.updates, ensemble)
-        found: list[float] = []
-        for outcome in outcomes:
-            if isinstance(outcome, Failure):
-                raise RuntimeError(f"the evaluation of {outcome.client_id} failed: {outcome.reason}")
-            found.append(self._score(outcome.logits))
-        by_name = dict(zip(before, found, strict=False))
-        new = {**by_name, **dict(zip(changed, found[len(averaged) :], strict=True))}
-        models: dict[str, ModelRecord] = {
-            name: {"averaged": by_name.get(name), "fused": new[name]} for name in sorted(after)
-        }
+        fused = [*models_of(before, self._prototypes, "averaged"), *models_of(changed, self._prototypes, "fused")]
+        outcomes = self._on_test([*asked, *fused])  # at once: no worker waits for another
+        clients = {update.client_id for update in closed.updates}
+        accuracies, ensembles = self._ensembles(islice(outcomes, len(asked)), clients, ensemble)
+        scores = {one.client_id: _score(_known(one, "evaluation").logits, self._test) for one in outcomes}
+        models: dict[str, ModelRecord] = {}
+        for name in sorted(after):
+            averaged = scores[f"averaged {name}"]
+            models[name] = {"averaged": averaged, "fused": scores.get(f"fused {name}", averaged)}
         return accuracies, models, ensembles
 
     def _asked(self, closed: Round) -> tuple[list[Teacher], Ensemble | None]:
@@ -120,62 +112,52 @@ class Recorder:
         return [*clients, *others], ensemble
 
     def _ensembles(
-        self,
-        outcomes: Iterable[tuple[Teacher, Predictions | Failure]],
-        updates: Sequence[Update],
-        ensemble: Ensemble | None,
+        self, outcomes: Iterable[Predictions | Failure], clients: set[str], ensemble: Ensemble | None
     ) -> tuple[dict[str, float], dict[str, float | None]]:
         """Return the clients' accuracies and those of ensembles; one teacher's answers are in memory at a time."""
-        clients = {update.client_id for update in updates}
         members = {teacher.id for teacher in ensemble.teachers} if ensemble else set()
         accuracies: dict[str, float] = {}
-        heard = False
-        total, count = torch.zeros((), dtype=torch.float64), 0
+        finite: set[str] = set()
+        total = torch.zeros((), dtype=torch.float64)
 
         def answers() -> Iterator[Predictions]:
-            nonlocal total, count, heard
-            for teacher, outcome in outcomes:
+            nonlocal total
+            for outcome in outcomes:
                 if isinstance(outcome, Failure):
                     continue  # only its share in the measured ensembles is lost
-                if teacher.id in clients:
-                    accuracies[teacher.id] = self._score(outcome.logits)
-                if not bool(torch.isfinite(outcome.logits).all()):
+                name, logits = outcome.client_id, outcome.logits
+                if name in clients:
+                    accuracies[name] = _score(logits, self._test)
+                if not bool(torch.isfinite(logits).all()):
                     continue
-                if teacher.id in clients:
-                    total, count = total + outcome.logits.to(torch.float64), count + 1
-                if teacher.id in members:
-                    heard = True
+                finite.add(name)
+                if name in clients:
+                    total = total + logits.to(torch.float64)
+                if name in members:
                     yield outcome
 
-        found: float | None = None
-        stream = answers()
+        found, stream = None, answers()
         if ensemble is not None:
             try:
-                found = self._score(ensemble(stream))
+                found = _score(ensemble(stream), self._test)
             except ValueError:
-                if heard:  # else no teacher has finite logits
+                if finite & members:  # else it has nothing to combine
                     raise
         for _ in stream:  # the clients that did not teach
             pass
-        plain = self._score(total / count) if count else None
-        return accuracies, {"ensemble": found, "avg_logits": plain}
-
-    def _score(self, predictions: Tensor) -> float:
-        return accuracy_of(predictions, self._test.labels, self._test.outputs)
-
-    def _validated(self, models: Mapping[str, State]) -> dict[str, float]:
-        """Return each fused model's accuracy on the validation data, where there are any."""
-        if not len(self._validation):
-            return {}
-        found = self._on_validation.accuracies(models_of(models, self._prototypes), self._validation)
-        for outcome in found.values():
-            if isinstance(outcome, Failure):
-                raise RuntimeError(f"the validation of {outcome.client_id} failed: {outcome.reason}")
-        return cast(dict[str, float], found)
+        heard = len(finite & clients)
+        return accuracies, {"ensemble": found, "avg_logits": _score(total / heard, self._test) if heard else None}
 
 
-def _bytes_up(update: Update) -> int:
-    return n_bytes(wire(update.state)) + sum(map(n_bytes, update.payload.values()))
+def _known(outcome: Predictions | Failure, work: str) -> Predictions:
+    """Return what a model of the server answers; there is no record without it."""
+    if isinstance(outcome, Failure):
+        raise RuntimeError(f"the {work} of {outcome.client_id} failed: {outcome.reason}")
+    return outcome
+
+
+def _score(predictions: Tensor, examples: Examples) -> float:
+    return accuracy_of(predictions, examples.labels, examples.outputs)
 
 
 def mean_metrics(found: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, float]:

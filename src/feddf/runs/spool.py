@@ -1,7 +1,11 @@
-"""Finished clients' updates, kept on disk until their round is safe.
+"""What clients leave on disk: finished updates, until their round is safe; and the states that they keep over rounds.
 
 Interrupting a round loses no client that has finished, and a cohort of thousands does not sit in memory: an
 update's tensors are read from its file when they are needed.
+
+A client cannot know whether its update was fused. So a job names the last round that counted, the client goes on from
+the version of that round, and keeps it until the next one counts. In a simulation the files lie in the run's folder and
+an engine around the others reads and writes them; a real client has them at its own place.
 """
 
 from __future__ import annotations
@@ -9,9 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import safetensors
 import safetensors.torch
@@ -19,22 +24,29 @@ import torch
 from torch import Tensor
 
 from feddf.models.binary import BinaryState, Bits, wire
-from feddf.runtime.atomic import new_file, real_folder
+from feddf.runs.store import by_path, nested
+from feddf.runtime.atomic import new_file, read_checked, real_folder, write_checked
 from feddf.states import digest
-from feddf.types import Failure, Job, Payload, State, Update
+from feddf.types import Engine, Failure, Job, Payload, Reply, State, Update
+
+LOST = "lost_state"
+"""The metric of a client that began anew because the state that it had kept is lost."""
+
+_FIELDS = "client_id", "prototype", "round", "n_examples", "metrics"
+"""What an update says besides its tensors."""
 
 
+@dataclass(frozen=True)
 class DiskSpool:
     """The updates of one round, in a folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def keep(self, job: Job, update: Update) -> Update | Failure:
         """Write an admitted update to disk and return it with its tensors left there."""
         try:
             real_folder(self.folder)
-            return _written(_path(self.folder, job), job, update)
+            return _write(self._path(job), job, update)
         except OSError:
             raise  # a full disk is the server's trouble
         except Exception as error:  # an update that cannot be written down is its client's
@@ -42,7 +54,7 @@ class DiskSpool:
 
     def recall(self, job: Job) -> Update | None:
         """Return the update that answers exactly this job, if a whole one is on disk."""
-        path = _path(self.folder, job)
+        path = self._path(job)
         if not path.is_file():  # nor a pipe, which would be waited for
             return None
         try:
@@ -58,65 +70,49 @@ class DiskSpool:
         """Remove the updates of a round that is safe."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _path(self, job: Job) -> Path:
+        return self.folder / f"round-{job.round:04d}-{_safe_name(job.id)}-{job.seed:016x}.safetensors"
 
-def _written(path: Path, job: Job, update: Update) -> Update:
-    about = {
-        "client_id": update.client_id,
-        "prototype": update.prototype,
-        "round": update.round,
-        "n_examples": update.n_examples,
-        "metrics": dict(update.metrics),
-        "job": _name(job),
-    }
+
+def _write(path: Path, job: Job, update: Update) -> Update:
+    about = {name: getattr(update, name) for name in _FIELDS}
+    about |= {"metrics": dict(update.metrics), "job": _name(job)}
     if isinstance(update.state, BinaryState):
         about["packed"] = {key: bits.shape for key, bits in update.state.bits.items()}
         about["order"] = list(update.state)
-    sent = {
-        **{_place("state", key): tensor for key, tensor in wire(update.state).items()},
-        **{_place("payload", name, key): one for name, state in update.payload.items() for key, one in state.items()},
-    }
     about["digest"] = _checksum(about, update)
-    tensors = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in sent.items()}
+    sent = by_path({"state": wire(update.state), "payload": update.payload})
+    tensors = {key: tensor.clone() for key, tensor in sent.items()}  # those of one storage would be refused
     with new_file(path) as temporary:
         temporary.write_bytes(safetensors.torch.save(tensors, {"feddf": json.dumps(about)}))
     return _on_disk(path, about)
 
 
-def _place(*names: str) -> str:
-    """Return the name of a tensor in a file: what it belongs to, and its own name."""
-    return json.dumps(names)
+def _on_disk(path: Path, about: Mapping[str, Any]) -> Update:
+    """Return the update in a file; a packed state is small, and stays packed in memory."""
+    state: State = StateOnDisk(path, "state")
+    if "packed" in about:
+        found, shapes = dict(state), about["packed"]
+        bits = {key: Bits(found.pop(f"{key}.signs"), found.pop(f"{key}.scales"), tuple(shapes[key])) for key in shapes}
+        state = BinaryState(found, bits, about["order"])
+    payload = {name: StateOnDisk(path, "payload", name) for name in sorted(set(StateOnDisk(path, "payload")))}
+    return Update(**{name: about[name] for name in _FIELDS}, state=state, payload=payload)
 
 
-def _named(state: State, payload: Payload) -> dict[str, State]:
-    """Return weights and a payload under names that cannot be each other's."""
-    return {"weights": state, **{f"payload {name}": one for name, one in payload.items()}}
+def _digest(state: State, payload: Payload) -> str:
+    """Return the digest of weights and a payload, under names that cannot be each other's."""
+    return digest({"weights": state, **{f"payload {name}": one for name, one in payload.items()}})
 
 
 def _checksum(about: Mapping[str, Any], update: Update) -> str:
     """Return a SHA-256 over the tensors and all that is said about them, n_k and the metrics included."""
     said = json.dumps({key: value for key, value in about.items() if key != "digest"}, sort_keys=True)
-    return hashlib.sha256(f"{said} {digest(_named(update.state, update.payload))}".encode()).hexdigest()
+    return hashlib.sha256(f"{said} {_digest(update.state, update.payload)}".encode()).hexdigest()
 
 
-def _on_disk(path: Path, about: dict[str, Any]) -> Update:
-    identity = about["client_id"], about["prototype"], about["round"]
-    tensors = StateOnDisk(path)
-    names = {key[1] for key in tensors.places if key[0] == "payload"}
-    payload = {name: tensors.below("payload", name) for name in sorted(names)}
-    state = _unpacked(tensors.below("state"), about)
-    return Update(*identity, state, about["n_examples"], about["metrics"], payload)
-
-
-def _unpacked(tensors: State, about: dict[str, Any]) -> State:
-    """Return the state in a file; a packed one is small, and stays packed in memory."""
-    if "packed" not in about:
-        return tensors
-    bits = {
-        key: Bits(tensors[f"{key}.signs"], tensors[f"{key}.scales"], tuple(shape))
-        for key, shape in about["packed"].items()
-    }
-    plain = {key: tensors[key] for key in about["order"] if key not in bits}
-    return BinaryState(plain, bits, about["order"])
+def _name(job: Job) -> str:
+    """Return what the answer depends on: the seed stands for client and round, the digest for what was sent."""
+    return f"{job.seed} {job.counted} {_digest(job.state, job.payload)}"
 
 
 _DTYPES = {
@@ -127,24 +123,19 @@ _DTYPES = {
 
 
 class StateOnDisk(Mapping[str, Tensor]):
-    """A state whose tensors are read from its file when they are asked for, and kept by nobody."""
+    """The state under some names in a file; its tensors are read when they are asked for, and kept by nobody."""
 
-    def __init__(self, path: Path, places: Mapping[tuple[str, ...], Any] | None = None, first: int = 0) -> None:
-        self._path, self._first, self.places = path, first, dict(places or {})
-        if places is None:
-            with path.open("rb") as file:  # a safetensors file: the header's length, the header, all tensors' bytes
-                length = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(length))
-            self._first = 8 + length
-            self.places = {tuple(json.loads(name)): at for name, at in header.items() if name != "__metadata__"}
-
-    def below(self, *names: str) -> StateOnDisk:
-        """Return the state under some names."""
-        mine = {place[len(names) :]: at for place, at in self.places.items() if place[: len(names)] == names}
-        return StateOnDisk(self._path, mine, self._first)
+    def __init__(self, path: Path, *above: str) -> None:
+        self._path = path
+        with path.open("rb") as file:  # a safetensors file: the header's length, the header, all tensors' bytes
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        self._first = 8 + length
+        places = {tuple(json.loads(name)): at for name, at in header.items() if name != "__metadata__"}
+        self._places = {place[len(above) :]: at for place, at in places.items() if place[: len(above)] == above}
 
     def __getitem__(self, name: str) -> Tensor:
-        place = self.places[(name,)]
+        place = self._places[(name,)]
         begin, end = place["data_offsets"]
         content = bytearray(end - begin)
         with self._path.open("rb") as file:  # five times as fast as to open it as what it is
@@ -155,24 +146,87 @@ class StateOnDisk(Mapping[str, Tensor]):
         return torch.frombuffer(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)
 
     def __iter__(self) -> Iterator[str]:
-        return (place[0] for place in self.places)
+        return (place[0] for place in self._places)
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self._places)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)  # what travels is the state, not the name of a file
 
 
-def _name(job: Job) -> str:
-    """Return what the answer depends on: the seed stands for client and round, the digest for what was sent."""
-    return f"{job.seed} {job.counted} {digest(_named(job.state, job.payload))}"
+@dataclass(frozen=True)
+class ClientStates:
+    """The states that clients keep, in a folder: a file for each version, the last two of each client.
+
+    ``lost`` says what happens to a client whose state is not there.
+    """
+
+    folder: Path
+    lost: Literal["anew", "refuse"] = "refuse"
+
+    def engine(self, engine: Engine) -> Engine:
+        """Return the clients' engine, with what each has kept given to it, and what it keeps written down."""
+
+        def run(function: Callable[[Any], Any], jobs: Sequence[Any], /) -> Iterator[Any | Failure]:
+            asked: dict[str, Job] = {}
+            anew: dict[str, dict[str, float]] = {}
+            for job in jobs:
+                kept = self.read(job)
+                if kept is None and self.lost == "refuse":
+                    lost = f"the state that it kept in round {job.counted} is lost"
+                    yield Failure(job.id, f"{lost}; clients.lost_state = 'anew' lets it begin anew")
+                    continue
+                asked[job.id] = replace(job, kept=kept or {})
+                anew[job.id] = {LOST: 1.0} if kept is None else {}
+            for outcome in engine(function, list(asked.values())):
+                if isinstance(outcome, Reply) and outcome.client_id in asked:
+                    self.write(asked[outcome.client_id], outcome.kept)
+                    outcome = replace(outcome, kept={}, metrics={**outcome.metrics, **anew[outcome.client_id]})
+                yield outcome
+
+        return run
+
+    def read(self, job: Job) -> Payload | None:
+        """Return what the client kept in the last round that counted: nothing before there is one, ``None`` if lost."""
+        if not job.counted:
+            return {}
+        try:
+            return nested(safetensors.torch.load(read_checked(self._path(job, job.counted))))
+        except (OSError, ValueError, safetensors.SafetensorError):
+            return None
+
+    def write(self, job: Job, kept: Payload) -> None:
+        """Keep a version, and the one that counts now; older ones go."""
+        path = self._path(job, job.round)
+        real_folder(self.folder)
+        real_folder(path.parent)
+        write_checked(path, safetensors.torch.save(by_path(kept)))
+        needed = {path.stem, self._path(job, job.counted).stem}
+        for old in path.parent.glob("round-*"):
+            if old.name.partition(".")[0] not in needed:
+                old.unlink(missing_ok=True)
+
+    def forget_others(self, clients: Collection[str]) -> None:
+        """Remove the states of clients that are no members any more."""
+        members = {_folder(client) for client in clients}
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if path.name not in members:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def size(self) -> int:
+        """Return the bytes that all states take on disk."""
+        return sum(path.stat().st_size for path in self.folder.glob("*/round-*"))
+
+    def _path(self, job: Job, number: int) -> Path:
+        return self.folder / _folder(job.id) / f"round-{number:04d}.safetensors"
 
 
-def _path(folder: Path, job: Job) -> Path:
-    return folder / f"round-{job.round:04d}-{safe_name(job.id)}-{job.seed:016x}.safetensors"
+def _folder(client: str) -> str:
+    """Return the name of a client's folder: readable, and of no other client."""
+    return f"{_safe_name(client)[:60]}-{hashlib.sha256(client.encode()).hexdigest()[:8]}"
 
 
-def safe_name(client: str) -> str:
+def _safe_name(client: str) -> str:
     """Return a client's name as a part of a file's name."""
     return "".join(character if character.isalnum() or character in "-_" else "_" for character in client)[:80]

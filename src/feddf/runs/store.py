@@ -16,7 +16,7 @@ import json
 import platform
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -25,27 +25,12 @@ from typing import Any, cast
 import safetensors.torch
 import tomli_w
 import torch
+from torch import Tensor
 
 from feddf.config import ConfigError, Experiment, Record, Settings, differences, parse
 from feddf.config.errors import FeddfError
 from feddf.config.experiment import S
-from feddf.runtime.atomic import (
-    append_line,
-    damaged_lines,
-    held,
-    is_mine,
-    keep_lines,
-    names_code,
-    read_checked,
-    read_json_lines,
-    read_regular,
-    real_folder,
-    refuse_links,
-    remove_leftovers,
-    signed,
-    write_atomically,
-    write_checked,
-)
+from feddf.runtime import atomic
 from feddf.runtime.device import described
 from feddf.runtime.execution import can_compile, device_for
 from feddf.types import ServerState, State
@@ -71,8 +56,7 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self.metrics = self.path / "metrics.jsonl"
-        self.checkpoints = self.path / "checkpoints"
+        self.metrics, self.checkpoints = self.path / "metrics.jsonl", self.path / "checkpoints"
         self.spool = self.path / "spool"
 
     @classmethod
@@ -83,17 +67,17 @@ class RunFolder:
             raise StoreError(f"{path} already holds a run; continue it with: feddf resume {path}")
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
-            refuse_links(folder.path)
-            real_folder(folder.checkpoints)
-            text = tomli_w.dumps({**experiment.model_dump(exclude_none=True), "versions": versions(experiment)})
-            folder._write_config(text)
+            atomic.refuse_links(folder.path)
+            atomic.real_folder(folder.checkpoints)
+            folder._write_config({**experiment.model_dump(exclude_none=True), "versions": versions(experiment)})
         except OSError as error:
             raise StoreError(f"cannot write to the run folder {path}: {error.strerror or error}") from error
         return folder
 
-    def _write_config(self, text: str) -> None:
-        write_atomically(self.path / "origin", signed(text.encode()).encode())
-        write_checked(self.path / "config.toml", text.encode())
+    def _write_config(self, values: Mapping[str, Any]) -> None:
+        content = tomli_w.dumps(values).encode()
+        atomic.write_atomically(self.path / "origin", atomic.signed(content).encode())
+        atomic.write_checked(self.path / "config.toml", content)
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -131,38 +115,33 @@ class RunFolder:
         if experiment.rounds == asked.rounds:
             return []
         with self.locked():
-            text = tomli_w.dumps({**self._config(), "rounds": experiment.rounds})
-            self._write_config(text)
+            self._write_config({**self._config(), "rounds": experiment.rounds})
         own = experiment.fusion.method
         warning = f"bytes may differ from a run of {experiment.rounds} rounds if {own} looks at rounds"
         return [warning] if ":" in own else []
 
     def versions(self) -> dict[str, str]:
         """Return the versions that the run was started with."""
-        found: dict[str, str] = self._config().get("versions", {})
-        return found
+        return dict(self._config().get("versions", {}))
 
     def _config(self) -> dict[str, Any]:
         path = self.path / "config.toml"
+        checked = path.with_suffix(".sha256").exists()
         try:
-            content = read_regular(path)
-            if path.with_suffix(".sha256").exists():
-                content = _unchanged(path)
+            content = atomic.read_checked(path) if checked else atomic.read_regular(path)
             return tomllib.loads(content.decode("utf-8"))
         except (OSError, ValueError) as error:  # a TOMLDecodeError is a ValueError
-            raise StoreError(f"cannot read {path}: {error}") from error
+            hint = ": it was changed after the run began (remove config.sha256 to take it so)"
+            changed = checked and isinstance(error, ValueError)
+            raise StoreError(f"cannot read {path}: {error}{hint if changed else ''}") from error
 
     def check_trust(self, trust: bool = False) -> None:
         """Raise where this folder came from somebody else and its configuration names code that would be run."""
-        content = read_regular(self.path / "config.toml")
-        origin = self.path / "origin"
-        mine = origin.is_file() and is_mine(content, read_regular(origin).decode(errors="replace"))
-        named = [] if mine or trust else code_named_in(self.experiment())
-        if named:
-            raise StoreError(
-                f"{self.path} was made elsewhere, and its config.toml has code run: {', '.join(named[:5])}; "
-                "look at that code, then say --trust"
-            )
+        content, origin = atomic.read_regular(self.path / "config.toml"), self.path / "origin"
+        mine = origin.is_file() and atomic.is_mine(content, atomic.read_regular(origin).decode(errors="replace"))
+        if not mine and not trust and (named := code_named_in(self.experiment())):
+            run = f"its config.toml has code run: {', '.join(named[:5])}; look at that code, then say --trust"
+            raise StoreError(f"{self.path} was made elsewhere, and {run}")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -170,39 +149,34 @@ class RunFolder:
 
         A folder that holds links is refused: it was made elsewhere, and what is written here could end up there.
         """
-        refuse_links(self.path)
-        with held(self.path / "lock", StoreError(f"another process is running in {self.path}")):
+        atomic.refuse_links(self.path)
+        with atomic.held(self.path / "lock", StoreError(f"another process is running in {self.path}")):
             for folder in (self.path, self.checkpoints, self.path / "models"):
-                remove_leftovers(folder)
+                atomic.remove_leftovers(folder)
             yield
-
-    def describe_partition(self, counts: Sequence[Sequence[int]], classes: Sequence[str]) -> None:
-        """Write down who holds what: one row of counts a client, for pictures."""
-        found = {"classes": list(classes), "counts": counts}
-        write_atomically(self.path / "partition.json", json.dumps(found).encode())
 
     def append(self, record: Record) -> None:
         """Add a round's record to the log, on disk when this returns."""
-        append_line(self.metrics, json.dumps(record))
+        atomic.append_line(self.metrics, json.dumps(record))
 
     def records(self) -> list[Record]:
         """Return the rounds logged so far; a line cut off by a crash ends the list."""
-        return cast(list[Record], [one for one in read_json_lines(self.metrics) if _round_of(one) > 0])
+        return cast(list[Record], [one for one in atomic.read_json_lines(self.metrics) if _round_of(one) > 0])
 
     def forget_after(self, last: int) -> list[str]:
         """Drop log lines of rounds later than ``last``: they have no checkpoint. Return what was damaged."""
-        complaint = keep_lines(self.metrics, lambda record: _round_of(record) <= last)
+        complaint = atomic.keep_lines(self.metrics, lambda record: _round_of(record) <= last)
         return [complaint] if complaint else []
 
     def damage(self) -> list[str]:
         """Return what is wrong with the log, without changing it."""
-        lines = damaged_lines(self.metrics)
+        lines = atomic.damaged_lines(self.metrics)
         return [f"{self.metrics} is damaged in line {', '.join(map(str, lines[:5]))}"] if lines else []
 
     def save(self, server: ServerState, keep: int) -> None:
         """Write a checkpoint, then remove all but the newest ``keep``."""
         path = self.checkpoints / f"round-{server.round:04d}.safetensors"
-        write_checked(path, pack(server))
+        atomic.write_checked(path, pack(server))
         for old in self._checkpoint_files()[keep:]:
             old.unlink()
             old.with_suffix(".sha256").unlink(missing_ok=True)
@@ -212,7 +186,7 @@ class RunFolder:
         complaints: list[str] = []
         for path in self._checkpoint_files():
             try:
-                return unpack(read_checked(path)), complaints
+                return unpack(atomic.read_checked(path)), complaints
             except (OSError, ValueError, safetensors.SafetensorError) as error:
                 complaints.append(f"{path.name} is damaged ({error}); going back to an earlier round")
         return None, complaints
@@ -223,16 +197,9 @@ class RunFolder:
 
     def finish(self, models: Mapping[str, State]) -> None:
         """Write the fused weights of each prototype as a plain state dict."""
-        models_folder = real_folder(self.path / "models")
+        models_folder = atomic.real_folder(self.path / "models")
         for name, state in models.items():
-            write_atomically(models_folder / f"{name}.safetensors", safetensors.torch.save(dict(state)))
-
-
-def _unchanged(path: Path) -> bytes:
-    try:
-        return read_checked(path)
-    except ValueError as error:
-        raise ValueError(f"{error}: it was changed after the run began (remove config.sha256 to take it so)") from None
+            atomic.write_atomically(models_folder / f"{name}.safetensors", safetensors.torch.save(dict(state)))
 
 
 def _round_of(record: Mapping[str, Any]) -> int:
@@ -241,21 +208,18 @@ def _round_of(record: Mapping[str, Any]) -> int:
     return number if type(number) is int else 0
 
 
-NO_CODE: Any = {"description": True, "data": {"name", "folder"}, "pool": {"sources"}, "run": {"device"}}
-"""Keys whose text may have a colon and yet names no code; data sets and sources are looked at by themselves."""
-
-
 def code_named_in(experiment: Experiment) -> list[str]:
     """Return what a configuration names that runs when it is used: modules of one's own, and generators' programs.
 
     A text with a colon counts wherever it stands, since a module's file may have any name. A Ray cluster's address
     does too: its answers are unpickled. Folders of images do not.
     """
-    named = list(_texts(experiment.model_dump(exclude=NO_CODE)))
+    no_code: Any = {"description": True, "data": {"name", "folder"}, "pool": {"sources"}, "run": {"device"}}
+    named = list(_texts(experiment.model_dump(exclude=no_code)))
     if not experiment.data.name.startswith("folder:"):
         named.append(experiment.data.name)
     named += [one.name for one in experiment.pool.sources if not one.name.startswith(("folder:", "images:"))]
-    return sorted({name for name in named if names_code(name)})
+    return sorted({name for name in named if atomic.names_code(name)})
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -267,34 +231,46 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(part)
 
 
+# Nested states as safetensors
+
+
+def by_path(states: Mapping[str, Any], *above: str) -> dict[str, Tensor]:
+    """Return the tensors of nested states, each under the JSON of all names that lead to it.
+
+    >>> by_path({"models": {"cnn": {"w": torch.zeros(1)}}})
+    {'["models", "cnn", "w"]': tensor([0.])}
+    """
+    found: dict[str, Tensor] = {}
+    for name, value in states.items():
+        place = (*above, name)
+        found |= by_path(value, *place) if isinstance(value, Mapping) else {json.dumps(place): value.contiguous()}
+    return found
+
+
+def nested(tensors: State) -> dict[str, Any]:
+    """Return the nested states whose tensors :func:`by_path` has listed."""
+    found: dict[str, Any] = {}
+    for path, tensor in tensors.items():
+        *above, key = json.loads(path)
+        table = found
+        for name in above:
+            table = table.setdefault(name, {})
+        table[key] = tensor
+    return found
+
+
 def pack(server: ServerState) -> bytes:
     """Return a server state as safetensors bytes; equal states give equal bytes."""
-    parts: dict[tuple[str, ...], State] = {
-        **{("models", name): state for name, state in server.models.items()},
-        **{("own", client): state for client, state in server.own.items()},
-        **{("memory", whose, name): state for whose, found in server.memory.items() for name, state in found.items()},
-    }
-    tensors = {
-        json.dumps([*place, key]): tensor.contiguous()
-        for place, state in parts.items()
-        for key, tensor in state.items()
-    }
-    counted = dict(sorted(server.counted.items()))
+    tensors = by_path({"models": server.models, "own": server.own, "memory": server.memory})
+    counted = {"counted": dict(sorted(server.counted.items()))} if server.counted else {}
     # one metadata entry only: safetensors does not keep the order of several
-    return safetensors.torch.save(
-        tensors, {"feddf": json.dumps({"round": server.round, **({"counted": counted} if counted else {})})}
-    )
+    return safetensors.torch.save(tensors, {"feddf": json.dumps({"round": server.round, **counted})})
 
 
 def unpack(content: bytes) -> ServerState:
     """Return the server state in safetensors bytes."""
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     about = json.loads(header["__metadata__"]["feddf"])
-    found: dict[str, Any] = {"models": {}, "own": {}, "memory": {}}
-    for path, tensor in safetensors.torch.load(content).items():
-        *place, key = json.loads(path)
-        table = found
-        for part in place:
-            table = table.setdefault(part, {})
-        table[key] = tensor
-    return ServerState(about["round"], found["models"], found["own"], found["memory"], about.get("counted", {}))
+    states = nested(safetensors.torch.load(content))
+    models, own, memory = (states.get(name, {}) for name in ("models", "own", "memory"))
+    return ServerState(about["round"], models, own, memory, about.get("counted", {}))
