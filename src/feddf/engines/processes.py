@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count
 from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
@@ -54,7 +53,8 @@ class Processes:
         number, states, waiting = number_of(function, self._functions), SharedStates(jobs), deque(jobs)
         busy: dict[_Worker, J] = {}
         while len(self._team) < min(self.workers, len(jobs)):
-            self._team.append(_Worker(self._free_number()))
+            free = set(range(self.workers)) - {worker.number for worker in self._team}
+            self._team.append(_Worker(min(free)))  # devices are dealt by number, so that each has as many workers
         try:
             while waiting or busy:
                 for worker in self._team:
@@ -77,11 +77,6 @@ class Processes:
     def within(self, deadline: float) -> Engine:
         """Return this engine with a limit of ``deadline`` seconds a job; later is too late."""
         return partial(self, deadline=deadline)
-
-    def _free_number(self) -> int:
-        """Return the lowest number that no worker has: devices are dealt by it, so that each has as many workers."""
-        taken = {worker.number for worker in self._team}
-        return next(number for number in count() if number not in taken)
 
     def close(self) -> None:
         """End all workers."""
