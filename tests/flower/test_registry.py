@@ -20,7 +20,7 @@ from flower.local_grid import LocalGrid, Node
 
 
 def registry_of(folder: Path, most: int = 10_000, prototype: str = "m") -> ClientRegistry:
-    return ClientRegistry(MessageQueue(LocalGrid({})), folder / "registry.json", [prototype], most=most)
+    return ClientRegistry(MessageQueue(LocalGrid({})), folder / "registry.json", [prototype], None, most)
 
 
 def connect(registry: ClientRegistry, names: dict[int, str]) -> dict[str, int]:

@@ -321,7 +321,7 @@ def saying(client: Any, prototype: Any) -> ClientApp:
 
 
 def registry_of(grid: LocalGrid, folder: Path, prototypes: list[str]) -> ClientRegistry:
-    return ClientRegistry(MessageQueue(grid), folder / "registry.json", prototypes)
+    return ClientRegistry(MessageQueue(grid), folder / "registry.json", prototypes, None, 10_000)
 
 
 def test_who_may_take_part(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_who_may_take_part(tmp_path: Path) -> None:
 
 def test_only_listed_nodes_take_part_under_the_names_that_the_server_gives(tmp_path: Path) -> None:
     grid = LocalGrid({1: Node(saying("boss", "small"), {}), 2: Node(saying("b", "small"), {})})
-    registry = ClientRegistry(MessageQueue(grid), tmp_path / "registry.json", ["small"], names={1: "clinic"})
+    registry = ClientRegistry(MessageQueue(grid), tmp_path / "registry.json", ["small"], {1: "clinic"}, 10_000)
     assert registry.connected() == {"clinic": 1}
 
 
@@ -457,12 +457,12 @@ def test_late_replies_do_not_pile_up() -> None:
     sent = [queue.push(job_message(JOB, 1, {}, kind="train", ttl=60.0)) for _ in range(4)]
     asked = [number for number in sent if number is not None]
     assert list(queue.pull(asked)) == []
-    queue.forget(asked)
+    queue.forget()
     late.set()
     deadline = time.monotonic() + 10
     while queue._pulling and time.monotonic() < deadline:
         assert list(queue.pull([])) == []
-    assert not queue._kept
+    assert queue._arrived.empty()
 
 
 def test_what_a_client_says_harms_no_terminal() -> None:
