@@ -121,12 +121,6 @@ class FedDF(Strategy):
         if initial_arrays is not None:
             self._state = ServerState(0, unpacked(initial_arrays, self._initial))
         result, folder, run = Result(), self._open_folder(), self.settings.run
-
-        def evaluate(number: int) -> None:
-            found = evaluate_fn(number, packed(self.models)) if evaluate_fn is not None else None
-            if found is not None:
-                result.evaluate_metrics_serverapp[number] = found
-
         with folder.locked(), open_engines(run) as engines:
             resources = replace(self._resources, n_clients=self._n_clients)
             method, prototypes = build_method(resources, self.settings, engines.server, self._initial)
@@ -134,12 +128,12 @@ class FedDF(Strategy):
             self._restore(folder, prototypes)
             self.summary()
             if self._state.round == 0:
-                evaluate(0)
+                self._evaluate(evaluate_fn, 0, result)
             recorder = Recorder(engines.server, prototypes, self._test, self._validation, run)
-            extend = partial(self._evaluated, {**(evaluate_config or {}), **parts_config(method.parts)})
+            extend = partial(self._evaluated_by_clients, {**(evaluate_config or {}), **parts_config(method.parts)})
             for record in record_rounds(rounds, self._state, folder, self.settings, recorder, extend, _log.warning):
                 _tell(result, record, self.settings.rounds)
-                evaluate(record["round"])
+                self._evaluate(evaluate_fn, record["round"], result)
         result.arrays = packed(self.models)
         return result
 
@@ -208,7 +202,13 @@ class FedDF(Strategy):
 
         return run
 
-    def _evaluated(self, told: Mapping[str, Any], record: Record, server: ServerState) -> Record:
+    def _evaluate(self, function: EvaluateFunction | None, number: int, result: Result) -> None:
+        """Put what the user's own function finds of the fused models into Flower's result."""
+        found = function(number, packed(self.models)) if function is not None else None
+        if found is not None:
+            result.evaluate_metrics_serverapp[number] = found
+
+    def _evaluated_by_clients(self, told: Mapping[str, Any], record: Record, server: ServerState) -> Record:
         """Return the record with what a share of the clients find of the fused models."""
         number, fraction, seed = record["round"], self.settings.flower.evaluate_fraction, self.settings.seed
         if not fraction:
