@@ -17,7 +17,7 @@ from rich.console import Console
 from feddf.cli import data_sets
 from feddf.data.catalog import CATALOG
 from local_server import Server, serving
-from test_cli import feddf
+from test_cli import feddf, says
 
 
 def cifar100(label: int = 99) -> bytes:
@@ -90,8 +90,7 @@ def test_a_download_that_broke_off_is_one_line_and_starts_again(server: Server, 
     server.mode = "truncated"
     done = feddf("data", "fetch", "cifar100", cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"error: {server.url}/cifar-100-python.tar.gz broke off after ")
-    assert done.stderr.endswith("bytes; try again\n")
+    assert says(done.stderr, f"error: {server.url}/cifar-100-python.tar.gz broke off after ... bytes; try again\n")
     assert done.stderr.count("\n") == 1
     assert "missing" in row(feddf("data", "list", cwd=tmp_path).stdout, "cifar100")
 
@@ -104,7 +103,7 @@ def test_a_wrong_checksum_is_one_line_and_leaves_nothing(server: Server, tmp_pat
     server.mode = "corrupted"
     done = feddf("data", "fetch", "cifar100", cwd=tmp_path)
     assert done.returncode == 1
-    assert "is not what was expected and was removed: md5 must be" in done.stderr
+    assert "removed: md5 must be" in done.stderr
     assert done.stderr.count("\n") == 1
     assert list((tmp_path / "data").iterdir()) == []
 
@@ -134,16 +133,16 @@ def test_a_terminal_gets_a_bar_with_bytes_and_rate(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("fetch", "cifar11"), 2, "error: data = 'cifar11': known are cifar10, cifar100, stl10"),
-        (("check", "cifar11"), 2, "error: data = 'cifar11': known are cifar10, cifar100, stl10"),
-        (("fetch", "imagenet32"), 1, "error: data 'imagenet32' cannot be fetched automatically: needs an account"),
-        (("check", "cifar10"), 1, "error: cifar10: 6 of 6 files are missing in data, first cifar-10-batches-py/data_"),
+        (("fetch", "cifar11"), 2, "data = 'cifar11': ... cifar10, cifar100, stl10"),
+        (("check", "cifar11"), 2, "data = 'cifar11': ... cifar10, cifar100, stl10"),
+        (("fetch", "imagenet32"), 1, "data 'imagenet32' cannot be fetched ... account"),
+        (("check", "cifar10"), 1, "cifar10: 6 of 6 files are missing in data, ... cifar-10-batches-py/data_"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_a_code(tmp_path: Path, words: tuple[str, ...], code: int, said: str) -> None:
     done = feddf("data", *words, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.startswith(said)
+    assert says(done.stderr, f"error: {said}"), done.stderr
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

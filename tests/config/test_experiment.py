@@ -9,12 +9,12 @@ import pytest
 import tomli_w
 
 from feddf.config import ConfigError, Experiment, Settings, differences, load, parse, with_values
-from feddf.config.experiment import presets
 from feddf.config.fuse_config import FuseConfig
 from feddf.config.keys import RENAMED, flat, keys_of, nested
 from feddf.config.sections import Section
 from feddf.runs.store import RunFolder, StoreError
 from feddf.runtime.atomic import write_checked
+from test_cli import says
 
 FILE = """
 prototypes = ["mlp"]
@@ -41,13 +41,6 @@ def complaint(text: str, overrides: list[str], folder: Path) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("name", sorted(presets()))
-def test_every_preset_is_valid_and_says_what_it_is(name: str) -> None:
-    experiment = load(name)
-    assert experiment.name == name
-    assert len(experiment.description) > 20
-
-
 def test_the_defaults_are_the_papers() -> None:
     paper = parse({"data": {"name": "cifar10"}, "pool": {"sources": ["cifar100"]}, "prototypes": ["resnet8"]})
     assert (paper.clients.total, paper.clients.fraction, paper.rounds, paper.local.epochs) == (20, 0.4, 100, 40)
@@ -58,10 +51,9 @@ def test_the_defaults_are_the_papers() -> None:
     assert (paper.fusion.method, paper.ensemble.cache, paper.ensemble.combine) == ("feddf", True, "logits")
 
 
-MISTAKES = {  # between the key with its value and the remedy, "..." stands for any words
+MISTAKES = {  # the key with its value, and the remedy
     # a value out of bounds or of another kind
     "alpha=0": "partition.alpha = 0: ... greater than 0",
-    "alpha=-1": "partition.alpha = -1: ... greater than 0",
     "alpha=nan": "partition.alpha = nan: ... a finite number",
     "alpha='much'": "partition.alpha = 'much': ... a valid number",
     "alpha=": "partition.alpha = '': ... a valid number",
@@ -96,8 +88,6 @@ MISTAKES = {  # between the key with its value and the remedy, "..." stands for 
     "=3": "'=3' is not an override; write key=value",
     # the last part of several keys
     "batch_size=8": "'batch_size' could mean local.batch_size or distill.batch_size; write the full name",
-    "lr=1": "'lr' could mean local.lr or distill.lr; write the full name",
-    "optimizer=sgd": "'optimizer' could mean local.optimizer or distill.optimizer; write the full name",
     "augment=none": "'augment' could mean local.augment or pool.augment; write the full name",
     # a name that is not known
     "method=fedvag": "fusion.method = 'fedvag': did you mean 'fedavg'? (your own is written as module:attribute)",
@@ -145,7 +135,7 @@ MISTAKES = {  # between the key with its value and the remedy, "..." stands for 
 @pytest.mark.parametrize("overrides", MISTAKES)
 def test_a_mistake_is_one_line_that_names_key_value_and_remedy(tmp_path: Path, overrides: str) -> None:
     said = complaint(FILE, overrides.split(" "), tmp_path)
-    assert re.search(".*".join(re.escape(part) for part in MISTAKES[overrides].split("...")), said), said
+    assert says(said, MISTAKES[overrides]), said
 
 
 @pytest.mark.parametrize("old", RENAMED)
@@ -170,16 +160,9 @@ def refusal(changes: dict[str, Any], overrides: list[str], kind: type[Section]) 
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("ask", "it is called 'ensemble.cache' now"),
-        ("rate", "it is called 'local.lr' or 'distill.lr' now"),
-        ("average", "it is called 'fusion.aggregation' or 'ensemble.combine' now"),
-    ],
-)
-def test_the_last_part_of_several_old_keys_is_answered_with_all_of_them(word: str, said: str) -> None:
-    assert refusal({}, [f"{word}=1"], Experiment) == f"unknown key '{word}'; {said}"
+def test_the_last_part_of_several_old_keys_is_answered_with_all_of_them() -> None:
+    for word, keys in (("rate", ("local.lr", "distill.lr")), ("average", ("fusion.aggregation", "ensemble.combine"))):
+        assert says(refusal({}, [f"{word}=1"], Experiment), f"'{word}'; ... '{keys[0]}' or '{keys[1]}'")
 
 
 def test_a_run_folder_of_version_01_says_what_its_keys_are_called_now(tmp_path: Path) -> None:
@@ -191,49 +174,50 @@ def test_a_run_folder_of_version_01_says_what_its_keys_are_called_now(tmp_path: 
     write_checked(path, tomli_w.dumps(old).encode())
     with pytest.raises(StoreError) as error:
         RunFolder.open(folder.path).experiment()
-    assert str(error.value) == f"{path}: unknown key 'clients.number'; it is called 'clients.total' now"
+    assert says(str(error.value), f"{path}: unknown key 'clients.number'; ... 'clients.total'")
     only_teachers = nested(parse(BASE).model_dump(exclude_none=True), {"teachers.memory": 0.5})
     write_checked(path, tomli_w.dumps(only_teachers).encode())
-    with pytest.raises(StoreError, match=r"unknown key 'teachers\.memory'; it is called 'ensemble\.ema' now"):
+    with pytest.raises(StoreError, match=r"'teachers\.memory'; .* 'ensemble\.ema'"):
         RunFolder.open(folder.path).experiment()
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("name", "given", "first"),
     [
-        ("clients = 3", "clients = 3: it is a section; the keys of [clients] are: total,"),
-        ('data = "toy"', "data = 'toy': it is a section; the keys of [data] are: name,"),
-        ('partition = "iid"', "partition = 'iid': it is a section; the keys of [partition] are: scheme,"),
-        ('pool = "plane"', "pool = 'plane': it is a section; the keys of [pool] are: sources,"),
-        ('pool = ["plane"]', "pool = ['plane']: it is a section; the keys of [pool] are: sources,"),
-        ('fusion = "fedavg"', "fusion = 'fedavg': it is a section; the keys of [fusion] are: method, aggregation,"),
-        ("distill = false", "distill = False: it is a section; the keys of [distill] are: init, steps,"),
-        ("run = 3", "run = 3: it is a section; the keys of [run] are: engine, workers,"),
+        ("clients", "3", "total,"),
+        ("data", "'toy'", "name,"),
+        ("partition", "'iid'", "scheme,"),
+        ("pool", "'plane'", "sources,"),
+        ("pool", "['plane']", "sources,"),
+        ("fusion", "'fedavg'", "method, aggregation,"),
+        ("distill", "false", "init, steps,"),
+        ("run", "3", "engine, workers,"),
     ],
 )
-def test_a_section_given_as_a_plain_value_is_one_line(tmp_path: Path, line: str, said: str) -> None:
-    name = line.partition(" ")[0]
+def test_a_section_given_as_a_plain_value_is_one_line(tmp_path: Path, name: str, given: str, first: str) -> None:
     rest = "".join(f"{part}\n" for part in FILE.split("\n\n") if not part.startswith(f"[{name}]"))
-    assert said in complaint(f"{line}\n{rest}", [], tmp_path)
+    said = complaint(f"{name} = {given}\n{rest}", [], tmp_path)
+    value = tomllib.loads(f"given = {given}")["given"]
+    assert says(said, f"{name} = {value!r}: ... [{name}] are: {first}"), said
 
 
 def test_an_override_inside_of_a_section_that_is_none_is_one_line(tmp_path: Path) -> None:
     said = complaint("clients = 3\n", ["fraction=1.0"], tmp_path)
-    assert said == "clients.fraction = 1.0: 'clients' is not a section of this configuration"
+    assert says(said, "clients.fraction = 1.0: 'clients' is not a section")
 
 
 @pytest.mark.parametrize(
     ("missing", "said"),
     [
-        ("data", "the key 'data' is missing: name a data set, for instance data.name = 'cifar10'"),
-        ("prototypes", r"the key 'prototypes' is missing: name at least one architecture, .* \['resnet8'\]"),
-        ("pool", "method 'feddf' needs unlabeled inputs"),
+        ("data", "the key 'data' is missing: .* data.name = 'cifar10'"),
+        ("prototypes", r"the key 'prototypes' is missing: .* \['resnet8'\]"),
+        ("pool", r"pool\.sources = nothing: .* pool\.sources = \['cifar100'\]"),
     ],
 )
 def test_what_is_missing_is_named(missing: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse({name: value for name, value in BASE.items() if name != missing})
-    with pytest.raises(ConfigError, match=r"the key 'data\.name' is missing: name a data set"):
+    with pytest.raises(ConfigError, match=r"the key 'data\.name' is missing"):
         parse({**BASE, "data": {}})
 
 
@@ -246,11 +230,6 @@ def test_an_unreadable_file_is_named(tmp_path: Path, content: str | None, said: 
         path.write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=rf"cannot read the configuration .*broken\.toml.*{said}"):
         load(str(path))
-
-
-def test_an_unknown_preset_suggests_one() -> None:
-    with pytest.raises(ConfigError, match="no preset or file is called 'dmeo'; did you mean 'demo'"):
-        load("dmeo")
 
 
 def test_overrides_win_and_the_last_part_of_a_key_is_enough() -> None:

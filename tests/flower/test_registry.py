@@ -20,7 +20,7 @@ from flower.local_grid import LocalGrid, Node
 
 
 def registry_of(folder: Path, most: int = 10_000, prototype: str = "m") -> ClientRegistry:
-    return ClientRegistry(MessageQueue(LocalGrid({})), folder / "registry.json", [prototype], most=most)
+    return ClientRegistry(MessageQueue(LocalGrid({})), folder / "registry.json", [prototype], None, most)
 
 
 def connect(registry: ClientRegistry, names: dict[int, str]) -> dict[str, int]:
@@ -92,10 +92,10 @@ LABELS = torch.arange(8) % 2
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"pool": BROKEN}, "pool = 'input 5': it has values that are not finite"),
-        ({"pool": BROKEN[:4], "validation": (BROKEN, LABELS)}, "validation = 'input 5': it has values"),
-        ({"pool": BROKEN[:4], "test": (BROKEN, LABELS)}, "test = 'input 5': it has values"),
-        ({"pool": BROKEN[:1]}, "pool = '1 inputs': a student learns from batches of at least 2"),
+        ({"pool": BROKEN}, "pool = 'input 5': .* finite"),
+        ({"pool": BROKEN[:4], "validation": (BROKEN, LABELS)}, "validation = 'input 5': .* finite"),
+        ({"pool": BROKEN[:4], "test": (BROKEN, LABELS)}, "test = 'input 5': .* finite"),
+        ({"pool": BROKEN[:1]}, "pool = '1 inputs': .* at least 2"),
         ({"pool": BROKEN[:0]}, "pool = '0 inputs'"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,10 @@ def strategy(planned: Experiment, folder: Path, changes: dict[str, Any] | None =
     return strategy_of(planned, folder, with_values(settings_of(planned), changes or {}), wait=0.0, poll=0.0)
 
 
+class Killed(BaseException):
+    """What ends a server in the middle of a round."""
+
+
 def in_process(planned: Experiment, folder: Path) -> tuple[str, list[dict[str, Any]]]:
     run = RunFolder.create(folder, planned)
     records = list(run_experiment(build(planned), run))
@@ -113,9 +117,6 @@ def test_a_killed_server_goes_on_at_its_round_and_trains_nobody_twice(tmp_path: 
     planned = experiment({"rounds": 4, **changes})
     expected = in_process(planned, tmp_path / "here")
 
-    class Killed(BaseException):
-        pass
-
     def die_in_mid_round(message: Message, reply: Message | None) -> Message | None:
         if message.content["config"]["server-round"] == 2:
             raise Killed
@@ -141,9 +142,6 @@ def test_a_killed_server_goes_on_at_its_round_and_trains_nobody_twice(tmp_path: 
 def test_a_finished_update_survives_a_server_killed_in_its_round(tmp_path: Path) -> None:
     planned = experiment({"rounds": 1, "clients.fraction": 1.0})
     grid = grid_of(planned)
-
-    class Killed(BaseException):
-        pass
 
     pulled: list[str] = []
     honest = grid.pull_messages
@@ -202,7 +200,7 @@ def test_too_few_to_begin_with_is_said(tmp_path: Path) -> None:
     grid = grid_of(planned)
     for number in (1000, 1007, 1014):
         grid.nodes[number].online = False
-    with pytest.raises(QuorumError, match="2 of 5 clients announced themselves within 0 s; at least 3 are needed"):
+    with pytest.raises(QuorumError, match=r"2 of 5 clients .*; at least 3 are needed"):
         strategy(planned, tmp_path / "run").start(grid)
 
 
@@ -217,7 +215,7 @@ def test_flowers_own_loop_is_refused_before_anybody_is_asked(tmp_path: Path) -> 
         lambda: over.configure_evaluate(1, arrays, nothing, grid),
         lambda: over.aggregate_evaluate(1, []),
     ):
-        with pytest.raises(NotImplementedError, match=r"call start\(\): FedDF runs rounds in a loop of its own"):
+        with pytest.raises(NotImplementedError, match=r"call start\(\)"):
             piece()
     assert not any(node.asked for node in grid.nodes.values())
 
@@ -231,6 +229,20 @@ def some(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, (inputs.sum(1) > 0).long()
 
 
+def data(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+    return some(64, int(context.node_config["partition-id"]))
+
+
+def server_of(
+    folder: Path, prototypes: dict[str, Any], changes: dict[str, Any], clients: int = 2, **given: Any
+) -> FedDF:
+    return FedDF(prototypes, settings(clients, changes), folder=folder / "run", poll=0.0, **given)
+
+
+def grid_with(app: ClientApp, numbers: Iterable[int]) -> LocalGrid:
+    return LocalGrid({number: Node(app, {"partition-id": number}) for number in numbers})
+
+
 def own_app() -> ClientApp:
     """An app as Flower's tutorials have it: it knows nothing of feddf."""
     app = ClientApp()
@@ -239,7 +251,7 @@ def own_app() -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         model = line(6)()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        inputs, labels = some(64, int(context.node_config["partition-id"]))
+        inputs, labels = data(context)
         for _ in range(20):
             loss = nn.functional.cross_entropy(model(inputs), labels)
             model.zero_grad()
@@ -261,22 +273,16 @@ def own_app() -> ClientApp:
 
 
 def test_an_app_that_knows_nothing_of_feddf_takes_part(tmp_path: Path) -> None:
-    grid = LocalGrid({number: Node(own_app(), {"partition-id": number}) for number in range(3)})
-    over = FedDF(
-        {"net": line(6)},
-        settings(3, {"distill.early_stopping": "none", "distill.steps": 30, "flower.evaluate_fraction": 1.0}),
-        pool=some(50, 8)[0],
-        test=some(200, 9),
-        folder=tmp_path / "run",
-        poll=0.0,
-    )
+    changes = {"distill.early_stopping": "none", "distill.steps": 30, "flower.evaluate_fraction": 1.0}
+    server = server_of(tmp_path, {"net": line(6)}, changes, clients=3, pool=some(50, 8)[0], test=some(200, 9))
     seen: list[int] = []
 
     def evaluate_fn(number: int, arrays: ArrayRecord) -> MetricRecord:
         seen.append(number)
         return MetricRecord({"own": float(len(arrays))})
 
-    result = over.start(grid, num_rounds=2, evaluate_fn=evaluate_fn, train_config=ConfigRecord({"lr": 0.5}))
+    grid, told = grid_with(own_app(), range(3)), ConfigRecord({"lr": 0.5})
+    result = server.start(grid, num_rounds=2, evaluate_fn=evaluate_fn, train_config=told)
     records = RunFolder.open(tmp_path / "run").records()
     assert records[-1]["clients"] == ["node-0", "node-1", "node-2"]
     assert records[-1]["models"]["net"]["fused"] > 0.8
@@ -290,21 +296,12 @@ def test_an_app_that_knows_nothing_of_feddf_takes_part(tmp_path: Path) -> None:
 
 
 def test_clients_of_ones_own_and_of_feddf_with_different_architectures_learn_together(tmp_path: Path) -> None:
-    def data(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
-        return some(64, int(context.node_config["partition-id"]))
-
     ours = client_app({"net": line(6), "big": line(20)}, data, prototype="big", test=data)
     theirs = announce(own_app(), "net", name=lambda context: "hospital")
     grid = LocalGrid({5: Node(ours, {"partition-id": 1}), 6: Node(theirs, {"partition-id": 2})})
-    over = FedDF(
-        {"net": line(6), "big": line(20)},
-        settings(2, {"distill.steps": 40, "distill.eval_every": 20, "local.epochs": 20}),
-        pool=some(50, 8)[0],
-        validation=some(50, 7),
-        folder=tmp_path / "run",
-        poll=0.0,
-    )
-    over.start(grid, num_rounds=2)
+    changes = {"distill.steps": 40, "distill.eval_every": 20, "local.epochs": 20}
+    known = {"net": line(6), "big": line(20)}
+    server_of(tmp_path, known, changes, pool=some(50, 8)[0], validation=some(50, 7)).start(grid, num_rounds=2)
     record = RunFolder.open(tmp_path / "run").records()[-1]
     assert record["clients"] == ["client-1", "hospital"]
     assert record["models"]["net"]["fused"] > 0.8
@@ -313,25 +310,21 @@ def test_clients_of_ones_own_and_of_feddf_with_different_architectures_learn_tog
 
 
 def test_clients_try_models_whose_layers_have_grown(tmp_path: Path) -> None:
-    def data(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
-        return some(64, int(context.node_config["partition-id"]))
-
     app = client_app({"net": line(6)}, data, test=data)
-    grid = LocalGrid({number: Node(app, {"partition-id": number}) for number in (1, 2)})
     fusion = {"fusion.method": "fedma", "fusion.defense": "none", "fedma.growth": 2.0}
-    given = settings(2, {**fusion, "local.epochs": 1, "flower.evaluate_fraction": 1.0})
-    over = FedDF({"net": line(6)}, given, folder=tmp_path / "run", poll=0.0)
-    over.start(grid, num_rounds=2)
-    assert len(over.models["net"]["0.weight"]) > 6
+    server = server_of(tmp_path, {"net": line(6)}, {**fusion, "local.epochs": 1, "flower.evaluate_fraction": 1.0})
+    server.start(grid_with(app, (1, 2)), num_rounds=2)
+    assert len(server.models["net"]["0.weight"]) > 6
     for record in RunFolder.open(tmp_path / "run").records():
         assert (record["dropped"], record["evaluated_by_clients"]["failures"]) == ([], {})
         assert 0 <= record["evaluated_by_clients"]["means"]["accuracy"] <= 1
 
 
+AVERAGED = {"fusion.method": "fedavg"}
+
+
 def test_without_labels_on_the_server_accuracies_are_not_known(tmp_path: Path) -> None:
-    grid = LocalGrid({number: Node(own_app(), {"partition-id": number}) for number in range(2)})
-    over = FedDF({"net": line(6)}, settings(2, {"fusion.method": "fedavg"}), folder=tmp_path / "run", poll=0.0)
-    over.start(grid, num_rounds=1)
+    server_of(tmp_path, {"net": line(6)}, AVERAGED).start(grid_with(own_app(), range(2)), num_rounds=1)
     run = read_run(tmp_path / "run")
     assert run.records[0]["models"]["net"] == {"averaged": None, "fused": None}
     assert all(value != value for value in run.curve())
@@ -341,7 +334,7 @@ def test_its_folder_can_be_reported_on_but_not_resumed_by_the_command(tmp_path: 
     planned = experiment({"rounds": 1})
     strategy(planned, tmp_path / "run").start(grid_of(planned))
     assert CliRunner().invoke(command, ["report", str(tmp_path / "run")]).exit_code == 0
-    with pytest.raises(StoreError, match="is a run over Flower; start its server app again and it goes on"):
+    with pytest.raises(StoreError, match="is a run over Flower; start its server app again"):
         RunFolder.open(tmp_path / "run").experiment()
 
 
@@ -349,20 +342,20 @@ def test_its_folder_can_be_reported_on_but_not_resumed_by_the_command(tmp_path: 
     ("given", "said"),
     [
         ({"fusion.method": "fedma"}, "fusion.method = 'fedma': its layers grow .*, so fusion.defense"),
-        ({"pool": None}, "pool = nothing: method 'feddf' needs unlabeled inputs"),
-        ({"validation": None}, "validation = nothing: early stopping needs validation data"),
-        ({"clients": {}}, "the key 'clients.total' is missing: say how many are expected"),
+        ({"pool": None}, "pool = nothing: .* needs unlabeled inputs"),
+        ({"validation": None}, "validation = nothing: .* distill.early_stopping = 'held-out-loss'"),
+        ({"clients": {}}, "the key 'clients.total' is missing"),
         ({"flower.evaluate_fraction": 1.1}, "flower.evaluate_fraction = 1.1: "),
         ({"clients": 3}, "clients = 3: it is a section"),
-        ({"validation": (some(9, 2)[0], some(8, 2)[1])}, "9 inputs and 8 labels of torch.int64"),
-        ({"validation": (some(9, 2)[0], some(9, 2)[1] + 2)}, "labels from 2 to 2, and must have 0 to 1"),
-        ({"test": (some(9, 2)[0], some(9, 2)[1].float())}, "as many int64 labels as inputs are needed"),
-        ({"client_names": {"seven": "a"}}, "it gives names to Flower's node ids, which are numbers"),
+        ({"validation": (some(9, 2)[0], some(8, 2)[1])}, "validation = .* 9 inputs and 8 labels"),
+        ({"validation": (some(9, 2)[0], some(9, 2)[1] + 2)}, "validation = .* must have 0 to 1"),
+        ({"test": (some(9, 2)[0], some(9, 2)[1].float())}, "test = .* int64 labels"),
+        ({"client_names": {"seven": "a"}}, "client_names = .* numbers"),
         ({"clients.fractoin": 0.5}, "unknown key 'clients.fractoin'; did you mean 'clients.fraction'?"),
         ({"clients.quorum": 2.0}, "clients.quorum = 2.0: "),
-        ({"prototypes": {}}, "prototypes = \\[\\]: name at least one architecture"),
-        ({"prototypes": {"a": line(3), "b": lambda: nn.Linear(4, 5)}}, "must have the same number of logits"),
-        ({"prototypes": {"a": lambda: nn.Linear(9, 2)}}, "does not work on the server's inputs"),
+        ({"prototypes": {}}, "prototypes = \\[\\]: "),
+        ({"prototypes": {"a": line(3), "b": lambda: nn.Linear(4, 5)}}, "prototypes = .* same number of logits"),
+        ({"prototypes": {"a": lambda: nn.Linear(9, 2)}}, "prototypes = 'a': .* the server's inputs"),
         ({"prototypes": {"a": lambda: nn.Linear(4, 2).to(torch.bfloat16)}}, "prototypes = 'a'"),
     ],
 )
@@ -378,32 +371,22 @@ def test_mistakes_are_one_line(tmp_path: Path, given: dict[str, Any], said: str)
 def test_a_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
     planned = experiment({"rounds": 1})
     strategy(planned, tmp_path / "run").start(grid_of(planned))
-    with pytest.raises(ConfigError, match=r"holds a run with other settings: seed: 0 -> 1; use another folder"):
+    with pytest.raises(ConfigError, match=r"seed: 0 -> 1; use another folder"):
         strategy(experiment({"rounds": 1, "seed": 1}), tmp_path / "run").start(grid_of(planned))
 
 
 def test_a_folder_with_another_architecture_of_that_name_is_refused(tmp_path: Path) -> None:
-    grid = LocalGrid({number: Node(own_app(), {"partition-id": number}) for number in range(2)})
-    given: dict[str, Any] = {
-        "settings": settings(2, {"fusion.method": "fedavg"}),
-        "folder": tmp_path / "run",
-        "poll": 0.0,
-    }
-    FedDF({"net": line(6)}, **given).start(grid, num_rounds=1)
-    with pytest.raises(ConfigError, match="holds a run with another architecture of that name"):
-        FedDF({"net": line(7)}, **given).start(grid, num_rounds=2)
+    grid = grid_with(own_app(), range(2))
+    server_of(tmp_path, {"net": line(6)}, AVERAGED).start(grid, num_rounds=1)
+    with pytest.raises(ConfigError, match=r"prototypes = 'net': .* another architecture"):
+        server_of(tmp_path, {"net": line(7)}, AVERAGED).start(grid, num_rounds=2)
 
 
 def test_a_train_config_of_ones_own_belongs_to_the_run(tmp_path: Path) -> None:
-    grid = LocalGrid({number: Node(own_app(), {"partition-id": number}) for number in range(2)})
-    given: dict[str, Any] = {
-        "settings": settings(2, {"fusion.method": "fedavg"}),
-        "folder": tmp_path / "run",
-        "poll": 0.0,
-    }
-    FedDF({"net": line(6)}, **given).start(grid, num_rounds=1, train_config=ConfigRecord({"lr": 0.1}))
+    grid, net = grid_with(own_app(), range(2)), {"net": line(6)}
+    server_of(tmp_path, net, AVERAGED).start(grid, num_rounds=1, train_config=ConfigRecord({"lr": 0.1}))
     with pytest.raises(ConfigError, match=r"flower\.train_config\.lr: 0\.1 -> 9\.0"):
-        FedDF({"net": line(6)}, **given).start(grid, num_rounds=2, train_config=ConfigRecord({"lr": 9.0}))
+        server_of(tmp_path, net, AVERAGED).start(grid, num_rounds=2, train_config=ConfigRecord({"lr": 9.0}))
 
 
 def test_a_shard_without_the_last_class_discloses_all_the_classes(tmp_path: Path) -> None:
@@ -411,14 +394,8 @@ def test_a_shard_without_the_last_class_discloses_all_the_classes(tmp_path: Path
         return some(20, 3)[0], torch.zeros(20, dtype=torch.int64)
 
     grid = LocalGrid({5: Node(client_app({"net": line(6)}, only_zeros), {"partition-id": 1})})
-    over = FedDF(
-        {"net": line(6)},
-        settings(1, {"ensemble.weights": "class-counts", "distill.steps": 2, "local.epochs": 1}),
-        pool=some(9, 1)[0],
-        validation=some(9, 2),
-        folder=tmp_path / "run",
-        poll=0.0,
-    )
+    changes = {"ensemble.weights": "class-counts", "distill.steps": 2, "local.epochs": 1}
+    server = server_of(tmp_path, {"net": line(6)}, changes, clients=1, pool=some(9, 1)[0], validation=some(9, 2))
     sent: list[Any] = []
 
     def seen(message: Message, answer: Message | None) -> Message | None:
@@ -427,7 +404,7 @@ def test_a_shard_without_the_last_class_discloses_all_the_classes(tmp_path: Path
         return answer
 
     grid.nodes[5].behave = seen
-    over.start(grid, num_rounds=1)
+    server.start(grid, num_rounds=1)
     (record,) = RunFolder.open(tmp_path / "run").records()
     assert (record["clients"], record["dropped"]) == (["client-1"], [])
     ((named, counts),) = sent
@@ -453,7 +430,7 @@ def remembering(resources: Resources) -> Part:
 
 def kept_over(
     tmp_path: Path, rounds: int, *, lost: str = "refuse", states: Path | None = None, **options: Any
-) -> tuple[LocalGrid, list[dict[str, Any]]]:
+) -> list[dict[str, Any]]:
     """Rounds of two clients with a part of one's own, which the server finds by its place and clients by its name."""
     name = f"{__name__}:remembering"
     app = client_app(
@@ -462,15 +439,9 @@ def kept_over(
         parts=options.get("parts", {name: remembering}),
         states=(lambda context: states / str(context.node_id)) if states else None,
     )
-    grid = LocalGrid({number: Node(app, {"partition-id": number}) for number in (1, 2)})
-    over = FedDF(
-        {"net": line(6)},
-        settings(2, {"fusion.method": "fedavg", "fusion.parts": [name], "clients.lost_state": lost}),
-        folder=tmp_path / "run",
-        poll=0.0,
-    )
-    over.start(grid, num_rounds=rounds)
-    return grid, RunFolder.open(tmp_path / "run").records()
+    changes = {**AVERAGED, "fusion.parts": [name], "clients.lost_state": lost}
+    server_of(tmp_path, {"net": line(6)}, changes).start(grid_with(app, (1, 2)), num_rounds=rounds)
+    return RunFolder.open(tmp_path / "run").records()
 
 
 def test_a_part_of_ones_own_keeps_a_state_at_the_client(tmp_path: Path) -> None:
@@ -486,7 +457,7 @@ def test_a_part_of_ones_own_keeps_a_state_at_the_client(tmp_path: Path) -> None:
 def test_a_client_whose_state_is_lost_is_refused_or_begins_anew(tmp_path: Path, lost: str) -> None:
     kept_over(tmp_path, 2, lost=lost, states=tmp_path / "states")
     shutil.rmtree(tmp_path / "states" / "2")
-    _, records = kept_over(tmp_path, 3, lost=lost, states=tmp_path / "states")
+    records = kept_over(tmp_path, 3, lost=lost, states=tmp_path / "states")
     if lost == "refuse":
         assert records[-1]["clients"] == ["client-1"]
         (dropped,) = records[-1]["dropped"]

@@ -11,10 +11,9 @@ try:
 except ImportError as error:
     raise ImportError("feddf.flower needs Flower: pip install 'feddf[flower]'") from error
 
-from feddf.flower.build import client_app_of, settings_of, strategy_of
-from feddf.flower.client import announce, client_app
-from feddf.flower.settings import FlowerConfig, FlowerSettings
-from feddf.flower.strategy import FedDF
+from feddf.flower.client import announce, client_app, client_app_of
+from feddf.flower.settings import FlowerConfig, FlowerSettings, settings_of
+from feddf.flower.strategy import FedDF, strategy_of
 
 __all__ = [
     "FedDF",

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from torch import Tensor, nn
 
 from feddf import evaluate
 from feddf.client import combine_halves, local_update
-from feddf.config import ConfigError
-from feddf.flower.inputs import Architectures, Labeled, as_examples, as_inputs, as_prototypes, classes_of
-from feddf.flower.settings import MakePart, local_config, parts_in
+from feddf.config import ConfigError, Experiment
+from feddf.data.datasets import flip_crop
+from feddf.flower.settings import Architectures, Labeled, MakePart, as_examples, as_prototypes, local_config, parts_in
 from feddf.flower.wire import CONFIG, COUNT, METRICS, job_from, reply_content
+from feddf.runs.build import Parts, augments, build, client_name
 from feddf.runs.methods import fit_prototypes
 from feddf.runs.spool import ClientStates
 from feddf.runtime.device import threads as on_threads
@@ -77,47 +81,65 @@ def client_app(
     if prototype is None and len(known) > 1:
         raise ConfigError.at("prototype", None, f"say which of {', '.join(known)} this client has")
     chosen = prototype if prototype is not None else next(iter(known))
-    app = announce(ClientApp(), chosen, name)
     execution = Execution(device=device) if isinstance(device, str) else device
+    limited = partial(on_threads, threads) if threads else nullcontext
+    node = _Node(known, chosen, data, test, augment, limited, execution, parts or {}, states)
+    app = announce(ClientApp(), chosen, name)
+    app.train()(node.train)
+    app.evaluate()(node.evaluate)
+    return app
 
-    def asked(message: Message, context: Context) -> tuple[Any, Prototype, list[Part]]:
-        """Return what the server tells, this client's architecture, fitted to the method, and the method's parts."""
-        told, own = message.content[CONFIG], known[chosen if isinstance(chosen, str) else chosen(context)]
-        resources = Resources({own.name: own})
-        named = parts_in(told, resources, parts)
-        return told, fit_prototypes(resources, named).prototypes[own.name], named
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        with on_threads(threads) if threads else nullcontext():
-            told, own, named = asked(message, context)
-            examples = _labeled(data(context), own)
+@dataclass(frozen=True)
+class _Node:
+    """What a client has at its own place, and what it does when the server asks."""
+
+    prototypes: Mapping[str, Prototype]
+    chosen: str | Of
+    data: Callable[[Context], Labeled]
+    test: Callable[[Context], Labeled] | None
+    augment: Augment | None
+    threads: Callable[[], AbstractContextManager[None]]
+    execution: Execution
+    parts: Mapping[str, MakePart]
+    states: Callable[[Context], Path] | None
+
+    def train(self, message: Message, context: Context) -> Message:
+        """Train as the server says, and send what came of it."""
+        with self.threads():
+            told, own, parts = self._asked(message, context)
+            examples = as_examples(self.data(context), own)
             update = partial(
                 local_update,
                 prototypes={own.name: own},
                 train=examples,
                 local=local_config(told),
-                half=combine_halves([part.half for part in named]),
-                augment=augment,
-                execution=execution,
+                half=combine_halves([part.half for part in parts]),
+                augment=self.augment,
+                execution=self.execution,
             )
-            job = job_from(message, own.name, len(examples))
-            if any(part.keeps for part in named):
-                update = partial(_update_with_state, update, states(context) if states else None, told)
-            return Message(reply_content(update(job)), reply_to=message)
+            if any(part.keeps for part in parts):
+                update = partial(_update_with_state, update, self.states(context) if self.states else None, told)
+            return Message(reply_content(update(job_from(message, own.name, len(examples)))), reply_to=message)
 
-    @app.evaluate()
-    def try_model(message: Message, context: Context) -> Message:
-        if test is None:
+    def evaluate(self, message: Message, context: Context) -> Message:
+        """Try the server's model on this client's own test data."""
+        if self.test is None:
             raise ValueError("this client has no data to evaluate models on")
-        with on_threads(threads) if threads else nullcontext(), execution.begun() as place:
-            _, own, _ = asked(message, context)
-            examples = _labeled(test(context), own)
+        with self.threads(), self.execution.begun() as place:
+            _, own, _ = self._asked(message, context)
+            examples = as_examples(self.test(context), own)
             model = own.load(job_from(message, own.name, 0).state, place)
             metrics = MetricRecord({COUNT: len(examples), "accuracy": evaluate.accuracy(model, examples)})
         return Message(RecordDict({METRICS: metrics}), reply_to=message)
 
-    return app
+    def _asked(self, message: Message, context: Context) -> tuple[Any, Prototype, list[Part]]:
+        """Return what the server tells, this client's architecture, fitted to the method, and the method's parts."""
+        told = message.content[CONFIG]
+        own = self.prototypes[self.chosen if isinstance(self.chosen, str) else self.chosen(context)]
+        resources = Resources({own.name: own})
+        parts = parts_in(told, resources, self.parts)
+        return told, fit_prototypes(resources, parts).prototypes[own.name], parts
 
 
 def _update_with_state(update: LocalTrain, folder: Path | None, told: Mapping[str, Any], job: Job) -> Reply:
@@ -132,8 +154,52 @@ def _update_with_state(update: LocalTrain, folder: Path | None, told: Mapping[st
     return outcome
 
 
-def _labeled(given: Labeled, prototype: Prototype) -> Examples:
-    """Return examples; a client's own do not tell how many classes there are, so the model does."""
-    if isinstance(given, Examples):
-        return given
-    return as_examples(given, classes_of({prototype.name: prototype}, as_inputs(given[0])))
+def client_app_of(
+    experiment: Experiment,
+    *,
+    states: str | Path | None = None,
+    parts: Mapping[str, MakePart] | None = None,
+    trust: bool = False,
+) -> ClientApp:
+    """Return the app of an experiment's clients: a node's ``partition-id`` says which of them it is.
+
+    The data are loaded where the client is, when its first message comes; so the app itself is small and travels.
+    ``states`` is a folder for what clients keep between rounds, where a method has them keep something; ``parts`` are
+    one's own, as for :func:`feddf.flower.client_app`.
+    """
+    labels, run = [spec.label for spec in experiment.prototypes], experiment.run
+    built = partial(_build_here, experiment.model_dump_json(), trust)
+
+    def model(label: str) -> nn.Module:
+        return built().prototypes[label].build()
+
+    def examples(context: Context) -> Examples:
+        indices = built().federation.clients[_number(context)].indices
+        assert indices is not None, "the clients of an experiment have their examples here"
+        return built().task.train.take(indices)
+
+    def augment(images: Tensor, generator: torch.Generator) -> Tensor:
+        return flip_crop(images, generator) if augments(experiment, built().task.data) else images
+
+    return client_app(
+        {label: partial(model, label) for label in labels},
+        examples,
+        prototype=lambda context: labels[_number(context) % len(labels)],
+        name=lambda context: client_name(_number(context), experiment.clients.total),
+        augment=augment,
+        device=Execution(device=run.device, precision=run.precision, deterministic=run.deterministic),
+        parts=parts,
+        states=None if states is None else lambda context: Path(states),
+    )
+
+
+@lru_cache(maxsize=2)
+def _build_here(experiment: str, trust: bool) -> Parts:
+    return build(Experiment.model_validate_json(experiment), trust=trust)
+
+
+def _number(context: Context) -> int:
+    number = context.node_config.get("partition-id")
+    if number is None:
+        raise ValueError("this node has no partition-id; start it with --node-config 'partition-id=0'")
+    return int(number)

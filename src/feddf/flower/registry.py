@@ -43,10 +43,8 @@ def most_clients(expected: int) -> int:
 
 def _read(path: Path) -> dict[str, str]:
     """Return the clients in a registry's file; a damaged one is put aside, and all clients are asked again."""
-    if not path.exists():
-        return {}
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         if isinstance(known, dict) and all(type(prototype) is str for prototype in known.values()):
             return known
     except (ValueError, RecursionError):
@@ -58,19 +56,14 @@ def _read(path: Path) -> dict[str, str]:
 
 
 class ClientRegistry:
-    """The clients behind a queue of messages; ``clients`` grows as they connect.
+    """The clients behind a queue of messages of its own; ``clients`` grows as they connect.
 
     ``names`` are those of nodes, where only these nodes may take part. At most ``most`` clients are registered: for a
     new one beyond that, one that is not connected is forgotten, or else the new one is refused.
     """
 
     def __init__(
-        self,
-        queue: MessageQueue,
-        path: Path,
-        prototypes: Collection[str],
-        names: Mapping[int, str] | None = None,
-        most: int = 10_000,
+        self, queue: MessageQueue, path: Path, prototypes: Collection[str], names: Mapping[int, str] | None, most: int
     ) -> None:
         self.queue, self._path, self._prototypes, self._names, self._most = queue, path, prototypes, names, most
         self.clients = [Client(*known) for known in sorted(_read(path).items()) if known[1] in prototypes]
@@ -86,7 +79,11 @@ class ClientRegistry:
         self._forget_offline(online)
         for node in sorted(online - self._claims.keys()):
             if monotonic() - self._when.get(node, -ASK_AGAIN) >= ASK_AGAIN:
-                self._ask(node)
+                question = RecordDict({CONFIG: ConfigRecord({"feddf": "who"})})
+                sent = self.queue.push(Message(question, node, MessageType.QUERY, ttl=ASK_AGAIN))
+                self._when[node] = monotonic()
+                if sent is not None:
+                    self._asked[sent] = node
         for number, reply in self.queue.pull(list(self._asked)):
             node = self._asked.pop(number)
             try:
@@ -104,12 +101,11 @@ class ClientRegistry:
         began, expected = monotonic(), config.total
         while (found := len(self.connected())) < expected and monotonic() - began < wait:
             sleep(poll)
-        named = [one for one in self.clients if one.id in self._nodes or not one.id.startswith(UNNAMED)]
-        self.clients[:] = named
+        self.clients = [one for one in self.clients if one.id in self._nodes or not one.id.startswith(UNNAMED)]
         needed = max(1, ceil(config.quorum * expected))
         if found < needed:
-            came = f"{found} of {expected} clients announced themselves within {wait:g} s"
-            raise QuorumError(f"{came}; at least {needed} are needed")
+            few = f"{found} of {expected} clients announced themselves within {wait:g} s; at least {needed} are needed"
+            raise QuorumError(few)
         if found < expected:
             _log.warning("feddf: beginning with %d of %d clients", found, expected)
 
@@ -125,23 +121,15 @@ class ClientRegistry:
 
     def _forget_offline(self, online: Collection[int]) -> None:
         """A node that reconnects may be another client, or have another architecture: it is asked anew."""
-        self.queue.forget([number for number, node in self._asked.items() if node not in online])
         self._asked = {number: node for number, node in self._asked.items() if node in online}
         self._claims = {node: client for node, client in self._claims.items() if node in online}
         self._when = {node: when for node, when in self._when.items() if node in online}
 
-    def _ask(self, node: int) -> None:
-        question = RecordDict({CONFIG: ConfigRecord({"feddf": "who"})})
-        sent = self.queue.push(Message(question, node, MessageType.QUERY, ttl=ASK_AGAIN))
-        self._when[node] = monotonic()
-        if sent is not None:
-            self._asked[sent] = node
-
     def _client_in(self, node: int, reply: Message | Exception) -> Client:
         """Return the client that a node says it is; raise ``ValueError`` where it may not take part."""
-        if self._names is not None and node not in self._names:
+        listed = (self._names or {}).get(node)
+        if self._names is not None and listed is None:
             raise ValueError("client_names does not list it")
-        listed = self._names[node] if self._names is not None else None
         if isinstance(reply, Exception):
             raise ValueError(printable(f"its answer could not be read: {reason(reply)}"))
         if has_no_such_function(reply) and len(self._prototypes) == 1:  # an app as it was before feddf
@@ -158,9 +146,8 @@ class ClientRegistry:
 
     def _assign_names(self) -> None:
         """Give each name to one node: to the one that had it, or else to the first to claim it."""
-        held = {
-            name: node for name, node in self._nodes.items() if node in self._claims and self._claims[node].id == name
-        }
+        claimed = {node: client.id for node, client in self._claims.items()}
+        held = {name: node for name, node in self._nodes.items() if claimed.get(node) == name}
         for node, client in self._claims.items():
             holder = held.setdefault(client.id, node)
             if holder != node:
@@ -179,16 +166,16 @@ class ClientRegistry:
         if client in self.clients:
             return True
         others = [known for known in self.clients if known.id != client.id]
+        absent = [known for known in others if known.id not in connected]
+        if len(others) >= self._most and not absent:
+            return False
         if len(others) >= self._most:
-            absent = [known for known in others if known.id not in connected]
-            if not absent:
-                return False
             others.remove(max(absent, key=lambda known: self._absent.get(known.id, 0)))
         self._keep([*others, client])
         return True
 
     def _keep(self, clients: list[Client]) -> None:
-        self.clients[:] = sorted(clients, key=lambda known: known.id)
+        self.clients = sorted(clients, key=lambda client: client.id)
         self._absent = {client.id: self._absent.get(client.id, 0) for client in self.clients}
-        known = {known.id: known.prototype for known in self.clients}
+        known = {client.id: client.prototype for client in self.clients}
         write_atomically(self._path, json.dumps(known, indent=1).encode())

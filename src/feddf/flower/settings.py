@@ -1,21 +1,29 @@
-"""The settings of a run over Flower, and what clients are told of them."""
+"""What a user of Flower hands over, checked: settings (and what clients are told of them), architectures and data."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from pydantic import model_validator
+from torch import Tensor, nn
 
-from feddf.config import ConfigError, LocalConfig, Settings
+from feddf.config import ConfigError, Experiment, LocalConfig, Settings, parse
+from feddf.config.errors import first_line
 from feddf.config.names import BINARIZATIONS, METHOD_PARTS, PARTS
 from feddf.config.sections import Section, key
+from feddf.data.datasets import plain, wrong_labels
+from feddf.evaluate import output_shape
+from feddf.flower.wire import to_arrays
+from feddf.outputs import classes
 from feddf.runs.methods import named_part
-from feddf.types import Part, Resources
+from feddf.types import Examples, Inputs, Part, Prototype, Resources
 
-PARTS_KEY = "parts"
-"""The entry of the train config that names the parts of the method, as JSON, each with what its half is told."""
+Architectures = Mapping[str, Prototype | Callable[[], nn.Module]]
+Labeled = Examples | tuple[Tensor, Tensor]
 
 MakePart = Callable[..., Part]
 """What a part's name stands for: a function of the client's resources, and of what the half is told."""
@@ -67,8 +75,38 @@ class FlowerSettings(Settings):
         return self.clients.timeout or 3600.0
 
 
-def check_travel(settings: FlowerSettings, parts: Sequence[Part]) -> None:
-    """Raise for what a method asks of clients that cannot be asked over Flower."""
+def settings_of(experiment: Experiment) -> FlowerSettings:
+    """Return the settings of an experiment for a run over Flower."""
+    return parse(experiment.model_dump(include=set(Settings.model_fields)), FlowerSettings)
+
+
+# What clients are told
+
+
+def parts_config(parts: Sequence[Part]) -> dict[str, str]:
+    """Return the entry that names a method's parts, if it has any: as JSON, each with what its half is told."""
+    named = {part.name: dict(part.told) for part in parts if part.name}
+    return {"parts": json.dumps(named)} if named else {}
+
+
+def parts_in(told: Mapping[str, Any], resources: Resources, own: Mapping[str, MakePart]) -> list[Part]:
+    """Return the parts that a server names; a name that is neither feddf's nor the client's own is refused."""
+    found: list[Part] = []
+    for name, arguments in json.loads(told.get("parts", "{}")).items():
+        if name in own:
+            found.append(own[name](resources, **arguments))
+        elif any(name in names for names in (PARTS, METHOD_PARTS, BINARIZATIONS)):  # no module:attribute is
+            found.append(named_part(name, resources, arguments))
+        else:
+            raise ValueError(f"this client does not know the part '{name[:60]}'; give it to client_app as parts")
+    return found
+
+
+def train_config(settings: FlowerSettings, parts: Sequence[Part]) -> dict[str, Any]:
+    """Return what clients that train are told: ``[local]``, FedProx's μ under Flower's name for it, and the parts.
+
+    Raise for what the method asks of clients that cannot be asked over Flower.
+    """
     for part in parts:
         if not part.name and (part.half is not Part.half or part.fit):
             allowed = "its clients' half does not travel by itself: give its Part the name by which clients find it"
@@ -76,16 +114,6 @@ def check_travel(settings: FlowerSettings, parts: Sequence[Part]) -> None:
     fraction = settings.flower.evaluate_fraction
     if fraction and not all(part.weights_down for part in parts):
         raise ConfigError.at("flower.evaluate_fraction", fraction, "this method sends clients no weights; set it to 0")
-
-
-def parts_config(parts: Sequence[Part]) -> dict[str, str]:
-    """Return the entry that names the parts of a method, if it has any that clients have to know."""
-    named = {part.name: dict(part.told) for part in parts if part.name}
-    return {PARTS_KEY: json.dumps(named)} if named else {}
-
-
-def train_config(settings: FlowerSettings, parts: Sequence[Part]) -> dict[str, Any]:
-    """Return what clients that train are told: ``[local]``, FedProx's μ under Flower's name for it, and the parts."""
     local = {f"local-{name}": value for name, value in settings.local.model_dump().items()}
     named = parts_config(parts)
     lost = {"lost-state": settings.clients.lost_state} if named else {}
@@ -97,14 +125,97 @@ def local_config(told: Mapping[str, Any]) -> LocalConfig:
     return LocalConfig(**{name: told[f"local-{name}"] for name in LocalConfig.model_fields if f"local-{name}" in told})
 
 
-def parts_in(told: Mapping[str, Any], resources: Resources, own: Mapping[str, MakePart] | None = None) -> list[Part]:
-    """Return the parts that a server names; a name that is neither feddf's nor the client's own is refused."""
-    found: list[Part] = []
-    for name, arguments in json.loads(told.get(PARTS_KEY, "{}")).items():
-        if not any(
-            name in names for names in (own or {}, PARTS, METHOD_PARTS, BINARIZATIONS)
-        ):  # no module:attribute is
-            raise ValueError(f"this client does not know the part '{name[:60]}'; give it to client_app as parts")
-        mine = own[name](resources, **arguments) if own and name in own else None
-        found.append(mine or named_part(name, resources, arguments))
-    return found
+# Architectures and data
+
+
+def as_prototypes(given: Architectures) -> dict[str, Prototype]:
+    """Return prototypes: each one as it is, or made of a function that builds the module."""
+    if not given:
+        raise ConfigError.at("prototypes", [], "name at least one architecture")
+    return {name: one if isinstance(one, Prototype) else Prototype(name, one) for name, one in given.items()}
+
+
+def as_inputs(given: Inputs | Tensor) -> Inputs:
+    """Return inputs; a tensor holds them as the models expect them."""
+    return given if isinstance(given, Inputs) else Inputs(given, plain)
+
+
+def as_examples(given: Labeled, prototype: Prototype | None = None) -> Examples:
+    """Return examples; a pair of tensors holds inputs as the models expect them, and int64 labels.
+
+    One client's labels do not tell how many classes there are, so its ``prototype`` does.
+    """
+    if isinstance(given, Examples):
+        return given
+    inputs, labels = as_inputs(given[0]), given[1]
+    if prototype is not None:
+        return Examples(inputs, labels, classes(classes_of({prototype.name: prototype}, inputs)))
+    return Examples(inputs, labels, classes(int(labels.max()) + 1 if labels.numel() else 1))
+
+
+def classes_of(prototypes: Mapping[str, Prototype], inputs: Inputs) -> int:
+    """Return the number of logits that all prototypes give on the inputs; raise where they differ or fail."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, prototype in prototypes.items():
+        try:
+            shapes[name] = output_shape(prototype, inputs)
+        except Exception as error:
+            allowed = f"does not work on the server's inputs: {first_line(error)}"
+            raise ConfigError.at("prototypes", name, allowed) from error
+    first = next(iter(shapes.values()))
+    if len(first) != 1 or set(shapes.values()) != {first}:
+        raise ConfigError.at("prototypes", shapes, "all must have the same number of logits, and no other outputs")
+    return first[0]
+
+
+def server_data(
+    prototypes: Architectures,
+    settings: FlowerSettings,
+    pool: Inputs | Tensor | None,
+    validation: Labeled | None,
+    test: Labeled | None,
+) -> tuple[Resources, Examples, Examples]:
+    """Return what the server fuses with, its validation and its test examples; raise where something does not fit."""
+    known, none = as_prototypes(prototypes), (torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
+    unlabeled = as_inputs(pool) if pool is not None else None
+    labeled = as_examples(validation if validation is not None else none)
+    tested = as_examples(test) if test is not None else labeled
+    if settings.distills:
+        _check_distillation(settings, unlabeled, labeled)
+    settings.refuse(settings.mistakes(labeled=len(labeled) > 0, pooled=unlabeled is not None))
+    n_classes = None
+    for inputs in (unlabeled, tested.inputs if len(tested) else None):
+        n_classes = classes_of(known, inputs) if inputs is not None else n_classes
+    labeled = replace(labeled, outputs=classes(n_classes))
+    for name, examples in (("validation", labeled), ("test", tested)):
+        if len(examples) and (wrong := wrong_labels(replace(examples, outputs=labeled.outputs))):
+            raise ConfigError.at(name, f"{len(examples.labels)} labels", f"has {wrong}")
+    for name, inputs in (("pool", unlabeled), ("validation", labeled.inputs), ("test", tested.inputs)):
+        if inputs is not None and len(inputs):
+            _check_finite(name, inputs)
+    for name, prototype in known.items():
+        try:
+            to_arrays(prototype.build().state_dict())
+        except TypeError as error:
+            raise ConfigError.at("prototypes", name, f"Flower cannot carry its weights: {error}") from error
+    return Resources(known, unlabeled, labeled, None, labeled.outputs), labeled, tested
+
+
+def _check_distillation(settings: FlowerSettings, pool: Inputs | None, validation: Examples) -> None:
+    """Raise where a strategy that distills was not given what it needs: here it is no key of a configuration."""
+    if pool is None:
+        raise ConfigError.at("pool", None, "method 'feddf' needs unlabeled inputs")
+    if len(pool) < 2:
+        raise ConfigError.at("pool", f"{len(pool)} inputs", "a student learns from batches of at least 2")
+    if settings.distill.early_stopping == "validation" and not len(validation):
+        allowed = "early stopping needs validation data; or set distill.early_stopping = 'held-out-loss' or 'none'"
+        raise ConfigError.at("validation", None, allowed)
+
+
+def _check_finite(name: str, inputs: Inputs) -> None:
+    """Raise where an input of the server's own is not finite: every honest client would be blamed for it."""
+    for chunk in torch.arange(len(inputs)).split(256):
+        batch = inputs.batch(chunk)
+        if batch.is_floating_point() and not bool(batch.isfinite().all()):
+            rows = ~batch.flatten(1).isfinite().all(dim=1)
+            raise ConfigError.at(name, f"input {int(chunk[rows][0])}", "it has values that are not finite")

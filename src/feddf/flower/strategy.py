@@ -14,15 +14,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from feddf.config import ConfigError, Record, differences, with_values
+from feddf.config import ConfigError, Experiment, Record, differences, with_values
 from feddf.engines.open import open_engines
-from feddf.flower.inputs import Architectures, Labeled, check_weights, node_numbers, server_data
 from feddf.flower.registry import ClientRegistry, most_clients
-from feddf.flower.settings import FlowerSettings, check_travel, parts_config, train_config
+from feddf.flower.settings import Architectures, FlowerSettings, Labeled, parts_config, server_data, settings_of
+from feddf.flower.settings import train_config as told_in_training
 from feddf.flower.transport import MessageQueue, exchange
 from feddf.flower.wire import job_message, packed, reply_from, unpacked
 from feddf.robust.defense import bounded_counts
 from feddf.rounds import Federation, collect, run_round, sample
+from feddf.runs.build import build
 from feddf.runs.methods import build_method
 from feddf.runs.record import Recorder, mean_metrics
 from feddf.runs.run import record_rounds
@@ -77,9 +78,12 @@ class FedDF(Strategy):
         poll: float = 0.2,
     ) -> None:
         self.folder, self.wait, self.poll = Path(folder), wait, poll
-        self._names = node_numbers(client_names)
-        given = server_data(prototypes, settings, pool, validation, test, self._n_clients)
-        self._resources, self._validation, self._test = given
+        try:
+            self._names = None if client_names is None else {int(node): name for node, name in client_names.items()}
+        except ValueError:
+            allowed = "it gives names to Flower's node ids, which are numbers"
+            raise ConfigError.at("client_names", client_names, allowed) from None
+        self._resources, self._validation, self._test = server_data(prototypes, settings, pool, validation, test)
         known, pooled = self._resources.prototypes, self._resources.pool
         self.settings = with_values(settings, {
             "flower.prototypes": tuple(known),
@@ -88,7 +92,8 @@ class FedDF(Strategy):
         })  # fmt: skip
         self._initial = {name: init_state(prototype, settings.seed) for name, prototype in known.items()}
         self._state = ServerState(0, self._initial)
-        self._registry: ClientRegistry | None = None
+        self._registry: ClientRegistry
+        self._jobs: MessageQueue
 
     @property
     def models(self) -> Mapping[str, State]:
@@ -112,23 +117,23 @@ class FedDF(Strategy):
         ``prototype/key``. Of a run that was killed, the result has only the rounds run now; the folder has all.
         """
         changes = {"rounds": num_rounds, "clients.timeout": timeout, "flower.train_config": train_config}
-        given = {key: value for key, value in changes.items() if value is not None}
-        self.settings = with_values(self.settings, given)
+        self.settings = with_values(self.settings, {key: one for key, one in changes.items() if one is not None})
         if initial_arrays is not None:
             self._state = ServerState(0, unpacked(initial_arrays, self._initial))
         result, folder, run = Result(), self._open_folder(), self.settings.run
         with folder.locked(), open_engines(run) as engines:
-            method, prototypes = build_method(self._resources, self.settings, engines.server, self._initial)
-            check_travel(self.settings, method.parts)
+            resources = replace(self._resources, n_clients=self._n_clients)
+            method, prototypes = build_method(resources, self.settings, engines.server, self._initial)
+            rounds = self._rounds(grid, method, told_in_training(self.settings, method.parts), DiskSpool(folder.spool))
             self._restore(folder, prototypes)
             self.summary()
+            if self._state.round == 0:
+                self._evaluate(evaluate_fn, 0, result)
             recorder = Recorder(engines.server, prototypes, self._test, self._validation, run)
-            if evaluate_fn is not None and self._state.round == 0:
-                _note(result, 0, evaluate_fn(0, packed(self.models)))
-            extend = partial(self._evaluate, method, dict(evaluate_config or {}), evaluate_fn, result)
-            rounds = self._rounds(grid, method, DiskSpool(folder.spool))
+            extend = partial(self._evaluated_by_clients, {**(evaluate_config or {}), **parts_config(method.parts)})
             for record in record_rounds(rounds, self._state, folder, self.settings, recorder, extend, _log.warning):
-                _log_round(record, self.settings.rounds)
+                _tell(result, record, self.settings.rounds)
+                self._evaluate(evaluate_fn, record["round"], result)
         result.arrays = packed(self.models)
         return result
 
@@ -155,76 +160,65 @@ class FedDF(Strategy):
         """Go on from the folder's newest whole checkpoint; warn of what is wrong with newer ones."""
         saved, complaints = folder.latest()
         if saved is not None:
-            check_weights(folder.path, saved.models, prototypes)
+            for name, prototype in prototypes.items():
+                try:
+                    prototype.load(saved.models.get(name, {}))
+                except (RuntimeError, KeyError) as error:
+                    allowed = f"{folder.path} holds a run with another architecture of that name"
+                    raise ConfigError.at("prototypes", name, allowed) from error
             self._state = saved
         for complaint in [*complaints, *folder.forget_after(self._state.round)]:
             _log.warning("feddf: %s", complaint)
 
-    def _rounds(self, grid: Grid, method: Method, spool: DiskSpool) -> Iterator[Round]:
+    def _rounds(self, grid: Grid, method: Method, told: Mapping[str, Any], spool: DiskSpool) -> Iterator[Round]:
         """Run rounds over the clients behind a grid; new ones join between them."""
-        if self._registry is None or self._registry.queue.grid is not grid:
-            path, clients = self.folder / "registry.json", self.settings.clients
-            known, most = list(self._resources.prototypes), most_clients(clients.total)
-            registry = ClientRegistry(MessageQueue(grid), path, known, self._names, most)
-            registry.gather(clients, self.wait, self.poll)
-            self._registry = registry
-        engine = self._engine(MessageType.TRAIN, train_config(self.settings, method.parts), method.parts)
-        fuse = bounded_counts(method.fuse)
+        clients, seed, known = self.settings.clients, self.settings.seed, list(self._resources.prototypes)
+        path, most = self.folder / "registry.json", most_clients(clients.total)
+        self._jobs = MessageQueue(grid)
+        self._registry = ClientRegistry(MessageQueue(grid), path, known, self._names, most)
+        self._registry.gather(clients, self.wait, self.poll)
+        engine, fuse = self._engine(MessageType.TRAIN, told, method.parts), bounded_counts(method.fuse)
         run = partial(run_round, engine=engine, train=_train_remotely, fuse=fuse, parts=method.parts, spool=spool)
         while True:
             self._registry.begin_round()
-            closed = run(self._state, replace(self._federation(), rounds_per_cohort=method.rounds_per_cohort))
+            closed = run(self._state, Federation(self._registry.clients, clients, seed, method.rounds_per_cohort))
             self._state = closed.server
             yield closed
 
     def _n_clients(self, prototype: str) -> int:
         """Return how many of the clients that are known now have an architecture."""
-        return sum(client.prototype == prototype for client in self._registry.clients) if self._registry else 0
-
-    def _federation(self) -> Federation:
-        """Return the federation of the clients that are known now."""
-        assert self._registry is not None
-        return Federation(list(self._registry.clients), self.settings.clients, self.settings.seed)
+        return sum(client.prototype == prototype for client in self._registry.clients)
 
     def _engine(self, kind: str, told: Mapping[str, Any], parts: Sequence[Part]) -> Engine:
         """Return the clients as an engine: they answer by their own code, and not by the function that it is given."""
 
-        def read(message: Message, job: Job) -> Reply | Failure:
+        def read(message: Message | Exception, job: Job) -> Reply | Failure:
             return reply_from(message, replace(job, state=self._state.sent_to(job.client)), parts)
 
         def run(function: Callable[[Any], Any], jobs: Sequence[Any], /) -> Iterator[Any]:
-            assert self._registry is not None
-            deadline, clients = self.settings.deadline, self._registry
+            deadline, connected = self.settings.deadline, self._registry.connected
             send = partial(job_message, config=told, kind=kind, ttl=deadline)
-            return exchange(clients.queue, jobs, clients.connected, send, read, deadline, self.wait, self.poll)
+            return exchange(self._jobs, jobs, connected, send, read, deadline, self.wait, self.poll)
 
         return run
 
-    def _evaluate(
-        self,
-        method: Method,
-        told: Mapping[str, Any],
-        evaluate_fn: EvaluateFunction | None,
-        result: Result,
-        record: Record,
-        server: ServerState,
-    ) -> Record:
-        """Return the record with what clients and the user's own function find of the fused models."""
-        number, score = int(record["round"]), _mean_accuracy(record)
-        result.train_metrics_clientapp[number] = MetricRecord(dict(record["metrics_of_clients"]))
-        _note(result, number, MetricRecord({"accuracy": score}) if score is not None else None)
-        if evaluate_fn is not None:
-            _note(result, number, evaluate_fn(number, packed(server.models)))
-        fraction, seed = self.settings.flower.evaluate_fraction, self.settings.seed
+    def _evaluate(self, function: EvaluateFunction | None, number: int, result: Result) -> None:
+        """Put what the user's own function finds of the fused models into Flower's result."""
+        found = function(number, packed(self.models)) if function is not None else None
+        if found is not None:
+            result.evaluate_metrics_serverapp[number] = found
+
+    def _evaluated_by_clients(self, told: Mapping[str, Any], record: Record, server: ServerState) -> Record:
+        """Return the record with what a share of the clients find of the fused models."""
+        number, fraction, seed = record["round"], self.settings.flower.evaluate_fraction, self.settings.seed
         if not fraction:
             return record
         config = self.settings.clients.model_copy(update={"fraction": fraction})
-        asked = sample(replace(self._federation(), config=config, seed=derive(seed, "evaluate")), number)
+        asked = sample(Federation(self._registry.clients, config, derive(seed, "evaluate")), number)
         jobs = [Job(one, number, server.sent_to(one), derive(seed, "evaluate", one.id)) for one in asked]
-        engine = self._engine(MessageType.EVALUATE, {**told, **parts_config(method.parts)}, METRICS_ONLY)
+        engine = self._engine(MessageType.EVALUATE, told, METRICS_ONLY)
         found, failures = collect(engine, _train_remotely, jobs, parts=METRICS_ONLY)
         means = mean_metrics([(update.n_examples, update.metrics) for update in found])
-        result.evaluate_metrics_clientapp[number] = MetricRecord(dict(means))
         silent = {failure.client_id: failure.reason for failure in failures}
         return {**record, "evaluated_by_clients": {"means": means, "failures": silent}}
 
@@ -235,27 +229,42 @@ class FedDF(Strategy):
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _refuse
 
 
+def strategy_of(
+    experiment: Experiment,
+    folder: str | Path,
+    settings: FlowerSettings | None = None,
+    *,
+    trust: bool = False,
+    **options: Any,
+) -> FedDF:
+    """Return the strategy that runs an experiment, with its data on the server's side.
+
+    ``settings`` are those of :func:`settings_of` unless given, ``options`` further ones of :class:`FedDF`. With
+    ``trust``, the pool may be of a ``.pt2`` file.
+    """
+    parts = build(experiment, trust=trust)
+    pool, validation, test = parts.task.pool, parts.task.validation, parts.task.data.test
+    given = {"pool": pool, "validation": validation if len(validation) else None, "test": test, **options}
+    return FedDF(parts.prototypes, settings or settings_of(experiment), folder=folder, **given)
+
+
 def _train_remotely(job: Job) -> Reply:
     """Stand in for a client's training, which happens at its own place."""
     raise AssertionError(f"{job.id} trains at its own place")
 
 
-def _note(result: Result, number: int, found: MetricRecord | None) -> None:
-    if found is not None:
-        result.evaluate_metrics_serverapp[number] = found
-
-
-def _mean_accuracy(record: Record) -> float | None:
-    """Return the mean test accuracy of the fused models, if all are known."""
-    found = [model["fused"] for model in record["models"].values()]
-    known = [value for value in found if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(found) else None
-
-
-def _log_round(record: Record, rounds: int) -> None:
-    score = _mean_accuracy(record)
-    shown = "not evaluated" if score is None else f"accuracy {100 * score:.1f} %"
-    dropped = "".join(f"; {one['client']}: {one['reason']}" for one in record["dropped"])
+def _tell(result: Result, record: Record, rounds: int) -> None:
+    """Put a round into Flower's result, and log it."""
+    number, dropped = record["round"], "".join(f"; {one['client']}: {one['reason']}" for one in record["dropped"])
+    found = [score for model in record["models"].values() if (score := model["fused"]) is not None]
+    shown = "not evaluated"
+    result.train_metrics_clientapp[number] = MetricRecord(dict(record["metrics_of_clients"]))
+    if len(found) == len(record["models"]):
+        score = sum(found) / len(found)
+        result.evaluate_metrics_serverapp[number] = MetricRecord({"accuracy": score})
+        shown = f"accuracy {100 * score:.1f} %"
+    if "evaluated_by_clients" in record:
+        result.evaluate_metrics_clientapp[number] = MetricRecord(dict(record["evaluated_by_clients"]["means"]))
     if guard := record.get("guard"):
-        _log.warning("feddf: round %d: fused models were worse and not kept as they were: %s", record["round"], guard)
-    _log.info("feddf: round %d/%d, %d clients, %s%s", record["round"], rounds, len(record["clients"]), shown, dropped)
+        _log.warning("feddf: round %d: fused models were worse and not kept as they were: %s", number, guard)
+    _log.info("feddf: round %d/%d, %d clients, %s%s", number, rounds, len(record["clients"]), shown, dropped)

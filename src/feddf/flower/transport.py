@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from queue import Empty, Queue
 from threading import Thread
 from time import monotonic, sleep
-from typing import TypeVar
 
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
@@ -18,19 +18,13 @@ from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 from httpx import HTTPError
 
-from feddf.flower.wire import unreadable
-from feddf.types import Failure, Job
+from feddf.types import Failure, Job, Reply
 
 THREADS = 16
 """Pulls at a time, and so the replies held in memory at a time: a cohort of a thousand would not fit."""
 
 TRANSPORT_ERRORS = (HTTPError, OSError)
 """What Flower's grid raises when the SuperLink cannot be reached, after its own retries."""
-
-Pulled = Message | BaseException | None
-"""What a pull brought: a reply, why there will be none, or nothing yet."""
-
-R = TypeVar("R")
 
 
 def has_no_such_function(reply: Message) -> bool:
@@ -49,86 +43,64 @@ class MessageQueue:
 
     def __init__(self, grid: Grid, patience: float = 5.0) -> None:
         self.grid, self._patience = grid, patience
-        self._arrived: Queue[tuple[str, Pulled]] = Queue(THREADS)
+        self._arrived: Queue[tuple[str, Message | BaseException | None]] = Queue(THREADS)
         self._wanted: set[str] = set()
         self._pulling: set[str] = set()
-        self._kept: dict[str, Message | Exception] = {}
 
     def push(self, message: Message) -> str | None:
         """Send one message; return its id, or ``None`` where it was not taken."""
-        sent = [number for number in self.grid.push_messages([message]) if number]
-        return sent[0] if sent else None
+        return next((number for number in self.grid.push_messages([message]) if number), None)
 
-    def pull(self, asked: Sequence[str]) -> Iterator[tuple[str, Message | Exception]]:
+    def pull(self, asked: Collection[str]) -> Iterator[tuple[str, Message | Exception]]:
         """Yield the replies to these messages that are there, each once, or the error under which one was not readable.
 
-        An error of the transport itself is raised: no client has caused it.
+        These are all that are still wanted: what comes for others is thrown away. An error of the transport itself is
+        raised: no client has caused it.
         """
         if isinstance(self.grid, InMemoryGrid):  # a simulation's replies are whole, so no pull of all can get stuck
             for reply in self.grid.pull_messages(list(asked)) if asked else ():
                 yield reply.metadata.reply_to_message_id, reply
             return
-        self._wanted.update(asked)
-        waiting = deque(number for number in asked if number not in self._pulling and number not in self._kept)
+        self._wanted = set(asked)
+        waiting = deque(number for number in asked if number not in self._pulling)
         begun = set(waiting)
         self._pulling |= begun
         for _ in range(min(THREADS, len(waiting))):
             Thread(target=self._work, args=(waiting,), daemon=True).start()
-        for number in [number for number in asked if number in self._kept]:
-            yield number, self._take(number)
-        own = set(asked)
-        for number in self._arriving(begun):
-            if number in own and number in self._kept:
-                yield number, self._take(number)
-        while waiting:  # all threads are stuck; these are pulled next time
-            self._pulling.discard(waiting.popleft())
+        with suppress(Empty):  # nothing moves any more
+            while True:
+                number, found = self._arrived.get(bool(begun), self._patience)
+                begun.discard(number)
+                self._pulling.discard(number)
+                if isinstance(found, TRANSPORT_ERRORS) or not isinstance(found, Message | Exception | None):
+                    raise found
+                if found is not None and number in self._wanted:
+                    yield number, found
+        with suppress(IndexError):  # all threads are stuck; what they have left is pulled next time
+            while True:
+                self._pulling.discard(waiting.popleft())
 
-    def forget(self, asked: Collection[str]) -> None:
-        """Throw away what may still come for these messages."""
-        self._wanted.difference_update(asked)
-        for number in asked:
-            self._kept.pop(number, None)
-
-    def _take(self, number: str) -> Message | Exception:
-        self._wanted.discard(number)
-        return self._kept.pop(number)
-
-    def _arriving(self, begun: set[str]) -> Iterator[str]:
-        """Keep what the threads bring, and yield whose it is, until all have brought something or nothing moves."""
-        while True:
-            try:
-                number, found = self._arrived.get(timeout=self._patience) if begun else self._arrived.get_nowait()
-            except Empty:
-                return
-            begun.discard(number)
-            self._pulling.discard(number)
-            if isinstance(found, TRANSPORT_ERRORS):
-                raise found
-            if isinstance(found, BaseException) and not isinstance(found, Exception):
-                raise found
-            if found is not None and number in self._wanted:
-                self._kept[number] = found
-                yield number
+    def forget(self) -> None:
+        """Throw away what may still come."""
+        self._wanted = set()
 
     def _work(self, waiting: deque[str]) -> None:
-        while waiting:
-            try:
+        """Pull for one message after the other, until another thread has taken the last."""
+        with suppress(IndexError):
+            while True:
                 number = waiting.popleft()
-            except IndexError:  # another thread took it
-                return
-            found = self._pull_one(number)
-            self._arrived.put((number, found if number in self._wanted else None))
+                found = self._pull_one(number)
+                self._arrived.put((number, found if number in self._wanted else None))
 
-    def _pull_one(self, number: str) -> Pulled:
+    def _pull_one(self, number: str) -> Message | BaseException | None:
+        """Return what a pull brought: a reply, why there will be none, or nothing yet."""
         try:
-            replies = list(self.grid.pull_messages([number]))
+            reply = next(iter(self.grid.pull_messages([number])), None)
+            if reply is not None and reply.metadata.reply_to_message_id != number:  # its sender wrote that
+                raise ValueError("it answers another message than the one that was asked for")
+            return reply
         except BaseException as error:  # it is raised, or told, where the reply is waited for
             return error
-        if not replies:
-            return None
-        if replies[0].metadata.reply_to_message_id != number:  # its sender wrote that
-            return ValueError("it answers another message than the one that was asked for")
-        return replies[0]
 
 
 def exchange(
@@ -136,11 +108,11 @@ def exchange(
     jobs: Sequence[Job],
     connected: Callable[[], Mapping[str, int]],
     message: Callable[[Job, int], Message],
-    read: Callable[[Message, Job], R],
+    read: Callable[[Message | Exception, Job], Reply | Failure],
     deadline: float,
     wait: float,
     poll: float,
-) -> Iterator[R | Failure]:
+) -> Iterator[Reply | Failure]:
     """Send each job to its client's node; yield what comes back, and a failure for each client that has no answer.
 
     ``connected`` returns the node of every client that is connected now. One that is not has ``wait`` seconds to
@@ -164,9 +136,9 @@ def exchange(
         answered = False
         for number, reply in queue.pull(list(asked)):
             job, answered = asked.pop(number), True
-            yield unreadable(job, reply) if isinstance(reply, Exception) else read(reply, job)
+            yield read(reply, job)
         if not here and not answered:
             sleep(poll)
-    queue.forget(asked)
+    queue.forget()
     for job in (*absent.values(), *asked.values()):
         yield Failure(job.id, f"no answer within {deadline:g} s")

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from io import BytesIO
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +22,10 @@ from numpy.lib import format as npy
 from feddf.admit import METRIC_NAME, MOST_METRICS, different_keys, form_of, weights_due
 from feddf.config.errors import reason
 from feddf.models.binary import BinaryState, Bits, wire
-from feddf.types import Client, Failure, Form, Job, Part, Payload, Reply, State, TensorForm
+from feddf.types import Client, Failure, Form, Job, Part, Payload, Reply, State
 
 ARRAYS, PAYLOAD, CONFIG, METRICS = "arrays", "payload", "config", "metrics"
 COUNT = "num-examples"
-MOST_TENSORS = 100_000
-
-Record = TypeVar("Record")
 
 
 def to_arrays(state: State) -> ArrayRecord:
@@ -42,32 +38,26 @@ def from_arrays(arrays: ArrayRecord, manifest: State) -> State:
 
     A weight may also come binarized: a bit for each value, and a scale for each filter.
     """
-    packed = [key for key in manifest if key not in arrays and f"{key}.signs" in arrays]
-    forms = {key: _form(tensor) for key, tensor in manifest.items() if key not in packed}
-    for key in packed:
+    binarized = [key for key in manifest if key not in arrays and f"{key}.signs" in arrays]
+    forms: dict[str, tuple[Sequence[int], torch.dtype]] = {
+        key: (tensor.shape, tensor.dtype) for key, tensor in manifest.items() if key not in binarized
+    }
+    for key in binarized:
         tensor = manifest[key]
-        forms[f"{key}.signs"] = TensorForm((-(-tensor.numel() // 8),), torch.uint8, 0, 255)
-        forms[f"{key}.scales"] = replace(_form(tensor), shape=tuple(tensor.shape[:1]))
+        forms[f"{key}.signs"] = (-(-tensor.numel() // 8),), torch.uint8
+        forms[f"{key}.scales"] = tensor.shape[:1], tensor.dtype
     if complaint := different_keys(arrays.keys(), forms):
         raise ValueError(complaint)
-    found = {key: _read_tensor(key, arrays[key], form) for key, form in forms.items()}
-    if not packed:
+    found = {key: _read_tensor(key, arrays[key], *form) for key, form in forms.items()}
+    if not binarized:
         return found
-    bits = {key: Bits(found.pop(f"{key}.signs"), found.pop(f"{key}.scales"), manifest[key].shape) for key in packed}
+    bits = {key: Bits(found.pop(f"{key}.signs"), found.pop(f"{key}.scales"), manifest[key].shape) for key in binarized}
     return BinaryState(found, bits, list(manifest))
 
 
-def _form(tensor: torch.Tensor) -> TensorForm:
-    return TensorForm(tuple(tensor.shape), tensor.dtype, -math.inf, math.inf)
-
-
-def _weights(state: State) -> dict[str, ArrayRecord]:
-    return {ARRAYS: to_arrays(state)} if state else {}
-
-
-def to_payload(payload: Payload) -> dict[str, ArrayRecord]:
-    """Return a payload as a record of its own; none for an empty one."""
-    return {PAYLOAD: to_arrays(flat(payload))} if flat(payload) else {}
+def _records(state: State, payload: Payload) -> dict[str, ArrayRecord]:
+    """Return what travels as arrays: the weights and the payload, each as a record of its own unless it is empty."""
+    return {name: to_arrays(one) for name, one in ((ARRAYS, state), (PAYLOAD, flat(payload))) if one}
 
 
 def flat(states: Mapping[str, State]) -> State:
@@ -80,18 +70,22 @@ def from_payload(records: Mapping[str, ArrayRecord], form: Form | None = None) -
 
     Without a form it may be any: a client takes what its server sends.
     """
-    arrays = records.get(PAYLOAD, ArrayRecord())
     found: dict[str, dict[str, torch.Tensor]] = {}
-    for place, array in islice(arrays.items(), MOST_TENSORS):
+    for place, array in records.get(PAYLOAD, ArrayRecord()).items():
         name, _, key = place.partition("/")
-        expected = form.get(name, {}).get(key) if form is not None else None
-        if form is not None and expected is None:
+        if form is None:
+            tensor = _read_tensor(place, array)
+        elif expected := form.get(name, {}).get(key):
+            tensor = _read_tensor(place, array, expected.shape, expected.dtype)
+        else:
             raise ValueError(f"its payload has '{printable(place)[:60]}', which nobody asked for")
-        found.setdefault(name, {})[key] = _read_tensor(place, array, expected)
+        found.setdefault(name, {})[key] = tensor
     return found
 
 
-def _read_tensor(key: str, array: Array, expected: TensorForm | None) -> torch.Tensor:
+def _read_tensor(
+    key: str, array: Array, sizes: Sequence[int | None] | None = None, kind: torch.dtype | None = None
+) -> torch.Tensor:
     """Return the tensor in an array, whose header is compared with what is expected before anything is made of it."""
     if array.stype != "numpy.ndarray":
         raise ValueError(f"{key} is serialized as {array.stype!r:.60}, not as 'numpy.ndarray'")
@@ -101,15 +95,11 @@ def _read_tensor(key: str, array: Array, expected: TensorForm | None) -> torch.T
         raise ValueError(f"{key} is in version {version} of the .npy format, not 1.0 or 2.0")
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran, dtype = read(stream)  # not np.load, which would open archives and make room for any shape
-    if expected is not None:
-        wanted = torch.empty(0, dtype=expected.dtype).numpy().dtype
-        fits = len(shape) == len(expected.shape) and all(
-            size in (None, here) for here, size in zip(shape, expected.shape, strict=True)
-        )
+    if sizes is not None:
+        wanted = torch.empty(0, dtype=kind).numpy().dtype
+        fits = len(shape) == len(sizes) and all(size in (None, n) for n, size in zip(shape, sizes, strict=True))
         if not fits or dtype != wanted:
-            raise ValueError(f"{key} is {dtype} {shape}, and its prototype's {wanted} {expected.shape}")
-    if dtype.hasobject:
-        raise ValueError(f"{key} holds objects")
+            raise ValueError(f"{key} is {dtype} {shape}, and its prototype's {wanted} {tuple(sizes)}")
     count = math.prod(shape)
     if len(array.data) > stream.tell() + count * dtype.itemsize:
         raise ValueError(f"{key} has {len(array.data)} bytes, more than its header says")
@@ -134,7 +124,7 @@ def job_message(job: Job, node: int, config: Mapping[str, Any], *, kind: str, tt
     """Return the message that asks a node to do a job."""
     about: dict[str, Any] = {"server-round": job.round, "client": job.id, "prototype": job.client.prototype}
     told = ConfigRecord({**config, **about, "seed": job.seed, "counted": job.counted})
-    content = RecordDict({**_weights(job.state), CONFIG: told, **to_payload(job.payload)})
+    content = RecordDict({CONFIG: told, **_records(job.state, job.payload)})
     return Message(content, node, kind, ttl=ttl, group_id=str(job.round))
 
 
@@ -143,7 +133,7 @@ def job_from(message: Message, prototype: str, n_examples: int) -> Job:
     config: Any = message.content[CONFIG]
     client = Client(str(config["client"]), prototype, torch.arange(n_examples))
     records = message.content.array_records
-    state = {key: _read_tensor(key, array, None) for key, array in records.get(ARRAYS, ArrayRecord()).items()}
+    state = {key: _read_tensor(key, array) for key, array in records.get(ARRAYS, ArrayRecord()).items()}
     known = client, int(config["server-round"]), state, int(config["seed"])
     return Job(*known, from_payload(records), int(config.get("counted", 0)))
 
@@ -151,14 +141,16 @@ def job_from(message: Message, prototype: str, n_examples: int) -> Job:
 def reply_content(reply: Reply) -> RecordDict:
     """Return what a client sends."""
     metrics = MetricRecord({COUNT: reply.n_examples, **reply.metrics})
-    return RecordDict({**_weights(reply.state), METRICS: metrics, **to_payload(reply.payload)})
+    return RecordDict({METRICS: metrics, **_records(reply.state, reply.payload)})
 
 
-def reply_from(message: Message, job: Job, parts: Sequence[Part] = ()) -> Reply | Failure:
+def reply_from(message: Message | Exception, job: Job, parts: Sequence[Part] = ()) -> Reply | Failure:
     """Return what a client answered to its job, or why that cannot be read. The job's weights are the manifest."""
-    if message.has_error():
-        return Failure(job.id, complaint_of(message))
     try:
+        if isinstance(message, Exception):
+            raise message
+        if message.has_error():
+            return Failure(job.id, complaint_of(message))
         records = dict(message.content.array_records)
         payload = from_payload(records, form_of(job, parts))
         records.pop(PAYLOAD, None)
@@ -169,13 +161,8 @@ def reply_from(message: Message, job: Job, parts: Sequence[Part] = ()) -> Reply 
             raise ValueError("it sent weights, which nobody asked for")
         count, metrics = _counted(_only(message.content.metric_records, "metric record"))
     except Exception as error:  # whatever a hostile record does when it is looked at, the round goes on
-        return unreadable(job, error)
+        return Failure(job.id, printable(f"its reply could not be read: {reason(error)}"))
     return Reply(job.id, job.client.prototype, job.round, state, count, metrics, payload)
-
-
-def unreadable(job: Job, error: Exception) -> Failure:
-    """Return the failure of a client whose reply could not be read."""
-    return Failure(job.id, printable(f"its reply could not be read: {reason(error)}"))
 
 
 def complaint_of(reply: Message) -> str:
@@ -207,7 +194,7 @@ def _counted(metrics: MetricRecord) -> tuple[int, dict[str, float]]:
     return count, dict(islice(numbers.items(), MOST_METRICS))
 
 
-def _only(records: Mapping[str, Record], kind: str) -> Record:
+def _only(records: Mapping[str, Any], kind: str) -> Any:
     if len(records) != 1:
         raise ValueError(f"it holds {len(records)} of the one {kind} that is needed")
     return next(iter(records.values()))
