@@ -21,9 +21,8 @@ from feddf.models.small import CNN
 from feddf.runs.build import build
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
-from feddf.saved.model import ModelError, ModelSpec
+from feddf.saved.model import Features, Images, ModelError, ModelSpec, Tokens, described, from_description
 from feddf.saved.model_folder import _with_sorted_metadata, load_model, new_folder, write_model
-from feddf.saved.preprocess import Features, Images, Tokens, described, from_description
 
 CLASSES = ("top", "middle", "bottom")
 

@@ -30,12 +30,11 @@ from feddf.fusing.fuse import FusionResult, fuse
 from feddf.fusing.inputs import RawInputs, load_labeled, load_pool
 from feddf.fusing.predictions import Progress, quiet
 from feddf.fusing.student import StudentSpec
-from feddf.fusing.teachers import TrainedModel, read_teachers, student_preprocess, teacher_preprocess
+from feddf.fusing.teachers import TrainedModel, preprocess_of, read_teachers
 from feddf.runtime.atomic import write_atomically
 from feddf.runtime.packages import onnxruntime, silence
-from feddf.saved.model import LoadedModel, ModelError
+from feddf.saved.model import LoadedModel, ModelError, Tokens
 from feddf.saved.model_folder import CARD, new_folder, write_model
-from feddf.saved.preprocess import Tokens
 from feddf.seeds import derive
 
 ENOUGH = 64
@@ -51,7 +50,7 @@ def fuse_to_folder(config: FuseConfig, out: Path, progress: Progress = quiet, *,
         raise ModelError(f"{out} is there already; name a new folder with --out, or remove it")
     teachers = read_teachers(config.teachers, trust=trust)
     student = _student(config, teachers)
-    fed = [teacher_preprocess(teacher.preprocess, teacher.takes, student.preprocess) for teacher in teachers]
+    fed = [teacher.fed(student.preprocess) for teacher in teachers]
     pool = load_pool(config, [student.preprocess, *fed], trust=trust)
     given = {"validation": config.validation, "test": config.test}
     labeled = {key: load_labeled(one, key, pool, derive(config.seed, key)) for key, one in given.items() if one}
@@ -73,9 +72,12 @@ def fuse_to_folder(config: FuseConfig, out: Path, progress: Progress = quiet, *,
 
 
 def _student(config: FuseConfig, teachers: Sequence[TrainedModel]) -> StudentSpec:
+    """Return the student, fed as the first teacher that says how where its own section says no more."""
     student = config.student
-    start = [teacher for teacher in teachers if teacher.id == student.init]
-    preprocess = student_preprocess(student, [teacher.preprocess for teacher in start or teachers])
+    start = [teacher for teacher in teachers if teacher.id == student.init] or teachers
+    preprocess = preprocess_of(student, next((one.preprocess for one in start if one.preprocess is not None), None))
+    if preprocess is None:
+        raise ConfigError.at("student.size", None, "no model says how large images are; set it, or a student.tokenizer")
     options = dict(student.options)
     if isinstance(preprocess, Tokens) and student.model == "transformer":
         options.setdefault("path", preprocess.tokenizer)
@@ -111,7 +113,8 @@ def _write(result: FusionResult, config: FuseConfig, pool: RawInputs, out: Path)
     with new_folder(out) as folder:
         extra = []
         if config.onnx:
-            inputs = pool.batch(model.preprocess, ENOUGH)
+            few = pool.first(ENOUGH, model.preprocess)
+            inputs = few.batch(torch.arange(len(few)))
             most = write_onnx(model.network, inputs, folder / "model.onnx")
             extra = [
                 f"`model.onnx` is the same model: its logits for {len(inputs)} inputs differ by at most {most:.1e}."

@@ -17,27 +17,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from torch import Tensor, nn
 
 from feddf.config.errors import ConfigError
 from feddf.config.fuse_config import FuseEnsembleConfig
 from feddf.config.sections import DistillConfig, RunConfig
+from feddf.data.unlabeled import all_rows
 from feddf.engines import in_process
-from feddf.fusing.classes import agree_on_classes
-from feddf.fusing.ensemble import TeacherEnsemble, combine_teachers
+from feddf.fusing.ensemble import agree_on_classes, combine_teachers
 from feddf.fusing.inputs import Labeled, RawInputs, as_labeled
-from feddf.fusing.predictions import PredictionCache, Progress, open_cache, quiet
+from feddf.fusing.predictions import PredictionCache, Progress, default_cache, quiet
 from feddf.fusing.report import Report, measure
 from feddf.fusing.student import STUDENT, StudentSpec, complete_student, first_weights
 from feddf.fusing.teachers import TrainedModel, as_teachers
-from feddf.fusion.early_stopping import DistillResult
 from feddf.fusion.ensemble import CachedTargets
 from feddf.fusion.students import make_students, notes
 from feddf.runs.methods import lone_threads
 from feddf.runtime.execution import of_answers, of_students
-from feddf.saved.model import LoadedModel, ModelSpec
-from feddf.saved.preprocess import Images, of_inputs, rows_of
+from feddf.saved.model import Images, LoadedModel, ModelSpec, of_inputs
 from feddf.seeds import derive
 from feddf.types import Examples, Inputs, Resources
 
@@ -95,8 +94,11 @@ def fuse(
     sets = {"pool": pool, **{name: one.raw for name, one in labeled.items()}}
     run = run.model_copy(update={"device": device}) if device is not None else run
     distill = distill or DistillConfig(early_stopping="validation" if validation is not None else "held-out-loss")
-    with open_cache(cache, sets, spec.preprocess, progress, of_answers(run)) as predictions:
-        return _fuse(as_teachers(teachers, trust), spec, predictions, labeled, ensemble, distill, run, seed)
+    found = as_teachers(teachers, trust)
+    with TemporaryDirectory(prefix="feddf-predictions-") as scratch:
+        folders = cache or default_cache(), Path(scratch)
+        predictions = PredictionCache(*folders, sets, spec.preprocess, progress, of_answers(run))
+        return _fuse(found, spec, predictions, labeled, ensemble, distill, run, seed)
 
 
 def _fuse(
@@ -117,31 +119,17 @@ def _fuse(
     validation = held.examples(student.preprocess) if held else None
     ensemble = combine_teachers(models, classes, predictions, validation, config)
     targets = ensemble.probabilities("pool", distill.temperature)
-    resources = Resources({STUDENT: student.prototype}, pool.stored(student.preprocess), validation)
-    learned = _distill(student, ensemble, targets, resources, distill, run, seed)
-    facts = {"distillation": notes({STUDENT: learned}), **ensemble.notes}
-    with of_answers(run).begun() as device:
-        module = student.prototype.load(learned.state, device)
-        report = measure(module, student.preprocess, ensemble, targets, labeled, facts)
-    module, spec = student.prototype.load(learned.state), student.description
-    model = LoadedModel(module, spec) if spec else module
-    return FusionResult(model.eval(), classes, spec, report, tuple(dict.fromkeys(predictions.evaluated)))
-
-
-def _distill(
-    student: StudentSpec,
-    ensemble: TeacherEnsemble,
-    targets: Tensor,
-    resources: Resources,
-    distill: DistillConfig,
-    run: RunConfig,
-    seed: int,
-) -> DistillResult:
-    """Let the student learn what the teachers predict for the pool."""
+    prototype, spec = student.prototype, student.description
+    resources = Resources({STUDENT: prototype}, pool.stored(student.preprocess), validation)
     execution = of_students(run, 1, partial(lone_threads, resources, distill.batch_size))
     learn = make_students(resources, distill, in_process, execution)
-    start = first_weights(student, ensemble.models, ensemble.dropped, seed)
-    return learn({STUDENT: [start]}, CachedTargets(targets), derive(seed, "fuse"))[STUDENT]
+    start = first_weights(student, models, ensemble.dropped, seed)
+    learned = learn({STUDENT: [start]}, CachedTargets(targets), derive(seed, "fuse"))
+    state, facts = learned[STUDENT].state, {"distillation": notes(learned), **ensemble.notes}
+    with of_answers(run).begun() as device:
+        report = measure(prototype.load(state, device), student.preprocess, ensemble, targets, labeled, facts)
+    model = LoadedModel(prototype.load(state), spec) if spec else prototype.load(state)
+    return FusionResult(model.eval(), classes, spec, report, tuple(dict.fromkeys(predictions.evaluated)))
 
 
 def _pool(given: Tensor | Inputs | RawInputs | Sequence[str], student: StudentSpec) -> tuple[RawInputs, StudentSpec]:
@@ -149,7 +137,7 @@ def _pool(given: Tensor | Inputs | RawInputs | Sequence[str], student: StudentSp
     if isinstance(given, Inputs):
         found = of_inputs(given)
         student = replace(student, preprocess=student.preprocess or (found if isinstance(found, Images) else None))
-        given = RawInputs(rows_of(given.raw), given.encode)
+        given = RawInputs(all_rows(given.raw), given.encode)
     elif not isinstance(given, RawInputs):
         given = RawInputs(given if isinstance(given, Tensor) else tuple(given))
     if len(given) < 2:

@@ -15,7 +15,7 @@ from feddf.fusing.ensemble import TeacherEnsemble
 from feddf.fusing.inputs import Labeled
 from feddf.fusing.teachers import TrainedModel
 from feddf.runtime.device import CPU
-from feddf.saved.preprocess import Preprocess, described
+from feddf.saved.model import Preprocess, described
 
 BINS = 15
 """Of the confidence, for the calibration error and the reliability plot."""

@@ -7,15 +7,16 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from feddf.config.errors import ConfigError, FeddfError, first_line, nearest
 from feddf.config.names import MODELS
+from feddf.data.encode import plain
 from feddf.evaluate import output_shape
 from feddf.fusing.inputs import RawInputs
 from feddf.fusing.teachers import TrainedModel
-from feddf.saved.model import ModelSpec
-from feddf.saved.preprocess import Features, Preprocess
+from feddf.saved.model import Features, ModelSpec, Preprocess
 from feddf.states import init_state, weighted_mean
 from feddf.types import Prototype, State
 
@@ -65,8 +66,10 @@ def complete_student(
         if student.model is None:
             raise ConfigError.at("student.model", None, "name an architecture, or a teacher as student.init")
         MODELS.check(student.model)
-        shape = student.preprocess.shape if student.preprocess else tuple(pool.batch(None, 1).shape[1:])
-        preprocess = student.preprocess or (Features(shape) if pool.is_plain else None)
+        preprocess = student.preprocess
+        shape = preprocess.shape if preprocess else tuple(pool.first(1, None).batch(torch.tensor([0])).shape[1:])
+        if preprocess is None and pool.encode is plain:
+            preprocess = Features(shape)
         student = replace(student, preprocess=preprocess, shape=shape)
     _try(student, pool)
     if student.init == "average" and not _alike(student, teachers):
@@ -98,8 +101,7 @@ def _try(student: StudentSpec, pool: RawInputs) -> None:
     """Try the untrained student on two inputs, before any teacher is evaluated."""
     name = student.model if isinstance(student.model, str) else "a module"
     try:
-        few = RawInputs(pool.rows[:2], pool.encode).inputs(student.preprocess)
-        shape = output_shape(student.prototype, few)
+        shape = output_shape(student.prototype, pool.first(2, student.preprocess))
     except FeddfError:
         raise
     except Exception as error:

@@ -10,9 +10,8 @@ from feddf.config import Record
 from feddf.runs.build import Parts
 from feddf.runs.loading import with_tokenizer
 from feddf.runtime.atomic import write_atomically
-from feddf.saved.model import ModelSpec
+from feddf.saved.model import ModelSpec, of_inputs
 from feddf.saved.model_folder import CARD, CONFIG
-from feddf.saved.preprocess import of_inputs
 
 
 def describe(parts: Parts, folder: Path, records: Sequence[Record]) -> None:
