@@ -113,6 +113,10 @@ class TeacherEnsemble:
     ensemble: Ensemble
     notes: Mapping[str, Any]
 
+    def logits(self, model: TrainedModel, name: str) -> Tensor:
+        """Return what one model predicts for a set of inputs, over all classes."""
+        return self.mappings[model.id].logits(self.predictions.logits(model, name))
+
     def probabilities(self, name: str, temperature: float) -> Tensor:
         """Return what the teachers predict together for a set of inputs; one of them is in memory at a time."""
         ensemble = replace(self.ensemble, temperature=temperature)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,10 +27,9 @@ from feddf.config.fuse_config import FuseConfig, load_fuse
 from feddf.config.keys import flat, is_free
 from feddf.evaluate import evaluation_mode
 from feddf.fusing.card import card, plot_name, reliability
-from feddf.fusing.fuse import FusionResult, fuse
+from feddf.fusing.fuse import FusionResult, StudentSpec, fuse
 from feddf.fusing.inputs import RawInputs, load_labeled, load_pool
 from feddf.fusing.predictions import Progress, quiet
-from feddf.fusing.student import StudentSpec
 from feddf.fusing.teachers import TrainedModel, preprocess_of, read_teachers
 from feddf.runtime.atomic import write_atomically
 from feddf.runtime.packages import onnxruntime, silence
@@ -111,21 +111,17 @@ def _write(result: FusionResult, config: FuseConfig, pool: RawInputs, out: Path)
     chosen = tomli_w.dumps(config.model_dump(exclude_none=True, exclude_defaults=True, mode="json"))
     facts = {"configuration_sha256": fingerprint(config), "feddf": version("feddf")}
     with new_folder(out) as folder:
-        extra = []
+        note = ""
         if config.onnx:
             few = pool.first(ENOUGH, model.preprocess)
-            inputs = few.batch(torch.arange(len(few)))
-            most = write_onnx(model.network, inputs, folder / "model.onnx")
-            extra = [
-                f"`model.onnx` is the same model: its logits for {len(inputs)} inputs differ by at most {most:.1e}."
-            ]
+            most = write_onnx(model.network, few.batch(torch.arange(len(few))), folder / "model.onnx")
+            note = f"`model.onnx` is the same model: its logits for {len(few)} inputs differ by at most {most:.1e}."
         write_model(folder, model.network, model.spec, facts)
         for which in report.sets:
             write_atomically(folder / plot_name(which), reliability(report, which))
-        text = card(config.name, report, chosen, model.spec.describe(), extra)
-        write_atomically(folder / CARD, text.encode())
+        write_atomically(folder / CARD, card(config.name, report, chosen, model.spec.describe(), note).encode())
         write_atomically(folder / "fuse.toml", whole.encode())
-        write_atomically(folder / "report.json", json.dumps(report.describe(), indent=1).encode())
+        write_atomically(folder / "report.json", json.dumps(asdict(report), indent=1).encode())
 
 
 def write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> float:
