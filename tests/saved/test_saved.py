@@ -139,6 +139,8 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     assert "does not fit the model 'cnn'" in refused({"options": {"width": 5}})
     assert "has the format 9, and this version reads 1" in refused({"format": 9})
     assert "does not describe a model" in refused({"classes": None})
+    assert "does not describe a model" in refused({"preprocessing": "sound"})
+    assert "does not describe a model" in refused({"preprocessing": {"kind": "images"}})
     assert "a preprocessing is one of images, tokens, features, not 'sound'" in refused(
         {"preprocessing": {"kind": "sound"}}
     )

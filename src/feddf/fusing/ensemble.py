@@ -49,10 +49,8 @@ def agree_on_classes(
     listed = [one if one.classes else one.named(classes) for one in teachers]
     for teacher in listed:
         if unknown := _missing(teacher.classes, classes):
-            raise TeacherError(
-                f"the student cannot express all classes: teacher {teacher.id} knows '{unknown[0]}', "
-                f"and the student's classes are {', '.join(classes[:12])}"
-            )
+            known = f"teacher {teacher.id} knows '{unknown[0]}', and the student's are {', '.join(classes[:12])}"
+            raise TeacherError(f"the student cannot express all classes: {known}")
     if untaught := _missing(classes, union([teacher.classes for teacher in listed])):
         raise TeacherError(f"no teacher knows the class '{untaught[0]}' of the student")
     return listed, classes

@@ -141,9 +141,8 @@ def write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> float:
             program.save(path, external_data=False)
         found = [(_run(path, inputs[:count]), expected[:count]) for count in (len(inputs), 1)]
     except ImportError as error:
-        raise FeddfError(
-            f"an ONNX file needs the packages onnx and onnxscript: pip install 'feddf[onnx]' ({error})"
-        ) from error
+        needed = "the packages onnx and onnxscript: pip install 'feddf[onnx]'"
+        raise FeddfError(f"an ONNX file needs {needed} ({error})") from error
     except Exception as error:  # the exporter may fail in any way
         path.unlink(missing_ok=True)
         raise FeddfError(f"the student cannot be written as ONNX: {first_line(error)}") from error

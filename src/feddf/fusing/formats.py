@@ -59,12 +59,11 @@ def of_safetensors(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return weights of an architecture that the configuration names."""
     path = Path(config.path).expanduser()
     if config.model is None:
-        allowed = f"say which architecture its weights are of, with model = ... ({', '.join(MODELS)})"
-        raise TeacherError(f"teacher {path}: {allowed}")
+        known = ", ".join(MODELS)
+        raise TeacherError(f"teacher {path}: say which architecture its weights are of, with model = ... ({known})")
     preprocess = preprocess_of(config) if config.size or config.tokenizer else None
     if preprocess is None:
-        allowed = "say how large its images are, with size = 32 for instance (or a tokenizer)"
-        raise TeacherError(f"teacher {path}: {allowed}")
+        raise TeacherError(f"teacher {path}: say how large its images are, with size = 32 (or name a tokenizer)")
     spec = ModelSpec(config.model, preprocess.shape, config.classes, preprocess, config.options)
     return [_of_weights(path, spec, config.name or path.stem)]
 
@@ -105,8 +104,8 @@ def _with_outputs(spec: ModelSpec, state: State) -> ModelSpec:
 
 # Programs, which say themselves which sizes they take
 
-Load = Callable[[Path, str, Preprocess | None, torch.device], tuple[Sizes, PredictBatch]]
-"""Reads a file and returns the sizes of a batch that it takes, and what predicts with it."""
+Load = Callable[[Path, str, torch.device], tuple[Sizes, PredictBatch]]
+"""Reads a file (of a teacher's name), and returns the sizes of a batch that it takes, and what predicts with it."""
 
 
 def of_program(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -124,7 +123,7 @@ def of_onnx(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """
     path = _file(config)
     files = [path, *sorted(path.parent.glob(f"{path.name}.data"))]  # large weights lie beside the file
-    return [_of_file(config, files, _load_onnx, moves=False)]
+    return [_of_file(config, files, partial(_load_onnx, preprocess_of(config)), moves=False)]
 
 
 def _file(config: TeacherConfig) -> Path:
@@ -145,11 +144,11 @@ def _of_file(config: TeacherConfig, files: Sequence[Path], load: Load, *, moves:
 
     @contextmanager
     def open_file(device: torch.device) -> Iterator[PredictBatch]:
-        sizes, predict = load(path, name, preprocess, device)
+        sizes, predict = load(path, name, device)
         with torch.inference_mode():
             yield partial(_in_its_sizes, name, sizes, predict)
 
-    takes = load(path, name, None, CPU)[0][1:] if preprocess is None else ()
+    takes = load(path, name, CPU)[0][1:] if preprocess is None else ()
     return TrainedModel(
         name, open_file, (), preprocess, content=file_hash(files), source=str(path), takes=takes, moves=moves
     )
@@ -176,9 +175,7 @@ def _in_its_sizes(name: str, sizes: Sizes, predict: PredictBatch, inputs: Tensor
     return torch.cat(outputs)
 
 
-def _load_program(
-    path: Path, name: str, preprocess: Preprocess | None, device: torch.device
-) -> tuple[Sizes, PredictBatch]:
+def _load_program(path: Path, name: str, device: torch.device) -> tuple[Sizes, PredictBatch]:
     from torch.export.passes import move_to_device_pass
 
     try:
@@ -203,19 +200,23 @@ def _load_program(
 ONNX_TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
-def _load_onnx(
-    path: Path, name: str, preprocess: Preprocess | None, device: torch.device
-) -> tuple[Sizes, PredictBatch]:
+def _load_onnx(fed: Preprocess | None, path: Path, name: str, device: torch.device) -> tuple[Sizes, PredictBatch]:
+    """A text model's further inputs are the mask of what is no padding, and the (one) kind of each token."""
     session = _session(path, name)
     given = session.get_inputs()
     main = next((one for one in given if "mask" not in one.name and "type" not in one.name), given[0])
     if main.type not in ONNX_TYPES:
         raise TeacherError(f"teacher {name}: its input '{main.name}' is of {main.type}; floats or integers are needed")
-    others = [one.name for one in given if one.name != main.name]
 
     def predict(inputs: Tensor) -> Tensor:
         feed = {main.name: inputs.numpy().astype(ONNX_TYPES[main.type])}
-        feed |= {other: _further_input(other, inputs, preprocess, name) for other in others}
+        for other in (one.name for one in given if one.name != main.name):
+            if "mask" in other and isinstance(fed, Tokens):
+                feed[other] = fed.mask(inputs).numpy()
+            elif "type" in other:
+                feed[other] = np.zeros(tuple(inputs.shape), dtype=np.int64)
+            else:
+                raise TeacherError(f"teacher {name}: it takes a further input '{other}', and a classifier takes one")
         return torch.from_numpy(np.asarray(session.run(None, feed)[0]))
 
     return tuple(size if isinstance(size, int) and size > 0 else None for size in main.shape), predict
@@ -232,15 +233,6 @@ def _session(path: Path, name: str) -> Any:
         raise TeacherError(f"teacher {name}: {first_line(error)}") from error
     except Exception as error:  # onnxruntime has errors of its own for everything
         raise TeacherError(f"teacher {name}: {path} is not a whole ONNX model: {first_line(error)}") from error
-
-
-def _further_input(input_name: str, inputs: Tensor, preprocess: Preprocess | None, teacher: str) -> Any:
-    """Return a text model's further inputs: the mask of what is no padding, and the (one) kind of each token."""
-    if "mask" in input_name and isinstance(preprocess, Tokens):
-        return preprocess.mask(inputs).numpy()
-    if "type" in input_name:
-        return np.zeros(tuple(inputs.shape), dtype=np.int64)
-    raise TeacherError(f"teacher {teacher}: it takes a further input '{input_name}', and a classifier takes one")
 
 
 # Hugging Face
@@ -269,8 +261,14 @@ def of_pretrained(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
             model = automatic.from_pretrained(place, use_safetensors=True, trust_remote_code=False).eval().to(device)
         except Exception as error:
             raise TeacherError(f"teacher {name}: {path} cannot be loaded: {first_line(error)}") from error
+
+        def predict(inputs: Tensor) -> Any:
+            if isinstance(preprocess, Tokens):
+                return model(input_ids=inputs, attention_mask=preprocess.mask(inputs)).logits
+            return model(pixel_values=inputs).logits
+
         with torch.no_grad():
-            yield lambda inputs: _predict(model, preprocess, inputs)
+            yield predict
 
     classes = tuple(str(described.id2label[number]) for number in range(described.num_labels))
     if classes == tuple(f"LABEL_{number}" for number in range(len(classes))) and not config.map:
@@ -293,17 +291,8 @@ def _kind(architectures: Sequence[str], name: str) -> str:
     for kind in ("Image", "Sequence"):
         if any(one.endswith(f"For{kind}Classification") for one in architectures):
             return kind
-    found = ", ".join(architectures)
-    raise TeacherError(f"teacher {name}: it is {found}, and not a model for image or text classification")
-
-
-def _predict(model: Any, preprocess: Preprocess | None, inputs: Tensor) -> Tensor:
-    if isinstance(preprocess, Tokens):
-        outputs = model(input_ids=inputs, attention_mask=preprocess.mask(inputs))
-    else:
-        outputs = model(pixel_values=inputs)
-    logits: Tensor = outputs.logits
-    return logits
+    known = "not a model for image or text classification"
+    raise TeacherError(f"teacher {name}: it is {', '.join(architectures)}, and {known}")
 
 
 def _images(place: str) -> Images:

@@ -167,7 +167,10 @@ def load_labeled(config: LabeledConfig, key: str, pool: RawInputs, seed: int) ->
 def _texts(pool: PoolConfig, folder: str | None, seed: int) -> tuple[str, ...]:
     found: tuple[str, ...] = ()
     for source in pool.sources:
-        texts = _source_texts(source.name, folder)
+        if source.name.startswith(LINES):
+            texts = _lines(source.name)
+        else:
+            texts = _dataset_texts(source.name, folder, "pool.sources", "train")[0].sentences
         size = source.size or (max(2, round(source.fraction * len(texts))) if source.fraction else len(texts))
         found += _some(texts, size, seed)
     found = _some(found, pool.size or len(found), derive(seed, "size"))
@@ -184,9 +187,7 @@ def _taken(texts: Sequence[str], chosen: Tensor) -> tuple[str, ...]:
     return tuple(texts[number] for number in chosen.tolist())
 
 
-def _source_texts(name: str, folder: str | None) -> list[str]:
-    if not name.startswith(LINES):
-        return _dataset_texts(name, folder, "pool.sources", "train")[0].sentences
+def _lines(name: str) -> list[str]:
     try:
         return read_lines(name.removeprefix(LINES))
     except ModelError as error:

@@ -81,10 +81,9 @@ class TrainedModel:
     def check_outputs(self, count: int) -> None:
         """Raise :class:`TeacherError` where it has more or fewer outputs than it has classes."""
         if self.classes and len(self.classes) != count:
-            raise TeacherError(
-                f"teacher {self.id}: it has {count} outputs, and its class list (or the student's, if it has none) has "
-                f"{len(self.classes)} names; say what its outputs mean with classes = [...]"
-            )
+            known = f"its class list (or the student's, if it has none) has {len(self.classes)} names"
+            remedy = "say what its outputs mean with classes = [...]"
+            raise TeacherError(f"teacher {self.id}: it has {count} outputs, and {known}; {remedy}")
 
 
 def of_module(
@@ -157,10 +156,8 @@ def _refuse_contradictions(configs: Sequence[TeacherConfig]) -> None:
         for own, name in config.map.items():
             other, path = meanings.setdefault(own, (name, config.path))
             if other != name and not own.removeprefix("LABEL_").isdigit():
-                raise TeacherError(
-                    f"two class maps contradict each other: '{own}' is '{other}' for {path}, "
-                    f"and '{name}' for {config.path}"
-                )
+                both = f"'{own}' is '{other}' for {path}, and '{name}' for {config.path}"
+                raise TeacherError(f"two class maps contradict each other: {both}")
 
 
 def read_teacher(config: TeacherConfig, *, trust: bool = False) -> list[TrainedModel]:
