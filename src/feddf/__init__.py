@@ -43,8 +43,8 @@ if TYPE_CHECKING:  # explicit re-exports; the table below must list the same nam
     from feddf.engines.processes import Processes as Processes
     from feddf.evaluate import accuracy as accuracy
     from feddf.fusing.fuse import FusionResult as FusionResult
+    from feddf.fusing.fuse import StudentSpec as StudentSpec
     from feddf.fusing.fuse import fuse as fuse
-    from feddf.fusing.student import StudentSpec as StudentSpec
     from feddf.fusing.teachers import TrainedModel as TrainedModel
     from feddf.fusing.teachers import of_module as of_module
     from feddf.fusion.average import average as average
@@ -121,8 +121,7 @@ _HOMES = {
     "fusion.fedma": "fedma",
     "fusion.select": "drop_worst",
     "fusion.swag": "swag",
-    "fusing.fuse": "FusionResult fuse",
-    "fusing.student": "StudentSpec",
+    "fusing.fuse": "FusionResult StudentSpec fuse",
     "fusing.teachers": "TrainedModel of_module",
     "rounds": "Federation QuorumError run_round run_rounds",
     "runs.build": "build",

@@ -19,8 +19,7 @@ from feddf.config import DataConfig
 from feddf.data.datasets import Dataset
 from feddf.models.small import CNN
 from feddf.runtime.packages import transformers
-from feddf.saved.model import ModelSpec
-from feddf.saved.preprocess import Images
+from feddf.saved.model import Images, ModelSpec
 
 CLASSES = ("top", "middle", "bottom")
 ENCODE = Images((1, 8, 8), (0.4,), (0.3,))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from feddf.evaluate import logits
-from feddf.fusing.classes import ClassMapping, agree_on_classes, check_outputs, union
+from feddf.fusing.ensemble import ClassMapping, agree_on_classes, union
 from feddf.fusing.teachers import TeacherError, TrainedModel, of_module
 from feddf.fusion.ensemble import avg_logits, avg_probabilities
 from feddf.fusion.weights import certainty
@@ -117,9 +117,9 @@ def test_as_many_outputs_as_classes_are_needed() -> None:
     (listed,), _ = agree_on_classes([teacher("b")], ["x", "y", "z"], never)
     for one, count in ((listed, 2), (teacher("a", "x", "y"), 3)):
         with pytest.raises(TeacherError, match=rf"teacher {one.id}: it has {count} outputs, .* classes = \[...\]"):
-            check_outputs(one, count)
-    check_outputs(listed, 3)
-    check_outputs(teacher("c"), 7)  # its classes are not known yet
+            one.check_outputs(count)
+    listed.check_outputs(3)
+    teacher("c").check_outputs(7)  # its classes are not known yet
 
 
 def test_digits_of_two_overlapping_lists() -> None:

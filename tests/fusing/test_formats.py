@@ -26,10 +26,10 @@ from feddf.fusing import formats
 from feddf.fusing.folder import write_onnx
 from feddf.fusing.inputs import RawInputs, load_pool
 from feddf.fusing.predictions import open_teacher
-from feddf.fusing.teachers import TeacherError, TrainedModel, read_teacher, read_teachers, teacher_preprocess
+from feddf.fusing.teachers import TeacherError, TrainedModel, read_teacher, read_teachers
 from feddf.runtime.execution import Execution
 from feddf.runtime.packages import transformers
-from feddf.saved.preprocess import Images
+from feddf.saved.model import Images
 
 IMAGES = stripes(70, 3).inputs
 FED = {"size": 8, "channels": 1, "mean": (0.4,), "std": (0.3,)}
@@ -40,8 +40,7 @@ def answers(
     raw: Tensor | tuple[str, ...] = IMAGES.raw,  # type: ignore[assignment]
     execution: Execution = Execution(),
 ) -> Tensor:
-    fed = teacher_preprocess(teacher.preprocess, teacher.takes, ENCODE)
-    with open_teacher(teacher, fed, execution) as predict:
+    with open_teacher(teacher, teacher.fed(ENCODE), execution) as predict:
         return torch.cat(list(predict(RawInputs(raw))))
 
 

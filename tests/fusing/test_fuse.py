@@ -132,6 +132,12 @@ def test_drop_worst_and_weights_are_those_of_feddf(tmp_path: Path) -> None:
     assert found.report.sets["validation"]["ensemble"].accuracy > 0.9
 
 
+def test_drop_worst_without_labels_is_one_line() -> None:
+    asked = FuseEnsembleConfig(drop_worst="paper")
+    with pytest.raises(ConfigError, match=r"ensemble\.drop_worst = 'paper': it needs labeled examples"):
+        feddf.fuse([models()["all"]], plan(), POOL, ensemble=asked, distill=QUICK)
+
+
 def test_students_learn_at_a_temperature_and_the_ensemble_is_reported_without_it() -> None:
     names, test = ("all", "wide"), stripes(90, 12)
     hot = QUICK.model_copy(update={"temperature": 4.0})

@@ -21,9 +21,8 @@ from feddf.models.small import CNN
 from feddf.runs.build import build
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
-from feddf.saved.model import ModelError, ModelSpec
+from feddf.saved.model import Features, Images, ModelError, ModelSpec, Tokens, described, from_description
 from feddf.saved.model_folder import _with_sorted_metadata, load_model, new_folder, write_model
-from feddf.saved.preprocess import Features, Images, Tokens, described, from_description
 
 CLASSES = ("top", "middle", "bottom")
 
@@ -140,6 +139,8 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     assert "does not fit the model 'cnn'" in refused({"options": {"width": 5}})
     assert "has the format 9, and this version reads 1" in refused({"format": 9})
     assert "does not describe a model" in refused({"classes": None})
+    assert "does not describe a model" in refused({"preprocessing": "sound"})
+    assert "does not describe a model" in refused({"preprocessing": {"kind": "images"}})
     assert "a preprocessing is one of images, tokens, features, not 'sound'" in refused(
         {"preprocessing": {"kind": "sound"}}
     )

@@ -172,7 +172,7 @@ TEACHER_FORMATS = Names(
         "safetensors": "feddf.fusing.formats:of_safetensors",
         "onnx": "feddf.fusing.formats:of_onnx",
         "pt2": "feddf.fusing.formats:of_program",
-        "hugging-face": "feddf.fusing.hugging_face:of_pretrained",
+        "hugging-face": "feddf.fusing.formats:of_pretrained",
     },
 )
 """(an entry of [[teachers]], trust) -> the trained models that it stands for."""

@@ -13,79 +13,68 @@ MOST = 40
 """Teachers up to which a card shows who agrees with whom; beyond that the matrix is in ``report.json`` only."""
 
 
-def card(name: str, report: Report, configuration: str, description: dict[str, Any], extra: Sequence[str] = ()) -> str:
+TASKS = {"images": "image-classification", "tokens": "text-classification"}
+GIVEN = {"images": '["picture.png"]', "tokens": '["a text"]'}
+"""What a model of some kind predicts for, as in the card's example."""
+
+
+def card(name: str, report: Report, configuration: str, description: dict[str, Any], note: str = "") -> str:
     """Return the card's text; ``configuration`` is its TOML, ``description`` the model's."""
+    kind = (description["preprocessing"] or {}).get("kind", "")
+    usage = f'import feddf\nmodel = feddf.load_model("FOLDER")\nprint(model.predict({GIVEN.get(kind, "[[0.1, 0.2]]")}))'
     parts = [
-        _front(name, report, description),
+        _front(name, report, TASKS.get(kind, "tabular-classification")),
         f"# {name}",
-        _summary(report, description),
-        _usage(description),
+        _summary(report, description["model"]),
+        f"```python\n{usage}\n```",
         *(_measured(report, which) for which in report.sets),
         _teachers(report),
         _classes(report),
         _agreement(report),
         _outliers(report),
-        *extra,
-        "## Configuration\n\nWhat differs from the defaults; all of it is in `fuse.toml`.\n\n"
+        note,
+        "## Configuration\n\nWhat differs from the defaults; all of it is in `fuse.toml`.",
         f"```toml\n{configuration.strip()}\n```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _front(name: str, report: Report, description: dict[str, Any]) -> str:
-    kind = "text-classification" if (description["preprocessing"] or {}).get("kind") == "tokens" else None
-    images = (description["preprocessing"] or {}).get("kind") == "images"
-    task = kind or ("image-classification" if images else "tabular-classification")
+def _front(name: str, report: Report, task: str) -> str:
     lines = ["---", "library_name: feddf", f"pipeline_tag: {task}", "tags:", "- feddf", "- model-fusion"]
-    lines += ["- ensemble-distillation", "model-index:", f"- name: {json.dumps(name)}", "  results:"]
-    results = [
-        f"  - task: {{type: {task}}}\n"
-        f"    dataset: {{type: {json.dumps(which)}, name: {json.dumps(which)}}}\n"
-        f"    metrics:\n    - {{type: accuracy, value: {figures[STUDENT].accuracy:.4f}}}"
-        for which, figures in report.sets.items()
-    ]
-    if not results:
-        lines[-1] = "  results: []"
-    return "\n".join([*lines, *results, "---"])
+    lines += ["- ensemble-distillation", "model-index:", f"- name: {json.dumps(name)}"]
+    lines += ["  results:" if report.sets else "  results: []"]
+    for which, figures in report.sets.items():
+        lines += [
+            f"  - task: {{type: {task}}}",
+            f"    dataset: {{type: {json.dumps(which)}, name: {json.dumps(which)}}}",
+        ]
+        lines += ["    metrics:", f"    - {{type: accuracy, value: {figures[STUDENT].accuracy:.4f}}}"]
+    return "\n".join([*lines, "---"])
 
 
-def _summary(report: Report, description: dict[str, Any]) -> str:
-    steps = report.notes.get("distillation", {}).get(STUDENT, {})
+def _summary(report: Report, model: str) -> str:
+    steps, count = report.notes.get("distillation", {}).get(STUDENT, {}), len(report.teachers)
     learned = f" in {steps['steps']} steps (the best after {steps['best_step']})" if steps else ""
     return (
-        f"A `{description['model']}` of {len(report.classes)} classes, fused from {len(report.teachers)} "
-        f"{_plural(len(report.teachers), 'model')} that {_plural(len(report.teachers), 'was', 'were')} trained apart: "
+        f"A `{model}` of {len(report.classes)} classes, fused from {count} "
+        f"{'model that was' if count == 1 else 'models that were'} trained apart: "
         f"distilled{learned} from their answers to {report.pool_size} unlabeled inputs (FedDF's ensemble distillation, "
         "Lin, Kong, Stich, Jaggi, NeurIPS 2020, with one round and no clients)."
     )
 
 
-def _usage(description: dict[str, Any]) -> str:
-    kind = (description["preprocessing"] or {}).get("kind")
-    given = {"images": '["picture.png"]', "tokens": '["a text"]'}.get(str(kind), "[[0.1, 0.2]]")
-    return f'```python\nimport feddf\nmodel = feddf.load_model("FOLDER")\nprint(model.predict({given}))\n```'
-
-
 def _measured(report: Report, which: str) -> str:
     figures = report.sets[which]
-    teachers = [one for name, one in figures.items() if name not in (ENSEMBLE, STUDENT)]
-    rows = [
-        [_cell(name), _percent(one.accuracy), _percent(one.own_accuracy), _percent(one.ece)]
-        for name, one in figures.items()
-    ]
-    mean = sum(one.accuracy for one in teachers) / len(teachers)
-    rows.insert(len(teachers), ["mean of the teachers", _percent(mean), "", ""])
+    teachers = [one.accuracy for name, one in figures.items() if name not in (ENSEMBLE, STUDENT)]
+    rows = [[name, *map(_percent, (one.accuracy, one.own_accuracy, one.ece))] for name, one in figures.items()]
+    rows.insert(len(teachers), ["mean of the teachers", _percent(sum(teachers) / len(teachers)), "", ""])
     seen = ", which early stopping looked at" if which == "validation" else ""
     table = _table(["model", "accuracy %", "of classes that it knows %", "calibration error %"], rows)
-    plot = f"\n\n![reliability]({plot_name(which)})"
-    return f"## On {report.sizes[which]} {which} examples{seen}\n\n{table}{plot}"
+    return f"## On {report.sizes[which]} {which} examples{seen}\n\n{table}\n\n![reliability]({plot_name(which)})"
 
 
 def _teachers(report: Report) -> str:
-    rows = [
-        [_cell(one["name"]), _cell(one["source"]), _cell(one["model"]), (one["sha256"] or "")[:16]]
-        for one in report.teachers
-    ]
+    rows = [[one["name"], one["source"], one["model"], (one["sha256"] or "")[:16]] for one in report.teachers]
     return "## Teachers\n\n" + _table(["teacher", "from", "architecture", "SHA-256 begins"], rows)
 
 
@@ -93,22 +82,17 @@ def _classes(report: Report) -> str:
     if all(all(known) for known in report.knows.values()):
         return "Every teacher knows all classes: " + ", ".join(map(_cell, report.classes)) + "."
     names = [name for name in report.names if name in report.knows]
-    rows = [
-        [_cell(label), *("•" if report.knows[name][number] else "" for name in names)]
-        for number, label in enumerate(report.classes)
-    ]
-    return "## Who knows which class\n\n" + _table(["class", *map(_cell, names)], rows)
+    columns = [["•" if known else "" for known in report.knows[name]] for name in names]
+    return "## Who knows which class\n\n" + _table(["class", *names], list(zip(report.classes, *columns, strict=True)))
 
 
 def _agreement(report: Report) -> str:
     if len(report.names) > MOST + 2:
         return ""
-    rows = [
-        [_cell(name), *(f"{100 * value:.0f}" for value in row)]
-        for name, row in zip(report.names, report.agreement, strict=True)
-    ]
+    shares = zip(report.names, report.agreement, strict=True)
+    rows = [[name, *(f"{100 * value:.0f}" for value in row)] for name, row in shares]
     title = "## Who agrees with whom\n\nThe share of the unlabeled inputs on which both name the same class, in %.\n\n"
-    return title + _table(["", *map(_cell, report.names)], rows)
+    return title + _table(["", *report.names], rows)
 
 
 def _outliers(report: Report) -> str:
@@ -150,8 +134,8 @@ def reliability(report: Report, which: str) -> bytes:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" + "---:|" * (len(header) - 1)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+    first, *others = ["| " + " | ".join(map(_cell, row)) + " |" for row in (header, *rows)]
+    return "\n".join([first, "|---|" + "---:|" * (len(header) - 1), *others])
 
 
 def _cell(text: str) -> str:
@@ -160,7 +144,3 @@ def _cell(text: str) -> str:
 
 def _percent(value: float) -> str:
     return f"{100 * value:.1f}"
-
-
-def _plural(count: int, one: str, many: str = "") -> str:
-    return one if count == 1 else many or f"{one}s"

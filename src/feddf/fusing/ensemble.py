@@ -1,10 +1,20 @@
-"""The models that were trained already as one ensemble of teachers."""
+"""The models as one ensemble: which of them knows which class, and what they predict together.
+
+Teacher k has logits z_k over its own classes S_k; the student has all classes C. A teacher has no opinion on a class
+outside S_k: there its weight is zero, and the class is left to those that know it
+(``docs/decisions/class-lists.md``)::
+
+    z̄(c) = Σ_{k: c ∈ S_k} w_k (z_k(c) − mean_{S_k} z_k) / Σ_{k: c ∈ S_k} w_k,    target = σ(z̄ / T)
+
+Where all know all this is AvgLogits, as logits matter up to a constant. With averaged probabilities, p_k = σ(z_k / T)
+over S_k takes the place of z_k, and the sum over classes is made one again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,14 +23,81 @@ from torch import Tensor
 from feddf.config.errors import ConfigError
 from feddf.config.fuse_config import FuseEnsembleConfig
 from feddf.config.names import DROP_RULES, TARGETS, TEACHER_WEIGHTS
-from feddf.evaluate import Predictions, Teacher, accuracy_of
-from feddf.fusing.classes import ClassMapping, mapping_of
+from feddf.evaluate import Accuracies, Predictions, Teacher, accuracy_of
 from feddf.fusing.predictions import PredictionCache
-from feddf.fusing.teachers import TeacherError, TrainedModel
+from feddf.fusing.teachers import TeacherError, TrainedModel, columns_of, same
 from feddf.fusion.ensemble import Ensemble
 from feddf.fusion.select import dropped
 from feddf.runtime.execution import Execution
-from feddf.types import Examples, Resources
+from feddf.types import Examples, Resources, Weight, WeightedLogits
+
+UNKNOWN = -1e9
+"""The logit of a class that a teacher does not know. It has no probability, and a weight of zero removes it."""
+
+
+def agree_on_classes(
+    teachers: Sequence[TrainedModel], asked: Sequence[str], n_outputs: Callable[[TrainedModel], int]
+) -> tuple[list[TrainedModel], tuple[str, ...]]:
+    """Return the teachers, each with a class list, and the student's classes.
+
+    ``asked`` are the student's classes where the user names them. A teacher without a list has the student's. Only if
+    there is no list at all, the first teacher is evaluated: the classes are the numbers of its outputs.
+    """
+    classes = tuple(asked) or union([teacher.classes for teacher in teachers])
+    if not classes:
+        classes = tuple(str(number) for number in range(n_outputs(teachers[0])))
+    listed = [one if one.classes else one.named(classes) for one in teachers]
+    for teacher in listed:
+        if unknown := _missing(teacher.classes, classes):
+            known = f"teacher {teacher.id} knows '{unknown[0]}', and the student's are {', '.join(classes[:12])}"
+            raise TeacherError(f"the student cannot express all classes: {known}")
+    if untaught := _missing(classes, union([teacher.classes for teacher in listed])):
+        raise TeacherError(f"no teacher knows the class '{untaught[0]}' of the student")
+    return listed, classes
+
+
+def union(lists: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Return all classes of several lists, in the order in which they first come.
+
+    >>> union([["cat", "dog"], ["Dog", "frog"]])
+    ('cat', 'dog', 'frog')
+    """
+    found: dict[str, str] = {}
+    for name in chain.from_iterable(lists):
+        found.setdefault(same(name), name)
+    return tuple(found.values())
+
+
+def _missing(names: Sequence[str], classes: Sequence[str]) -> list[str]:
+    return [name for name, column in zip(names, columns_of(names, classes), strict=True) if column < 0]
+
+
+@dataclass(frozen=True)
+class ClassMapping:
+    """A teacher's classes among those of the student: the column of each."""
+
+    columns: Tensor
+    n_classes: int
+
+    def logits(self, own: Tensor) -> Tensor:
+        """Return a teacher's logits over all classes: centered over its own, none for the others."""
+        centered = own.to(torch.float64) - own.to(torch.float64).mean(dim=1, keepdim=True)
+        whole = torch.full((len(own), self.n_classes), UNKNOWN, dtype=torch.float64)
+        whole[:, self.columns] = centered
+        return whole
+
+    @property
+    def known(self) -> Tensor:
+        """One where the teacher knows a class, zero elsewhere."""
+        known = torch.zeros(self.n_classes, dtype=torch.float64)
+        known[self.columns] = 1.0
+        return known
+
+    def vote(self, own: Tensor, weight: Weight) -> WeightedLogits:
+        """Return the vote of a teacher's logits over its own classes; a class that it does not know has weight zero."""
+        whole = self.logits(own)
+        counts = weight(whole) if callable(weight) else weight
+        return WeightedLogits(whole, counts if len(self.columns) == self.n_classes else counts * self.known)
 
 
 @dataclass(frozen=True)
@@ -33,6 +110,10 @@ class TeacherEnsemble:
     predictions: PredictionCache
     ensemble: Ensemble
     notes: Mapping[str, Any]
+
+    def logits(self, model: TrainedModel, name: str) -> Tensor:
+        """Return what one model predicts for a set of inputs, over all classes."""
+        return self.mappings[model.id].logits(self.predictions.logits(model, name))
 
     def probabilities(self, name: str, temperature: float) -> Tensor:
         """Return what the teachers predict together for a set of inputs; one of them is in memory at a time."""
@@ -53,22 +134,25 @@ def combine_teachers(
     config: FuseEnsembleConfig,
 ) -> TeacherEnsemble:
     """Return the ensemble that a configuration asks for, without those that its rule drops."""
-    mappings = {model.id: mapping_of(model.classes, classes) for model in models}
-    ordered = sorted(models, key=lambda model: model.id)
-    teachers = [_teacher(model, mappings[model.id], predictions) for model in ordered]
-    measure = partial(_accuracies, mappings=mappings, validation=validation, config=config)
+    mappings = {model.id: ClassMapping(columns_of(model.classes, classes), len(classes)) for model in models}
+
+    def teacher(model: TrainedModel) -> Teacher:
+        def predict(name: str, execution: Execution) -> Tensor:
+            return predictions.logits(model, name)
+
+        return Teacher(model.id, predict, n_examples=model.examples, vote=mappings[model.id].vote)
+
+    def accuracies(teachers: Sequence[Teacher]) -> dict[str, float]:
+        """A class that a teacher does not know it gets wrong."""
+        labels = _labeled(validation, "weights", config.weights).labels
+        logits = ((one.id, mappings[one.id].logits(one.predict("validation", Execution()))) for one in teachers)
+        return {id: accuracy_of(found, labels) for id, found in logits}
+
+    teachers = [teacher(model) for model in sorted(models, key=lambda one: one.id)]
     notes: dict[str, Any] = {}
     if config.drop_worst != "none":
-        assert validation is not None, "the configuration was checked"
-        accuracies = measure(teachers)
-        (clients, silent), saved = dropped(DROP_RULES[config.drop_worst], accuracies, validation)
-        notes["dropped_worst"] = {
-            "clients": {name: accuracies[name] for name in sorted(clients)},
-            "teachers": {name: accuracies[name] for name in sorted(silent)},
-            "kept_as_the_best": saved,
-        }
-        teachers = [teacher for teacher in teachers if teacher.id not in clients | silent]
-    weights = TEACHER_WEIGHTS[config.weights](teachers, Resources({}, validation=validation), measure)
+        teachers, notes = _drop(teachers, accuracies, _labeled(validation, "drop_worst", config.drop_worst), config)
+    weights = TEACHER_WEIGHTS[config.weights](teachers, Resources({}, validation=validation), accuracies)
     known = torch.stack([mappings[teacher.id].known for teacher in teachers]).sum(dim=0)
     if unknown := [name for name, count in zip(classes, known, strict=True) if count == 0]:
         raise TeacherError(f"no teacher (that is not left out) knows the class '{unknown[0]}'")
@@ -76,26 +160,21 @@ def combine_teachers(
     return TeacherEnsemble(models, classes, mappings, predictions, Ensemble(weighted, TARGETS[config.combine]), notes)
 
 
-def _teacher(model: TrainedModel, mapping: ClassMapping, predictions: PredictionCache) -> Teacher:
-    """Return a model as a teacher, which predicts for sets of inputs by their names."""
-
-    def predict(name: str, execution: Execution) -> Tensor:
-        return predictions.logits(model, name)
-
-    return Teacher(model.id, predict, n_examples=model.examples, vote=mapping.vote)
-
-
-def _accuracies(
-    teachers: Sequence[Teacher],
-    *,
-    mappings: Mapping[str, ClassMapping],
-    validation: Examples | None,
-    config: FuseEnsembleConfig,
-) -> Mapping[str, float]:
-    """Return each teacher's accuracy on the validation examples; a class that it does not know it gets wrong."""
+def _labeled(validation: Examples | None, key: str, given: str) -> Examples:
     if validation is None:
-        raise ConfigError.at("ensemble.weights", config.weights, "it needs labeled examples")
-    return {
-        one.id: accuracy_of(mappings[one.id].logits(one.predict("validation", Execution())), validation.labels)
-        for one in teachers
+        raise ConfigError.at(f"ensemble.{key}", given, "it needs labeled examples")
+    return validation
+
+
+def _drop(
+    teachers: Sequence[Teacher], measure: Accuracies, validation: Examples, config: FuseEnsembleConfig
+) -> tuple[list[Teacher], dict[str, Any]]:
+    """Return the teachers that the rule leaves, and a note on the others."""
+    accuracies = measure(teachers)
+    (clients, silent), saved = dropped(DROP_RULES[config.drop_worst], accuracies, validation)
+    note = {
+        "clients": {name: accuracies[name] for name in sorted(clients)},
+        "teachers": {name: accuracies[name] for name in sorted(silent)},
+        "kept_as_the_best": saved,
     }
+    return [one for one in teachers if one.id not in clients | silent], {"dropped_worst": note}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,16 +27,14 @@ from feddf.config.fuse_config import FuseConfig, load_fuse
 from feddf.config.keys import flat, is_free
 from feddf.evaluate import evaluation_mode
 from feddf.fusing.card import card, plot_name, reliability
-from feddf.fusing.fuse import FusionResult, fuse
+from feddf.fusing.fuse import FusionResult, StudentSpec, fuse
 from feddf.fusing.inputs import RawInputs, load_labeled, load_pool
 from feddf.fusing.predictions import Progress, quiet
-from feddf.fusing.student import StudentSpec
-from feddf.fusing.teachers import TrainedModel, read_teachers, student_preprocess, teacher_preprocess
+from feddf.fusing.teachers import TrainedModel, preprocess_of, read_teachers
 from feddf.runtime.atomic import write_atomically
 from feddf.runtime.packages import onnxruntime, silence
-from feddf.saved.model import LoadedModel, ModelError
+from feddf.saved.model import LoadedModel, ModelError, Tokens
 from feddf.saved.model_folder import CARD, new_folder, write_model
-from feddf.saved.preprocess import Tokens
 from feddf.seeds import derive
 
 ENOUGH = 64
@@ -51,7 +50,7 @@ def fuse_to_folder(config: FuseConfig, out: Path, progress: Progress = quiet, *,
         raise ModelError(f"{out} is there already; name a new folder with --out, or remove it")
     teachers = read_teachers(config.teachers, trust=trust)
     student = _student(config, teachers)
-    fed = [teacher_preprocess(teacher.preprocess, teacher.takes, student.preprocess) for teacher in teachers]
+    fed = [teacher.fed(student.preprocess) for teacher in teachers]
     pool = load_pool(config, [student.preprocess, *fed], trust=trust)
     given = {"validation": config.validation, "test": config.test}
     labeled = {key: load_labeled(one, key, pool, derive(config.seed, key)) for key, one in given.items() if one}
@@ -73,9 +72,12 @@ def fuse_to_folder(config: FuseConfig, out: Path, progress: Progress = quiet, *,
 
 
 def _student(config: FuseConfig, teachers: Sequence[TrainedModel]) -> StudentSpec:
+    """Return the student, fed as the first teacher that says how where its own section says no more."""
     student = config.student
-    start = [teacher for teacher in teachers if teacher.id == student.init]
-    preprocess = student_preprocess(student, [teacher.preprocess for teacher in start or teachers])
+    start = [teacher for teacher in teachers if teacher.id == student.init] or teachers
+    preprocess = preprocess_of(student, next((one.preprocess for one in start if one.preprocess is not None), None))
+    if preprocess is None:
+        raise ConfigError.at("student.size", None, "no model says how large images are; set it, or a student.tokenizer")
     options = dict(student.options)
     if isinstance(preprocess, Tokens) and student.model == "transformer":
         options.setdefault("path", preprocess.tokenizer)
@@ -109,20 +111,17 @@ def _write(result: FusionResult, config: FuseConfig, pool: RawInputs, out: Path)
     chosen = tomli_w.dumps(config.model_dump(exclude_none=True, exclude_defaults=True, mode="json"))
     facts = {"configuration_sha256": fingerprint(config), "feddf": version("feddf")}
     with new_folder(out) as folder:
-        extra = []
+        note = ""
         if config.onnx:
-            inputs = pool.batch(model.preprocess, ENOUGH)
-            most = write_onnx(model.network, inputs, folder / "model.onnx")
-            extra = [
-                f"`model.onnx` is the same model: its logits for {len(inputs)} inputs differ by at most {most:.1e}."
-            ]
+            few = pool.first(ENOUGH, model.preprocess)
+            most = write_onnx(model.network, few.batch(torch.arange(len(few))), folder / "model.onnx")
+            note = f"`model.onnx` is the same model: its logits for {len(few)} inputs differ by at most {most:.1e}."
         write_model(folder, model.network, model.spec, facts)
         for which in report.sets:
             write_atomically(folder / plot_name(which), reliability(report, which))
-        text = card(config.name, report, chosen, model.spec.describe(), extra)
-        write_atomically(folder / CARD, text.encode())
+        write_atomically(folder / CARD, card(config.name, report, chosen, model.spec.describe(), note).encode())
         write_atomically(folder / "fuse.toml", whole.encode())
-        write_atomically(folder / "report.json", json.dumps(report.describe(), indent=1).encode())
+        write_atomically(folder / "report.json", json.dumps(asdict(report), indent=1).encode())
 
 
 def write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> float:
@@ -142,9 +141,8 @@ def write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> float:
             program.save(path, external_data=False)
         found = [(_run(path, inputs[:count]), expected[:count]) for count in (len(inputs), 1)]
     except ImportError as error:
-        raise FeddfError(
-            f"an ONNX file needs the packages onnx and onnxscript: pip install 'feddf[onnx]' ({error})"
-        ) from error
+        needed = "the packages onnx and onnxscript: pip install 'feddf[onnx]'"
+        raise FeddfError(f"an ONNX file needs {needed} ({error})") from error
     except Exception as error:  # the exporter may fail in any way
         path.unlink(missing_ok=True)
         raise FeddfError(f"the student cannot be written as ONNX: {first_line(error)}") from error

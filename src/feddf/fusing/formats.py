@@ -1,9 +1,14 @@
-"""Teachers in files: weights of feddf's architectures, programs of ``torch.export`` (.pt2), and ONNX from anywhere."""
+"""The formats of teachers: folders of feddf, weights of its architectures, programs (.pt2), ONNX, and Hugging Face.
+
+Each is a function of an entry of ``[[teachers]]``, and of whether code in its files may run, that returns its models.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,88 +18,67 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddf.config.errors import FeddfError, first_line
+from feddf.config.errors import first_line
 from feddf.config.fuse_config import TeacherConfig
 from feddf.config.names import MODELS
-from feddf.evaluate import evaluation_mode, fold_batchnorm
-from feddf.fusing.teachers import (
-    PredictBatch,
-    Sizes,
-    TeacherError,
-    TrainedModel,
-    check_sizes,
-    file_hash,
-    file_of,
-    preprocess_of,
-)
+from feddf.fusing.teachers import PredictBatch, Sizes, TeacherError, TrainedModel, predicting, preprocess_of
 from feddf.runtime.atomic import check_program
 from feddf.runtime.device import CPU
-from feddf.runtime.packages import onnxruntime, silence
-from feddf.saved.model import ModelSpec, fitting
-from feddf.saved.model_folder import at_home, read_weights, specs
-from feddf.saved.preprocess import Preprocess, Tokens
+from feddf.runtime.packages import onnxruntime, silence, transformers
+from feddf.saved.model import Images, ModelSpec, Preprocess, Tokens, loaded
+from feddf.saved.model_folder import at_home, read_state, specs
 from feddf.types import State
+
+
+def file_hash(paths: Sequence[Path], more: str = "") -> str:
+    """Return the SHA-256 of some files and of what else their meaning depends on."""
+    sha = hashlib.sha256(more.encode())
+    for path in paths:
+        with path.open("rb") as file:
+            sha.update(hashlib.file_digest(file, "sha256").digest())
+    return sha.hexdigest()
+
+
+# Weights of feddf's architectures
 
 
 def of_feddf(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return the models of a folder that feddf wrote: all prototypes of a run, or the one that is named."""
     path = Path(config.path).expanduser()
-    found = specs(path, trust=trust)
-    if config.prototype is not None and config.prototype not in found:
-        raise TeacherError(f"teacher {path}: no prototype '{config.prototype}'; it has {', '.join(found)}")
+    found = specs(path, config.prototype, trust=trust)
     own = config.name or path.resolve().name
-    return [
-        _of_weights(
-            weights,
-            replace(spec, preprocess=preprocess_of(config, spec.preprocess)),
-            f"{own}-{name}" if len(found) > 1 else own,
-            path,
-        )
-        for name, (spec, weights) in found.items()
-        if config.prototype in (None, name)
-    ]
+    teachers = []
+    for name, (spec, weights) in found.items():
+        if config.prototype in (None, name):
+            fed = replace(spec, preprocess=preprocess_of(config, spec.preprocess))
+            teachers.append(_of_weights(weights, fed, f"{own}-{name}" if len(found) > 1 else own, path))
+    return teachers
 
 
 def of_safetensors(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return weights of an architecture that the configuration names."""
     path = Path(config.path).expanduser()
     if config.model is None:
-        allowed = f"say which architecture its weights are of, with model = ... ({', '.join(MODELS)})"
-        raise TeacherError(f"teacher {path}: {allowed}")
-    if not config.size and config.tokenizer is None:
-        raise TeacherError(
-            f"teacher {path}: say how large its images are, with size = 32 for instance (or a tokenizer)"
-        )
-    preprocess = preprocess_of(config)
-    assert preprocess is not None, "it has a size or a tokenizer"
+        known = ", ".join(MODELS)
+        raise TeacherError(f"teacher {path}: say which architecture its weights are of, with model = ... ({known})")
+    preprocess = preprocess_of(config) if config.size or config.tokenizer else None
+    if preprocess is None:
+        raise TeacherError(f"teacher {path}: say how large its images are, with size = 32 (or name a tokenizer)")
     spec = ModelSpec(config.model, preprocess.shape, config.classes, preprocess, config.options)
-    return [_of_weights(file_of(config), spec, config.name or path.stem)]
+    return [_of_weights(path, spec, config.name or path.stem)]
 
 
 def _of_weights(path: Path, spec: ModelSpec, id: str, folder: Path | None = None) -> TrainedModel:
     """Return weights of an architecture of feddf's as a teacher; outside a folder they say how many outputs it has."""
     if not path.is_file():
         raise TeacherError(f"teacher {id}: there are no weights {path}")
-    home = folder or path.parent
-    here, _ = at_home(spec, {}, home)
+    here = at_home(spec, folder or path.parent)
+    state = partial(read_state, spec, path)
 
-    def state() -> State:
-        return at_home(spec, read_weights(path), home)[1]
-
-    @contextmanager
-    def open_weights(device: torch.device) -> Iterator[PredictBatch]:
+    def open_weights(device: torch.device) -> AbstractContextManager[PredictBatch]:
         weights = state()
-        try:
-            found = here if folder else _with_outputs(here, weights)
-            module = found.prototype.load(weights, device)
-        except FeddfError:
-            raise
-        except Exception as error:
-            raise TeacherError(
-                f"teacher {id}: {path} does not fit the model '{spec.model}': {fitting(error)}"
-            ) from error
-        with evaluation_mode(module):
-            yield fold_batchnorm(module)
+        whole = here if folder else _with_outputs(here, weights)
+        return predicting(loaded(whole, weights, f"teacher {id}: {path}", device).network)
 
     content = file_hash([path], repr((spec.model, sorted(spec.options.items()), spec.shape)))
     return TrainedModel(
@@ -105,8 +89,8 @@ def _of_weights(path: Path, spec: ModelSpec, id: str, folder: Path | None = None
 def _with_outputs(spec: ModelSpec, state: State) -> ModelSpec:
     """Return a description with as many classes as the weights have outputs; if no number fits, loading will say so."""
     shapes = {key: tensor.shape for key, tensor in state.items()}
-    counts = sorted({len(tensor) for tensor in state.values() if tensor.ndim in (1, 2)})
-    for count in sorted(counts, key=lambda one: one != len(spec.classes)):  # what the user says is tried first
+    counts = {len(tensor) for tensor in state.values() if tensor.ndim in (1, 2)}
+    for count in sorted(counts, key=lambda one: (one != len(spec.classes), one)):  # what the user says is tried first
         tried = replace(spec, classes=tuple(str(number) for number in range(count)))
         try:
             with torch.random.fork_rng(devices=[]):
@@ -120,49 +104,75 @@ def _with_outputs(spec: ModelSpec, state: State) -> ModelSpec:
 
 # Programs, which say themselves which sizes they take
 
-Load = Callable[[torch.device], tuple[Sizes, PredictBatch]]
-"""Reads a file and returns the sizes of a batch that it takes, and what predicts with it."""
+Load = Callable[[Path, str, torch.device], tuple[Sizes, PredictBatch]]
+"""Reads a file (of a teacher's name), and returns the sizes of a batch that it takes, and what predicts with it."""
 
 
-def _of_program(
-    config: TeacherConfig, path: Path, load: Load, files: Sequence[Path], preprocess: Preprocess | None, moves: bool
-) -> TrainedModel:
+def of_program(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
+    """Return an exported program as a teacher: it holds its code and its weights, and needs no class of the user's."""
+    path = _file(config)
+    check_program(path, trust)
+    return [_of_file(config, [path], _load_program)]
+
+
+def of_onnx(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
+    """Return an ONNX file as a teacher. Its first output are the logits (or probabilities, if ``outputs`` says so).
+
+    It takes one input, images or rows of tokens; a text model may also take an attention mask. It runs in onnxruntime
+    (``pip install 'feddf[onnx]'``) on the CPU, whatever the device.
+    """
+    path = _file(config)
+    files = [path, *sorted(path.parent.glob(f"{path.name}.data"))]  # large weights lie beside the file
+    return [_of_file(config, files, partial(_load_onnx, preprocess_of(config)), moves=False)]
+
+
+def _file(config: TeacherConfig) -> Path:
+    path = Path(config.path).expanduser()
+    if not path.is_file():
+        raise TeacherError(f"there is no teacher {path}")
+    return path
+
+
+def _of_file(config: TeacherConfig, files: Sequence[Path], load: Load, *, moves: bool = True) -> TrainedModel:
     """Return a program as a teacher.
 
     Where nothing says how it is fed, its sizes must be known before the pool is made: then, and only then, its file is
     read before it predicts. It is not kept open until then, so that one teacher is in memory at a time.
     """
+    path, preprocess = files[0], preprocess_of(config)
     name = config.name or path.stem
 
     @contextmanager
-    def open_program(device: torch.device) -> Iterator[PredictBatch]:
-        sizes, predict = load(device)
-        check_sizes(name, sizes[1:], preprocess)
+    def open_file(device: torch.device) -> Iterator[PredictBatch]:
+        sizes, predict = load(path, name, device)
         with torch.inference_mode():
-            yield predict if sizes[0] is None else partial(_in_batches, predict, sizes[0])
+            yield partial(_in_its_sizes, name, sizes, predict)
 
-    takes = load(CPU)[0][1:] if preprocess is None else ()
+    takes = load(path, name, CPU)[0][1:] if preprocess is None else ()
     return TrainedModel(
-        name, open_program, (), preprocess, content=file_hash(files), source=str(path), takes=takes, moves=moves
+        name, open_file, (), preprocess, content=file_hash(files), source=str(path), takes=takes, moves=moves
     )
 
 
-def _in_batches(predict: PredictBatch, size: int, inputs: Tensor) -> Tensor:
-    """Predict in batches of one size; the last one is filled up with copies, whose outputs are left out."""
+def _in_its_sizes(name: str, sizes: Sizes, predict: PredictBatch, inputs: Tensor) -> Tensor:
+    """Predict for inputs of the sizes that a file takes.
+
+    Where it takes batches of one size, the last one is filled up with copies, whose outputs are left out.
+    """
+    batch, *takes = sizes
+    shape = inputs.shape[1:]
+    if len(takes) != len(shape) or any(size not in (None, given) for size, given in zip(takes, shape, strict=True)):
+        wanted, given = ("×".join(str(size or "any") for size in sizes) for sizes in (takes, shape))
+        key = "size and channels" if inputs.is_floating_point() else "max_tokens"
+        said = f"its file takes inputs of {wanted}, and it would be fed {given}"
+        raise TeacherError(f"teacher {name}: {said}; say how it is fed with {key}")
+    if batch is None:
+        return predict(inputs)
     outputs = []
-    for part in inputs.split(size):
-        missing = size - len(part)
-        whole = torch.cat([part, part[-1:].expand(missing, *part.shape[1:])]) if missing else part
-        outputs.append(predict(whole)[: len(part)])
+    for part in inputs.split(batch):
+        copies = part[-1:].expand(batch - len(part), *shape)
+        outputs.append(predict(torch.cat([part, copies]))[: len(part)])
     return torch.cat(outputs)
-
-
-def of_program(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
-    """Return an exported program as a teacher: it holds its code and its weights, and needs no class of the user's."""
-    path = file_of(config)
-    check_program(path, trust)
-    load = partial(_load_program, path, config.name or path.stem)
-    return [_of_program(config, path, load, [path], preprocess_of(config), moves=True)]
 
 
 def _load_program(path: Path, name: str, device: torch.device) -> tuple[Sizes, PredictBatch]:
@@ -172,53 +182,41 @@ def _load_program(path: Path, name: str, device: torch.device) -> tuple[Sizes, P
         with silence():
             program: Any = torch.export.load(path)
     except Exception as error:  # a damaged archive can fail in any way
-        raise TeacherError(
-            f"teacher {name}: {path} is not a whole program of torch.export: {first_line(error)}"
-        ) from error
+        why = f"{path} is not a whole program of torch.export: {first_line(error)}"
+        raise TeacherError(f"teacher {name}: {why}") from error
     inputs = program.graph_signature.user_inputs
     if len(inputs) != 1:
-        raise TeacherError(f"teacher {path}: it takes {len(inputs)} inputs, and a classifier takes one")
+        raise TeacherError(f"teacher {name}: it takes {len(inputs)} inputs, and a classifier takes one")
     node = next(node for node in program.graph.nodes if node.name == inputs[0])
-    sizes = tuple(size if isinstance(size, int) else None for size in node.meta["val"].shape)
     module = (program if device == CPU else move_to_device_pass(program, device)).module()
-    return sizes, lambda batch: _first(module(batch))
 
+    def predict(batch: Tensor) -> Any:
+        outputs = module(batch)
+        return outputs[0] if isinstance(outputs, tuple | list) else outputs  # of several, most have the logits first
 
-def _first(outputs: Any) -> Tensor:
-    """Return the first of several outputs: the logits, as most models that return more have it."""
-    found = outputs[0] if isinstance(outputs, tuple | list) else outputs
-    assert isinstance(found, Tensor), f"an output of type {type(found).__name__}"
-    return found
+    return tuple(size if isinstance(size, int) else None for size in node.meta["val"].shape), predict
 
 
 ONNX_TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
-def of_onnx(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
-    """Return an ONNX file as a teacher. Its first output are the logits (or probabilities, if ``outputs`` says so).
-
-    It takes one input, images or rows of tokens; a text model may also take an attention mask. It runs in onnxruntime
-    (``pip install 'feddf[onnx]'``) on the CPU, whatever the device.
-    """
-    path, preprocess = file_of(config), preprocess_of(config)
-    files = [path, *sorted(path.parent.glob(f"{path.name}.data"))]  # large weights lie beside the file
-    load = partial(_load_onnx, path, config.name or path.stem, preprocess)
-    return [_of_program(config, path, load, files, preprocess, moves=False)]
-
-
-def _load_onnx(
-    path: Path, name: str, preprocess: Preprocess | None, device: torch.device
-) -> tuple[Sizes, PredictBatch]:
+def _load_onnx(fed: Preprocess | None, path: Path, name: str, device: torch.device) -> tuple[Sizes, PredictBatch]:
+    """A text model's further inputs are the mask of what is no padding, and the (one) kind of each token."""
     session = _session(path, name)
     given = session.get_inputs()
     main = next((one for one in given if "mask" not in one.name and "type" not in one.name), given[0])
     if main.type not in ONNX_TYPES:
         raise TeacherError(f"teacher {name}: its input '{main.name}' is of {main.type}; floats or integers are needed")
-    others = [one.name for one in given if one.name != main.name]
 
     def predict(inputs: Tensor) -> Tensor:
         feed = {main.name: inputs.numpy().astype(ONNX_TYPES[main.type])}
-        feed |= {other: _further_input(other, inputs, preprocess, name) for other in others}
+        for other in (one.name for one in given if one.name != main.name):
+            if "mask" in other and isinstance(fed, Tokens):
+                feed[other] = fed.mask(inputs).numpy()
+            elif "type" in other:
+                feed[other] = np.zeros(tuple(inputs.shape), dtype=np.int64)
+            else:
+                raise TeacherError(f"teacher {name}: it takes a further input '{other}', and a classifier takes one")
         return torch.from_numpy(np.asarray(session.run(None, feed)[0]))
 
     return tuple(size if isinstance(size, int) and size > 0 else None for size in main.shape), predict
@@ -237,10 +235,91 @@ def _session(path: Path, name: str) -> Any:
         raise TeacherError(f"teacher {name}: {path} is not a whole ONNX model: {first_line(error)}") from error
 
 
-def _further_input(input_name: str, inputs: Tensor, preprocess: Preprocess | None, teacher: str) -> Any:
-    """Return a text model's further inputs: the mask of what is no padding, and the (one) kind of each token."""
-    if "mask" in input_name and isinstance(preprocess, Tokens):
-        return (inputs != preprocess.padding).numpy().astype(np.int64)
-    if "type" in input_name:
-        return np.zeros(tuple(inputs.shape), dtype=np.int64)
-    raise TeacherError(f"teacher {teacher}: it takes a further input '{input_name}', and a classifier takes one")
+# Hugging Face
+
+
+def of_pretrained(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
+    """Return an image or text classifier of transformers as a teacher, with the class names in its configuration.
+
+    Its weights are safetensors, in a folder or by its name on the hub.
+    """
+    path, name = config.path, config.name or Path(config.path).name
+    place = _place(path, name)
+    try:
+        library = transformers()
+        described = library.AutoConfig.from_pretrained(place, trust_remote_code=False)
+    except Exception as error:
+        raise TeacherError(f"teacher {name}: {path} is no model of transformers: {first_line(error)}") from error
+    kind = _kind(described.architectures or ["nothing"], name)
+    tokens = Tokens(config.tokenizer or place, config.max_tokens)
+    preprocess = preprocess_of(config, _images(place)) if kind == "Image" else tokens
+
+    @contextmanager
+    def open_pretrained(device: torch.device) -> Iterator[PredictBatch]:
+        automatic = getattr(library, f"AutoModelFor{kind}Classification")
+        try:
+            model = automatic.from_pretrained(place, use_safetensors=True, trust_remote_code=False).eval().to(device)
+        except Exception as error:
+            raise TeacherError(f"teacher {name}: {path} cannot be loaded: {first_line(error)}") from error
+
+        def predict(inputs: Tensor) -> Any:
+            if isinstance(preprocess, Tokens):
+                return model(input_ids=inputs, attention_mask=preprocess.mask(inputs)).logits
+            return model(pixel_values=inputs).logits
+
+        with torch.no_grad():
+            yield predict
+
+    classes = tuple(str(described.id2label[number]) for number in range(described.num_labels))
+    if classes == tuple(f"LABEL_{number}" for number in range(len(classes))) and not config.map:
+        classes = ()  # these are no names
+    return [TrainedModel(name, open_pretrained, classes, preprocess, content=_content(place, described), source=path)]
+
+
+def _place(path: str, name: str) -> str:
+    """Return the folder, or the name on the hub, of a model."""
+    local = Path(path).expanduser()
+    if not local.is_dir() and (path.count("/") != 1 or path.startswith((".", "/", "~"))):
+        known = "folders of feddf or Hugging Face and files that end in .safetensors, .pt2 or .onnx"
+        raise TeacherError(f"there is no teacher {path}; known are {known}")
+    if local.is_dir() and not (local / "config.json").is_file():
+        raise TeacherError(f"teacher {name}: the folder {path} has no config.json, so it is not known what it holds")
+    return str(local) if local.is_dir() else path
+
+
+def _kind(architectures: Sequence[str], name: str) -> str:
+    for kind in ("Image", "Sequence"):
+        if any(one.endswith(f"For{kind}Classification") for one in architectures):
+            return kind
+    known = "not a model for image or text classification"
+    raise TeacherError(f"teacher {name}: it is {', '.join(architectures)}, and {known}")
+
+
+def _images(place: str) -> Images:
+    """Return the preprocessing in ``preprocessor_config.json``: size, mean and deviation.
+
+    Without that file it has the values that most image models were trained with.
+    """
+    try:
+        if Path(place).is_dir():
+            found = dict(json.loads((Path(place) / "preprocessor_config.json").read_text(encoding="utf-8")))
+        else:
+            found = transformers().AutoImageProcessor.from_pretrained(place, trust_remote_code=False).to_dict()
+    except Exception:
+        found = {}
+    size, crop = found.get("size", 224), found.get("crop_size")
+    side = size if isinstance(size, int) else size.get("height") or size.get("shortest_edge") or 224
+    if found.get("do_center_crop") and crop is not None:
+        side = crop if isinstance(crop, int) else crop.get("height", side)
+    plain = not found.get("do_normalize", True)
+    mean = (0.0,) * 3 if plain else tuple(found.get("image_mean", (0.5,) * 3))
+    std = (1.0,) * 3 if plain else tuple(found.get("image_std", (0.5,) * 3))
+    return Images((3, int(side), int(side)), mean, std)
+
+
+def _content(place: str, described: Any) -> str:
+    """Return a hash of a folder's files; of a model on the hub, of its name and revision."""
+    if Path(place).is_dir():
+        return file_hash(sorted(Path(place).glob("*.safetensors")), described.to_json_string())
+    revision = getattr(described, "_commit_hash", None) or ""
+    return hashlib.sha256(f"{place} {revision} {described.to_json_string()}".encode()).hexdigest()

@@ -13,33 +13,70 @@ towards them. There are no clients and no rounds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from feddf.config.errors import ConfigError
+from feddf.config.errors import ConfigError, FeddfError, first_line, nearest
 from feddf.config.fuse_config import FuseEnsembleConfig
+from feddf.config.names import MODELS
 from feddf.config.sections import DistillConfig, RunConfig
+from feddf.data.datasets import plain
+from feddf.data.unlabeled import all_rows
 from feddf.engines import in_process
-from feddf.fusing.classes import agree_on_classes
-from feddf.fusing.ensemble import TeacherEnsemble, combine_teachers
+from feddf.evaluate import output_shape
+from feddf.fusing.ensemble import agree_on_classes, combine_teachers
 from feddf.fusing.inputs import Labeled, RawInputs, as_labeled
-from feddf.fusing.predictions import PredictionCache, Progress, open_cache, quiet
-from feddf.fusing.report import Report, measure
-from feddf.fusing.student import STUDENT, StudentSpec, complete_student, first_weights
+from feddf.fusing.predictions import PredictionCache, Progress, default_cache, quiet
+from feddf.fusing.report import STUDENT, Report, measure
 from feddf.fusing.teachers import TrainedModel, as_teachers
 from feddf.fusion.distill import make_students, notes
-from feddf.fusion.early_stopping import DistillResult
 from feddf.fusion.ensemble import CachedTargets
 from feddf.runs.methods import lone_threads
 from feddf.runtime.execution import of_answers, of_students
-from feddf.saved.model import LoadedModel, ModelSpec
-from feddf.saved.preprocess import Images, of_inputs, rows_of
+from feddf.saved.model import Features, Images, LoadedModel, ModelSpec, Preprocess, of_inputs
 from feddf.seeds import derive
-from feddf.types import Examples, Inputs, Resources
+from feddf.states import init_state, weighted_mean
+from feddf.types import Examples, Inputs, Prototype, Resources, State
+
+
+@dataclass(frozen=True)
+class StudentSpec:
+    """What the teachers are fused into: an architecture by its name, or a module of the user's own.
+
+    ``init`` names its first weights: "new", "average" (of the teachers of the same architecture, classes and
+    preprocessing), or a teacher's name. ``classes`` are all that some teacher knows, unless they are named. ``shape``
+    is that of one encoded input, and ``fits`` as in :class:`~feddf.saved.model.ModelSpec`: both follow from the rest.
+    """
+
+    model: str | nn.Module | None
+    preprocess: Preprocess | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    init: str = "new"
+    classes: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+    fits: bool = False
+
+    @property
+    def description(self) -> ModelSpec | None:
+        """What is written beside its weights; there is none for a module."""
+        if not isinstance(self.model, str):
+            return None
+        return ModelSpec(self.model, self.shape, self.classes, self.preprocess, self.options, self.fits)
+
+    @property
+    def prototype(self) -> Prototype:
+        """How it is built."""
+        if (found := self.description) is not None:
+            return replace(found.prototype, name=STUDENT)
+        return Prototype(STUDENT, lambda: deepcopy(self.model))  # type: ignore[arg-type,return-value]
 
 
 @dataclass(frozen=True)
@@ -76,7 +113,7 @@ def fuse(
 
     Args:
         teachers: modules, paths that ``feddf fuse`` takes, or :class:`~feddf.fusing.teachers.TrainedModel` values.
-        student: an architecture's name, a module, or a :class:`~feddf.fusing.student.StudentSpec`.
+        student: an architecture's name, a module, or a :class:`~feddf.fusing.fuse.StudentSpec`.
         unlabeled: inputs as the models take them, bytes of images with an encoding (``Inputs``), or texts.
         validation: labeled examples for early stopping, weights and drop-worst.
         test: labeled examples for the report only.
@@ -95,7 +132,9 @@ def fuse(
     sets = {"pool": pool, **{name: one.raw for name, one in labeled.items()}}
     run = run.model_copy(update={"device": device}) if device is not None else run
     distill = distill or DistillConfig(early_stopping="validation" if validation is not None else "held-out-loss")
-    with open_cache(cache, sets, spec.preprocess, progress, of_answers(run)) as predictions:
+    with TemporaryDirectory(prefix="feddf-predictions-") as scratch:
+        folders = cache or default_cache(), Path(scratch)
+        predictions = PredictionCache(*folders, sets, spec.preprocess, progress, of_answers(run))
         return _fuse(as_teachers(teachers, trust), spec, predictions, labeled, ensemble, distill, run, seed)
 
 
@@ -117,31 +156,17 @@ def _fuse(
     validation = held.examples(student.preprocess) if held else None
     ensemble = combine_teachers(models, classes, predictions, validation, config)
     targets = ensemble.probabilities("pool", distill.temperature)
-    resources = Resources({STUDENT: student.prototype}, pool.stored(student.preprocess), validation)
-    learned = _distill(student, ensemble, targets, resources, distill, run, seed)
-    facts = {"distillation": notes({STUDENT: learned}), **ensemble.notes}
-    with of_answers(run).begun() as device:
-        module = student.prototype.load(learned.state, device)
-        report = measure(module, student.preprocess, ensemble, targets, labeled, facts)
-    module, spec = student.prototype.load(learned.state), student.description
-    model = LoadedModel(module, spec) if spec else module
-    return FusionResult(model.eval(), classes, spec, report, tuple(dict.fromkeys(predictions.evaluated)))
-
-
-def _distill(
-    student: StudentSpec,
-    ensemble: TeacherEnsemble,
-    targets: Tensor,
-    resources: Resources,
-    distill: DistillConfig,
-    run: RunConfig,
-    seed: int,
-) -> DistillResult:
-    """Let the student learn what the teachers predict for the pool."""
+    prototype, spec = student.prototype, student.description
+    resources = Resources({STUDENT: prototype}, pool.stored(student.preprocess), validation)
     execution = of_students(run, 1, partial(lone_threads, resources, distill.batch_size))
     learn = make_students(resources, distill, in_process, execution)
-    start = first_weights(student, ensemble.models, ensemble.dropped, seed)
-    return learn({STUDENT: [start]}, CachedTargets(targets), derive(seed, "fuse"))[STUDENT]
+    start = first_weights(student, models, ensemble.dropped, seed)
+    learned = learn({STUDENT: [start]}, CachedTargets(targets), derive(seed, "fuse"))
+    state, facts = learned[STUDENT].state, {"distillation": notes(learned), **ensemble.notes}
+    with of_answers(run).begun() as device:
+        report = measure(prototype.load(state, device), student.preprocess, ensemble, targets, labeled, facts)
+    model = LoadedModel(prototype.load(state), spec) if spec else prototype.load(state)
+    return FusionResult(model.eval(), classes, spec, report, tuple(dict.fromkeys(predictions.evaluated)))
 
 
 def _pool(given: Tensor | Inputs | RawInputs | Sequence[str], student: StudentSpec) -> tuple[RawInputs, StudentSpec]:
@@ -149,9 +174,79 @@ def _pool(given: Tensor | Inputs | RawInputs | Sequence[str], student: StudentSp
     if isinstance(given, Inputs):
         found = of_inputs(given)
         student = replace(student, preprocess=student.preprocess or (found if isinstance(found, Images) else None))
-        given = RawInputs(rows_of(given.raw), given.encode)
+        given = RawInputs(all_rows(given.raw), given.encode)
     elif not isinstance(given, RawInputs):
         given = RawInputs(given if isinstance(given, Tensor) else tuple(given))
     if len(given) < 2:
         raise ConfigError(f"the pool is empty: it has {len(given)} inputs, and needs at least two")
     return given, student
+
+
+# The student
+
+
+def complete_student(
+    student: StudentSpec, teachers: Sequence[TrainedModel], classes: tuple[str, ...], pool: RawInputs
+) -> StudentSpec:
+    """Return the student with all that follows from teachers and pool, once it has been tried on two inputs."""
+    if student.init not in ("new", "average"):
+        return _as_teacher(student, teachers, classes)
+    if student.model is None:
+        raise ConfigError.at("student.model", None, "name an architecture, or a teacher as student.init")
+    student = replace(student, classes=classes)
+    if isinstance(student.model, str):
+        MODELS.check(student.model)
+        fed = student.preprocess
+        shape = fed.shape if fed else tuple(pool.first(1, None).batch(torch.tensor([0])).shape[1:])
+        fed = fed or (Features(shape) if pool.encode is plain else None)
+        student = replace(student, preprocess=fed, shape=shape)
+    _try(student, pool)
+    if student.init == "average" and not _alike(student, teachers):
+        allowed = "no teacher has the student's architecture, classes and preprocessing, so there is nothing to average"
+        raise ConfigError.at("student.init", "average", allowed)
+    return student
+
+
+def _as_teacher(student: StudentSpec, teachers: Sequence[TrainedModel], classes: tuple[str, ...]) -> StudentSpec:
+    """Return a student that starts as one of the teachers."""
+    start, known = student.init, {teacher.id: teacher.spec for teacher in teachers}
+    if start not in known:
+        allowed = f"no teacher has this name; {nearest(start, ['new', 'average', *known])}"
+        raise ConfigError.at("student.init", start, allowed)
+    spec = known[start]
+    if spec is None:
+        raise ConfigError.at("student.init", start, "only weights of feddf's architectures can be trained further")
+    if spec.classes != classes:
+        missing = [name for name in classes if name not in spec.classes] or classes
+        allowed = f"it cannot express all classes: '{missing[0]}' is none of its outputs, or they are in another order"
+        raise ConfigError.at("student.init", start, allowed)
+    if student.model not in (None, spec.model):
+        raise ConfigError.at("student.model", student.model, f"it is to start as '{start}', which is '{spec.model}'")
+    return StudentSpec(spec.model, spec.preprocess, spec.options, start, spec.classes, spec.shape, spec.fits)
+
+
+def _try(student: StudentSpec, pool: RawInputs) -> None:
+    """Try the untrained student on two inputs, before any teacher is evaluated."""
+    name, count = student.model if isinstance(student.model, str) else "a module", len(student.classes)
+    try:
+        shape = output_shape(student.prototype, pool.first(2, student.preprocess))
+    except FeddfError:
+        raise
+    except Exception as error:
+        raise ConfigError.at("student", name, f"it does not work on these inputs: {first_line(error)}") from error
+    if shape != (count,):
+        allowed = f"it cannot express all classes: its outputs have the shape {shape}, and there are {count} classes"
+        raise ConfigError.at("student", name, allowed)
+
+
+def _alike(student: StudentSpec, teachers: Sequence[TrainedModel]) -> list[TrainedModel]:
+    return [one for one in teachers if one.spec is not None and one.spec == student.description]
+
+
+def first_weights(student: StudentSpec, teachers: Sequence[TrainedModel], dropped: Collection[str], seed: int) -> State:
+    """Return the student's first weights: a teacher's, the average of teachers like it, its own, or new ones."""
+    alike = [one for one in _alike(student, teachers) if student.init == "average" and one.id not in dropped]
+    sources = alike or [one for one in teachers if one.id == student.init]
+    if found := sorted(sources, key=lambda one: one.id):
+        return weighted_mean([one.state() for one in found if one.state], [one.examples for one in found])
+    return student.model.state_dict() if isinstance(student.model, nn.Module) else init_state(student.prototype, seed)

@@ -6,22 +6,22 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from feddf.config.errors import ConfigError
 from feddf.config.fuse_config import FuseConfig, LabeledConfig
-from feddf.config.sections import DataConfig, PoolConfig, SourceConfig
+from feddf.config.sections import DataConfig, PoolConfig
 from feddf.data.catalog import CATALOG, root_of
 from feddf.data.datasets import plain
 from feddf.data.text import TEXTS, Texts
-from feddf.data.unlabeled import choose
-from feddf.fusing.classes import same
+from feddf.data.unlabeled import all_rows, choose
+from feddf.fusing.teachers import columns_of
 from feddf.outputs import classes
 from feddf.runs.loading import PoolTask, load_dataset, load_named, pool_of
-from feddf.saved.preprocess import Features, Images, Preprocess, Tokens, rows_of
+from feddf.saved.model import Features, Images, ModelError, Preprocess, Tokens
+from feddf.saved.model_folder import read_lines
 from feddf.seeds import derive
 from feddf.types import Examples, Inputs
 
@@ -42,11 +42,6 @@ class RawInputs:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the inputs are numbers that a model takes as they are."""
-        return isinstance(self.rows, Tensor) and self.encode is plain
 
     @cached_property
     def fingerprint(self) -> str:
@@ -75,14 +70,13 @@ class RawInputs:
     def stored(self, preprocess: Preprocess | None) -> Inputs:
         """Return the inputs for a model that sees them many times: resized once."""
         inputs = self.inputs(preprocess)
-        return (
-            replace(inputs, raw=preprocess.resized(rows_of(inputs.raw))) if isinstance(preprocess, Images) else inputs
-        )
+        if isinstance(preprocess, Images):
+            return replace(inputs, raw=preprocess.resized(all_rows(inputs.raw)))
+        return inputs
 
-    def batch(self, preprocess: Preprocess | None, size: int) -> Tensor:
-        """Return the first few inputs, encoded."""
-        few = RawInputs(self.rows[:size], self.encode).inputs(preprocess)
-        return few.batch(torch.arange(len(few)))
+    def first(self, size: int, preprocess: Preprocess | None) -> Inputs:
+        """Return the first few inputs as a model with this preprocessing takes them."""
+        return RawInputs(self.rows[:size], self.encode).inputs(preprocess)
 
 
 @dataclass(frozen=True)
@@ -104,8 +98,7 @@ class Labeled:
         """Return the same inputs with labels that are numbers of these classes; names are matched."""
         if not self.names and self.n_classes != len(classes):
             raise ConfigError(f"the labeled data have {self.n_classes} classes, and the student {len(classes)}")
-        places = {same(name): number for number, name in enumerate(classes)}
-        table = torch.tensor([places.get(same(name), -1) for name in self.names or classes])
+        table = columns_of(self.names or classes, classes)
         unnamed = not self.fixed and len(self.names) == len(classes) and all(name.isdigit() for name in classes)
         if unnamed and -1 in table:
             table = torch.arange(len(classes))  # the outputs have no names: they are in the data set's order
@@ -123,7 +116,7 @@ def as_labeled(given: Examples | Labeled, pool: RawInputs) -> Labeled:
     """Return what a program hands over as labeled inputs, which are encoded as the pool is."""
     if isinstance(given, Labeled):
         return given
-    return Labeled(RawInputs(rows_of(given.inputs.raw), pool.encode), given.labels, given.n_classes)
+    return Labeled(RawInputs(all_rows(given.inputs.raw), pool.encode), given.labels, given.n_classes)
 
 
 # What a configuration names
@@ -156,7 +149,7 @@ def load_labeled(config: LabeledConfig, key: str, pool: RawInputs, seed: int) ->
         data = DataConfig(name=config.name, folder=config.folder, image_size=side)
         found = load_dataset(f"{key}.name", config.name, data)
         examples = found.train if config.part == "train" else found.test
-        rows, labels, names = rows_of(examples.inputs.raw), examples.labels, found.classes
+        rows, labels, names = all_rows(examples.inputs.raw), examples.labels, found.classes
     else:
         texts, names = _dataset_texts(config.name, config.folder, f"{key}.name", config.part)
         rows, labels = tuple(texts.sentences), texts.labels
@@ -166,38 +159,38 @@ def load_labeled(config: LabeledConfig, key: str, pool: RawInputs, seed: int) ->
         raise ConfigError.at(f"{key}.classes", list(names), f"it has {count} classes")
     if config.size is not None and config.size < len(labels):
         chosen = choose(torch.arange(len(labels)), config.size, seed)
-        labels = labels[chosen]
-        rows = rows[chosen] if isinstance(rows, Tensor) else tuple(rows[int(number)] for number in chosen)
+        rows, labels = rows[chosen] if isinstance(rows, Tensor) else _taken(rows, chosen), labels[chosen]
     return Labeled(RawInputs(rows, pool.encode), labels, count, names, bool(config.classes), key, config.name)
 
 
 def _texts(pool: PoolConfig, folder: str | None, seed: int) -> tuple[str, ...]:
-    found: list[str] = []
+    found: tuple[str, ...] = ()
     for source in pool.sources:
-        texts = _source_texts(source, folder)
-        size = source.size or (max(2, round(source.fraction * len(texts))) if source.fraction else None)
+        if source.name.startswith(LINES):
+            texts = _lines(source.name)
+        else:
+            texts = _dataset_texts(source.name, folder, "pool.sources", "train")[0].sentences
+        size = source.size or (max(2, round(source.fraction * len(texts))) if source.fraction else len(texts))
         found += _some(texts, size, seed)
-    found = _some(found, pool.size, derive(seed, "size"))
+    found = _some(found, pool.size or len(found), derive(seed, "size"))
     if len(found) < 2:
         raise ConfigError.at("pool.sources", pool.names, f"a pool needs at least two texts, and this has {len(found)}")
-    return tuple(found)
+    return found
 
 
-def _some(texts: list[str], size: int | None, seed: int) -> list[str]:
-    if size is None or size >= len(texts):
-        return texts
-    return [texts[int(number)] for number in choose(torch.arange(len(texts)), size, seed)]
+def _some(texts: Sequence[str], most: int, seed: int) -> tuple[str, ...]:
+    return _taken(texts, choose(torch.arange(len(texts)), min(most, len(texts)), seed))
 
 
-def _source_texts(source: SourceConfig, folder: str | None) -> list[str]:
-    if not source.name.startswith(LINES):
-        return _dataset_texts(source.name, folder, "pool.sources", "train")[0].sentences
-    path = Path(source.name.removeprefix(LINES)).expanduser()
+def _taken(texts: Sequence[str], chosen: Tensor) -> tuple[str, ...]:
+    return tuple(texts[number] for number in chosen.tolist())
+
+
+def _lines(name: str) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError.at("pool.sources", source.name, f"cannot be read: {error}") from None
-    return [line.strip() for line in lines if line.strip()]
+        return read_lines(name.removeprefix(LINES))
+    except ModelError as error:
+        raise ConfigError.at("pool.sources", name, str(error)) from None
 
 
 def _dataset_texts(name: str, folder: str | None, key: str, part: str) -> tuple[Texts, tuple[str, ...]]:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -24,14 +23,13 @@ from torch import Tensor
 from feddf.batches import batches
 from feddf.config.errors import FeddfError, first_line
 from feddf.evaluate import BATCH, BATCH_ON_DEVICE
-from feddf.fusing.classes import check_outputs
 from feddf.fusing.inputs import RawInputs
-from feddf.fusing.teachers import PredictBatch, TeacherError, TrainedModel, check_sizes, teacher_preprocess
+from feddf.fusing.teachers import PredictBatch, TeacherError, TrainedModel
 from feddf.runtime.atomic import new_file
 from feddf.runtime.device import CPU
 from feddf.runtime.device import described as name_of
 from feddf.runtime.execution import Execution, in_precision
-from feddf.saved.preprocess import Preprocess, described
+from feddf.saved.model import Preprocess, described
 
 VERSION = 1
 """Counts up when the same teacher and inputs would give other bytes."""
@@ -80,74 +78,58 @@ class PredictionCache:
         elif path not in self._shown:
             self.progress(teacher.id, count, count)
         self._shown.add(path)
-        check_outputs(teacher, found.shape[1])
+        teacher.check_outputs(found.shape[1])
         return found
 
     def n_outputs(self, teacher: TrainedModel) -> int:
         """Return a teacher's number of outputs."""
         return int(self.logits(teacher).shape[1])
 
-    def _preprocess(self, teacher: TrainedModel) -> Preprocess | None:
-        return teacher_preprocess(teacher.preprocess, teacher.takes, self.student)
-
     def _path(self, teacher: TrainedModel, name: str) -> Path:
-        inputs, preprocess = self.sets[name].fingerprint, self._preprocess(teacher)
+        inputs, preprocess = self.sets[name].fingerprint, teacher.fed(self.student)
         if teacher.content is None:
             return self.scratch / f"{hashlib.sha256(f'{teacher.id} {inputs}'.encode()).hexdigest()[:32]}.npy"
         said = [VERSION, teacher.content, inputs, described(preprocess) if preprocess else None, teacher.outputs]
-        run = execution_of(teacher, self.execution)
+        run = teacher.executed(self.execution)
         if (run.device, run.precision) != ("cpu", "float32"):  # elsewhere the last bits are others
             said += [name_of(torch.device(run.device)), run.precision]
         return self.folder / f"{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]}.npy"
 
     def _evaluate(self, teacher: TrainedModel) -> None:
         """Open a teacher, and write its logits for every set that has none yet."""
-        paths = {self._path(teacher, name): name for name in self.sets}
-        with open_teacher(teacher, self._preprocess(teacher), self.execution) as predict:
-            for path, name in paths.items():
-                if _read(path, len(self.sets[name])) is None:
-                    self._write(teacher, self.sets[name], predict, path)
+        with open_teacher(teacher, teacher.fed(self.student), self.execution) as predict:
+            for name, inputs in self.sets.items():
+                path = self._path(teacher, name)
+                if _read(path, len(inputs)) is None:
+                    self._write(teacher, inputs, predict, path)
                     self._shown.add(path)
         self.evaluated.append(teacher.id)
 
     def _write(self, teacher: TrainedModel, inputs: RawInputs, predict: PredictAll, path: Path) -> None:
-        whole: np.memmap | None = None
         done = 0
         self.progress(teacher.id, done, len(inputs))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with new_file(path) as temporary:
                 for logits in predict(inputs):
-                    if whole is None:
-                        check_outputs(teacher, logits.shape[1])
+                    if done == 0:
+                        teacher.check_outputs(logits.shape[1])
                         whole = open_memmap(temporary, "w+", np.float32, (len(inputs), logits.shape[1]))
                     _check_finite(teacher, logits, done)
                     whole[done : done + len(logits)] = logits.numpy()
                     done += len(logits)
                     self.progress(teacher.id, done, len(inputs))
-                assert whole is not None, "there are inputs"
                 whole.flush()
         except OSError as error:
             raise FeddfError(f"cannot cache predictions in {path.parent}: {error.strerror or error}") from error
 
 
-@contextmanager
-def open_cache(
-    folder: Path | None, sets: Mapping[str, RawInputs], student: Preprocess | None, progress: Progress, run: Execution
-) -> Iterator[PredictionCache]:
-    """Give a cache; what modules in memory predict is forgotten at the end of the block."""
-    with TemporaryDirectory(prefix="feddf-predictions-") as scratch:
-        yield PredictionCache(folder or default_cache(), Path(scratch), sets, student, progress, run)
-
-
 def _read(path: Path, n: int) -> Tensor | None:
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        found = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
-    if found.ndim != 2 or len(found) != n or found.dtype != np.float32:
-        return None
-    return torch.from_numpy(np.array(found))  # a copy: what is mapped cannot be written to, which torch warns of
+    return torch.from_numpy(found) if found.ndim == 2 and len(found) == n and found.dtype == np.float32 else None
 
 
 PredictAll = Callable[[RawInputs], Iterator[Tensor]]
@@ -159,8 +141,7 @@ def open_teacher(
     teacher: TrainedModel, preprocess: Preprocess | None, execution: Execution = Execution()
 ) -> Iterator[PredictAll]:
     """Open a teacher on a device, and give what predicts with it."""
-    check_sizes(teacher.id, teacher.takes, preprocess)
-    run = execution_of(teacher, execution)
+    run = teacher.executed(execution)
     with run.begun() as device, teacher.open(device) as predict:
         forward = in_precision(predict, run.precision)
 
@@ -176,21 +157,15 @@ def open_teacher(
         yield predict_all
 
 
-def execution_of(teacher: TrainedModel, execution: Execution) -> Execution:
-    """Return how a teacher is executed: as all others, or on the CPU if it works there only."""
-    return execution if teacher.moves else Execution()
-
-
 def _predict(teacher: TrainedModel, predict: PredictBatch, batch: Tensor) -> Tensor:
     try:
         outputs = predict(batch)
     except FeddfError:
         raise
     except Exception as error:  # a user's model may fail in any way
-        raise TeacherError(
-            f"teacher {teacher.id} cannot predict for inputs of shape {tuple(batch.shape)}; "
-            f"does it take others (size, channels, max_tokens)? It says: {first_line(error)}"
-        ) from error
+        said = f"does it take others (size, channels, max_tokens)? It says: {first_line(error)}"
+        shape = tuple(batch.shape)
+        raise TeacherError(f"teacher {teacher.id} cannot predict for inputs of shape {shape}; {said}") from error
     if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(batch) or outputs.shape[1] < 2:
         given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         allowed = f"one row of logits an input is needed, for a batch of {len(batch)}"
@@ -210,7 +185,5 @@ def _as_logits(teacher: TrainedModel, outputs: Tensor) -> Tensor:
 def _check_finite(teacher: TrainedModel, logits: Tensor, first: int) -> None:
     bad = (~logits.isfinite().all(dim=1)).nonzero().flatten()
     if len(bad):
-        raise TeacherError(
-            f"teacher {teacher.id}: its logits for input {first + int(bad[0])} are not finite "
-            f"({len(bad)} of {len(logits)} in that batch); leave it out, or repair it"
-        )
+        which = f"its logits for input {first + int(bad[0])} are not finite ({len(bad)} of {len(logits)} in that batch)"
+        raise TeacherError(f"teacher {teacher.id}: {which}; leave it out, or repair it")

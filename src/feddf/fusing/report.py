@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -15,7 +15,7 @@ from feddf.fusing.ensemble import TeacherEnsemble
 from feddf.fusing.inputs import Labeled
 from feddf.fusing.teachers import TrainedModel
 from feddf.runtime.device import CPU
-from feddf.saved.preprocess import Preprocess, described
+from feddf.saved.model import Preprocess, described
 
 BINS = 15
 """Of the confidence, for the calibration error and the reliability plot."""
@@ -57,10 +57,6 @@ class Report:
     sizes: dict[str, int] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
 
-    def describe(self) -> dict[str, Any]:
-        """Return the report as JSON."""
-        return asdict(self)
-
 
 def measure(
     module: nn.Module,
@@ -71,36 +67,33 @@ def measure(
     notes: Mapping[str, Any],
 ) -> Report:
     """Measure teachers, ensemble and student, which is on a device; one teacher's logits are in memory at a time."""
-    predictions, models, classes = ensemble.predictions, ensemble.models, ensemble.classes
+    pool, models, classes = ensemble.predictions.sets["pool"], ensemble.models, ensemble.classes
+    knows = {model.id: ensemble.mappings[model.id].known for model in models}
     named: dict[str, Tensor] = {}
     sets: dict[str, dict[str, Figures]] = {name: {} for name in labeled}
     for model in models:
-        mapping = ensemble.mappings[model.id]
-        named[model.id] = _predicted(mapping.logits(predictions.logits(model)))
+        named[model.id] = _predicted(ensemble.logits(model, "pool"))
         for name, one in labeled.items():
-            probabilities = mapping.logits(predictions.logits(model, name)).softmax(dim=1)
-            sets[name][model.id] = figures(probabilities, one.labels, mapping.known)
-    pool = predictions.sets["pool"]
+            probabilities = ensemble.logits(model, name).softmax(dim=1)
+            sets[name][model.id] = figures(probabilities, one.labels, knows[model.id])
     named |= {ENSEMBLE: _predicted(targets), STUDENT: _predicted(logits(module, pool.stored(preprocess)).to(CPU))}
     everything = torch.ones(len(classes))
     for name, one in labeled.items():
         sets[name][ENSEMBLE] = figures(ensemble.probabilities(name, 1.0), one.labels, everything)
         probabilities = logits(module, one.raw.stored(preprocess)).to(CPU).softmax(dim=1)
         sets[name][STUDENT] = figures(probabilities, one.labels, everything)
-    agreement = tuple(
-        tuple(float((one == other).double().mean()) for other in named.values()) for one in named.values()
-    )
+    agreement = [[float((one == other).double().mean()) for other in named.values()] for one in named.values()]
     return Report(
-        tuple(_about(model) for model in models),
-        classes,
-        {model.id: tuple(bool(known) for known in ensemble.mappings[model.id].known) for model in models},
-        len(pool),
-        tuple(named),
-        agreement,
-        outliers({model.id: agreement[row][len(models)] for row, model in enumerate(models)}),
-        sets,
-        {name: len(one.labels) for name, one in labeled.items()},
-        dict(notes),
+        teachers=tuple(_about(model) for model in models),
+        classes=classes,
+        knows={name: tuple(known.bool().tolist()) for name, known in knows.items()},
+        pool_size=len(pool),
+        names=tuple(named),
+        agreement=tuple(map(tuple, agreement)),
+        outliers=outliers({name: row[len(models)] for name, row in zip(knows, agreement, strict=False)}),
+        sets=sets,
+        sizes={name: len(one.labels) for name, one in labeled.items()},
+        notes=dict(notes),
     )
 
 
@@ -113,16 +106,15 @@ def figures(probabilities: Tensor, labels: Tensor, known: Tensor) -> Figures:
     confidence, predicted = probabilities.max(dim=1)
     right = (predicted == labels).to(torch.float64)
     number = (confidence * BINS).long().clamp(max=BINS - 1)
-    bins = tuple(
-        Bin(int(inside.sum()), float(confidence[inside].mean()), float(right[inside].mean()))
-        if bool((inside := number == each).any())
-        else Bin(0, 0.0, 0.0)
-        for each in range(BINS)
-    )
+    bins = []
+    for each in range(BINS):
+        inside = number == each
+        means = [float(values[inside].mean()) if bool(inside.any()) else 0.0 for values in (confidence, right)]
+        bins.append(Bin(int(inside.sum()), *means))
     ece = sum(one.count * abs(one.accuracy - one.confidence) for one in bins) / len(labels)
     own = known[labels] > 0
     own_accuracy = float(right[own].mean()) if bool(own.any()) else 0.0
-    return Figures(float(right.mean()), own_accuracy, ece, bins)
+    return Figures(float(right.mean()), own_accuracy, ece, tuple(bins))
 
 
 def outliers(agreement: Mapping[str, float]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
@@ -14,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from feddf.config.errors import ConfigError, FeddfError, nearest
-from feddf.config.fuse_config import InputsConfig, StudentConfig, TeacherConfig
+from feddf.config.fuse_config import InputsConfig, TeacherConfig
 from feddf.config.names import TEACHER_FORMATS
 from feddf.evaluate import evaluation_mode, fold_batchnorm
 from feddf.runtime.device import device_of
-from feddf.saved.model import LoadedModel, ModelSpec
+from feddf.runtime.execution import Execution
+from feddf.saved.model import Features, Images, LoadedModel, ModelSpec, Preprocess, Tokens
 from feddf.saved.model_folder import description
-from feddf.saved.preprocess import Features, Images, Preprocess, Tokens
 from feddf.types import State
 
 PredictBatch = Callable[[Tensor], Tensor]
@@ -62,6 +61,30 @@ class TrainedModel:
     state: Callable[[], State] | None = None
     moves: bool = True
 
+    def fed(self, student: Preprocess | None) -> Preprocess | None:
+        """Return how it is fed: its own way, or the student's at the sizes that its file takes."""
+        if self.preprocess is None and isinstance(student, Images) and len(self.takes) == 3:
+            channels, height, width = (size or given for size, given in zip(self.takes, student.shape, strict=True))
+            if channels == student.shape[0]:
+                return replace(student, shape=(channels, height, width))
+        return self.preprocess or student
+
+    def executed(self, execution: Execution) -> Execution:
+        """Return how it is executed: as all others, or on the CPU if it works there only."""
+        return execution if self.moves else Execution()
+
+    def named(self, classes: tuple[str, ...]) -> TrainedModel:
+        """Return it with names for its outputs; a student that starts as it has the same."""
+        spec = replace(self.spec, classes=classes) if self.spec is not None and classes else self.spec
+        return replace(self, classes=classes, spec=spec)
+
+    def check_outputs(self, count: int) -> None:
+        """Raise :class:`TeacherError` where it has more or fewer outputs than it has classes."""
+        if self.classes and len(self.classes) != count:
+            known = f"its class list (or the student's, if it has none) has {len(self.classes)} names"
+            remedy = "say what its outputs mean with classes = [...]"
+            raise TeacherError(f"teacher {self.id}: it has {count} outputs, and {known}; {remedy}")
+
 
 def of_module(
     module: nn.Module,
@@ -83,13 +106,17 @@ def of_module(
         examples: n_k, the number of examples that it was trained on, for the weights ``examples``.
     """
 
-    @contextmanager
-    def open_module(device: torch.device) -> Iterator[PredictBatch]:
-        there = module if device_of(module) == device else deepcopy(module).to(device)
-        with evaluation_mode(there):
-            yield fold_batchnorm(there)
+    def open_module(device: torch.device) -> AbstractContextManager[PredictBatch]:
+        return predicting(module if device_of(module) == device else deepcopy(module).to(device))
 
     return TrainedModel(id, open_module, tuple(classes), preprocess, outputs, examples)
+
+
+@contextmanager
+def predicting(module: nn.Module) -> Iterator[PredictBatch]:
+    """Let a module predict inside the block."""
+    with evaluation_mode(module):
+        yield fold_batchnorm(module)
 
 
 def as_teachers(given: Sequence[TrainedModel | nn.Module | str | Path], trust: bool) -> list[TrainedModel]:
@@ -129,10 +156,8 @@ def _refuse_contradictions(configs: Sequence[TeacherConfig]) -> None:
         for own, name in config.map.items():
             other, path = meanings.setdefault(own, (name, config.path))
             if other != name and not own.removeprefix("LABEL_").isdigit():
-                raise TeacherError(
-                    f"two class maps contradict each other: '{own}' is '{other}' for {path}, "
-                    f"and '{name}' for {config.path}"
-                )
+                both = f"'{own}' is '{other}' for {path}, and '{name}' for {config.path}"
+                raise TeacherError(f"two class maps contradict each other: {both}")
 
 
 def read_teacher(config: TeacherConfig, *, trust: bool = False) -> list[TrainedModel]:
@@ -152,23 +177,16 @@ def format_of(path: Path) -> str:
     """Return the format of a file or folder, by what its name ends in, or by what it holds; pickles are refused."""
     if path.is_dir() and description(path) is not None:
         return "feddf"
-    if path.suffix in (*PICKLES, *OTHERS):
+    if path.suffix in PICKLES:
+        remedy = (
+            'where you trust it, convert it: python -c "import torch; from safetensors.torch import save_file; '
+            f"save_file(torch.load('{path.name}', weights_only=True), '{path.stem}.safetensors')\""
+        )
+    elif path.suffix in OTHERS:
         remedy = "export the model to .onnx, or save a state dict with safetensors.torch.save_file(state, FILE)"
-        if path.suffix in PICKLES:
-            remedy = (
-                'where you trust it, convert it: python -c "import torch; from safetensors.torch import save_file; '
-                f"save_file(torch.load('{path.name}', weights_only=True), '{path.stem}.safetensors')\""
-            )
-        raise TeacherError(f"teacher {path}: a {path.suffix} file can run any code when it is read; {remedy}")
-    return path.suffix[1:] if path.suffix in (".safetensors", ".onnx", ".pt2") else "hugging-face"
-
-
-def file_of(config: TeacherConfig) -> Path:
-    """Return the file that a teacher is in, if it is there."""
-    path = Path(config.path).expanduser()
-    if not path.is_file():
-        raise TeacherError(f"there is no teacher {path}")
-    return path
+    else:
+        return path.suffix[1:] if path.suffix in (".safetensors", ".onnx", ".pt2") else "hugging-face"
+    raise TeacherError(f"teacher {path}: a {path.suffix} file can run any code when it is read; {remedy}")
 
 
 def _as_configured(teacher: TrainedModel, config: TeacherConfig) -> TrainedModel:
@@ -186,25 +204,18 @@ def _as_configured(teacher: TrainedModel, config: TeacherConfig) -> TrainedModel
         both = " and ".join(repr(own) for own, name in zip(classes, renamed, strict=True) if name == twice)
         raise TeacherError(f"teacher {teacher.id}: its map makes '{twice}' of {both}; a class has one output")
     said_so = {name: getattr(config, name) for name in ("outputs", "examples") if name in config.model_fields_set}
-    return replace(with_classes(teacher, renamed), **said_so)
+    return replace(teacher.named(renamed), **said_so)
 
 
-def with_classes(teacher: TrainedModel, classes: tuple[str, ...]) -> TrainedModel:
-    """Return a teacher with names for its outputs; a student that starts as it has the same."""
-    spec = replace(teacher.spec, classes=classes) if teacher.spec is not None and classes else teacher.spec
-    return replace(teacher, classes=classes, spec=spec)
+def same(name: str) -> str:
+    """Return what two spellings of a class have in common: case and spaces around it do not matter."""
+    return name.strip().casefold()
 
 
-def file_hash(paths: Sequence[Path], more: str = "") -> str:
-    """Return the SHA-256 of some files and of what else their meaning depends on."""
-    sha = hashlib.sha256(more.encode())
-    for path in paths:
-        with path.open("rb") as file:
-            sha.update(hashlib.file_digest(file, "sha256").digest())
-    return sha.hexdigest()
-
-
-# How a model is fed: decided here and nowhere else
+def columns_of(names: Sequence[str], classes: Sequence[str]) -> Tensor:
+    """Return where names stand in a list of classes: −1 for a name that is not in it."""
+    places = {same(name): number for number, name in enumerate(classes)}
+    return torch.tensor([places.get(same(name), -1) for name in names])
 
 
 def preprocess_of(config: InputsConfig, otherwise: Preprocess | None = None) -> Preprocess | None:
@@ -215,44 +226,12 @@ def preprocess_of(config: InputsConfig, otherwise: Preprocess | None = None) -> 
     if not asked or isinstance(otherwise, Tokens | Features):
         return otherwise
     channels = config.channels or (otherwise.shape[0] if otherwise else 3)
-    height, width = (config.size, config.size) if config.size else (otherwise.shape[1:] if otherwise else (0, 0))
-    if not height or not width:
+    side = (config.size, config.size) if config.size else (otherwise.shape[1:] if otherwise else None)
+    if side is None:
         raise ConfigError("the side of the images is not known; say it with size = 32 for instance")
-    known = otherwise if otherwise is not None and otherwise.shape[0] == channels else None
-    mean = config.mean or (known.mean if known else (0.5,) * channels)
-    std = config.std or (known.std if known else (0.5,) * channels)
+    half = (0.5,) * channels
+    mean, std = (otherwise.mean, otherwise.std) if otherwise and otherwise.shape[0] == channels else (half, half)
     try:
-        return Images((channels, height, width), mean, std, config.order)
+        return Images((channels, *side), config.mean or mean, config.std or std, config.order)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-
-
-def student_preprocess(config: StudentConfig, teachers: Sequence[Preprocess | None]) -> Preprocess:
-    """Return how a student is fed: as the first teacher that says how, where its own section says no more."""
-    found = preprocess_of(config, next((one for one in teachers if one is not None), None))
-    if found is None:
-        raise ConfigError.at("student.size", None, "no model says how large images are; set it, or a student.tokenizer")
-    return found
-
-
-def teacher_preprocess(own: Preprocess | None, takes: Sizes, student: Preprocess | None) -> Preprocess | None:
-    """Return how a teacher is fed: its own way, or the student's at the sizes that the teacher's file takes."""
-    if own is None and isinstance(student, Images) and len(takes) == 3:
-        channels, height, width = (size or given for size, given in zip(takes, student.shape, strict=True))
-        if channels == student.shape[0]:
-            return replace(student, shape=(channels, height, width))
-    return own or student
-
-
-def check_sizes(teacher: str, takes: Sizes, preprocess: Preprocess | None) -> None:
-    """Raise :class:`TeacherError` where a preprocessing does not fit the sizes that a teacher's file takes."""
-    if preprocess is None or not takes:
-        return
-    shape = preprocess.shape
-    if len(takes) != len(shape) or any(size not in (None, given) for size, given in zip(takes, shape, strict=True)):
-        wanted, given = ("×".join(str(size or "any") for size in sizes) for sizes in (takes, shape))
-        key = "max_tokens" if isinstance(preprocess, Tokens) else "size and channels"
-        raise TeacherError(
-            f"teacher {teacher}: its file takes inputs of {wanted}, and it would be fed {given}; say how it is fed "
-            f"with {key}"
-        )

@@ -28,9 +28,8 @@ from feddf.runs.record import Recorder
 from feddf.runs.spool import ClientStates, DiskSpool
 from feddf.runs.store import RunFolder
 from feddf.runtime.atomic import write_atomically
-from feddf.saved.model import ModelSpec
+from feddf.saved.model import ModelSpec, of_inputs
 from feddf.saved.model_folder import CARD, CONFIG
-from feddf.saved.preprocess import of_inputs
 from feddf.types import Engine, Inputs, Round, ServerState, WeightedLogits
 
 

@@ -1,24 +1,32 @@
-"""A model's description, and the module that comes of it: ``load_model(folder).predict(["cat.png"])``."""
+"""A model that is used without its experiment: how it is fed, its description, and the module that comes of it.
+
+``load_model(folder).predict(["cat.png"])`` goes from what people have (image files, texts, bytes) to class names.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from feddf.config.errors import FeddfError, first_line
 from feddf.config.names import MODELS
+from feddf.data.datasets import Pixels, plain
+from feddf.data.files import read_image
+from feddf.data.text import Tokenizer, tokenizer, widened
+from feddf.data.unlabeled import resize
 from feddf.evaluate import BATCH, evaluation_mode
 from feddf.runtime.atomic import is_mine, names_code, signed
 from feddf.runtime.device import CPU, device_of, moved
-from feddf.saved.preprocess import Preprocess, described, from_description
 from feddf.states import fit_widths
-from feddf.types import Prototype, State
+from feddf.types import Inputs, Prototype, State
 
 FORMAT = 1
 """The version of the description in a ``config.json``."""
@@ -31,6 +39,141 @@ class ModelError(FeddfError):
     """A saved model cannot be used as asked; one line says why and what would be right."""
 
     exit_code = 2
+
+
+# How a model is fed: values that are written down as JSON
+
+
+@dataclass(frozen=True)
+class Images:
+    """Bytes, resized to ``shape`` (channels, height, width), in an order of colors: (x / 255 − mean) / std.
+
+    >>> Images((1, 2, 2), (0.5,), (0.5,))(torch.zeros((1, 1, 2, 2), dtype=torch.uint8)).flatten()
+    tensor([-1., -1., -1., -1.])
+    """
+
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    order: Literal["RGB", "BGR"] = "RGB"
+
+    def __post_init__(self) -> None:
+        if not len(self.mean) == len(self.std) == self.shape[0]:
+            given = f"{len(self.mean)} means and {len(self.std)} deviations"
+            raise ValueError(f"{given} do not fit {self.shape[0]} channels")
+        if min(self.std) <= 0:
+            raise ValueError(f"deviations must be above 0, and are {self.std}")
+
+    def __call__(self, raw: Tensor) -> Tensor:
+        """Encode an N×C×H×W batch of bytes of any size."""
+        pixels = self.resized(raw)
+        return Pixels(self.mean, self.std)(pixels.flip(1) if self.order == "BGR" else pixels)
+
+    def resized(self, raw: Tensor) -> Tensor:
+        """Return images as bytes at the model's own size."""
+        return resize(raw, self.shape)
+
+    def read(self, given: Sequence[Any]) -> Tensor:
+        """Return image files (or arrays of H×W or H×W×C bytes) as one batch of bytes at the model's own size."""
+        _, height, width = self.shape
+        side = height if height == width else None
+        return torch.cat([self.resized(_pixels(one, side)) for one in given])
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Texts, as rows of ``length`` token numbers."""
+
+    tokenizer: str
+    length: int
+
+    @cached_property
+    def _found(self) -> Tokenizer:
+        return tokenizer(self.tokenizer, self.length)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one encoded text."""
+        return (self.length,)
+
+    def mask(self, rows: Tensor) -> Tensor:
+        """Return one for every token of a row, and zero where the row is filled up."""
+        return (rows != self._found.padding).to(torch.int64)
+
+    def __call__(self, raw: Tensor) -> Tensor:
+        """Encode rows of token numbers."""
+        return widened(raw)
+
+    def read(self, given: Sequence[Any]) -> Tensor:
+        """Return texts as rows of token numbers."""
+        return self._found.tokenize([str(one) for one in given])
+
+
+@dataclass(frozen=True)
+class Features:
+    """Numbers that a model takes as they are."""
+
+    shape: tuple[int, ...]
+
+    def __call__(self, raw: Tensor) -> Tensor:
+        """Return the numbers."""
+        return raw
+
+    def read(self, given: Sequence[Any]) -> Tensor:
+        """Return rows of numbers as one batch."""
+        rows = torch.tensor(np.asarray(given, dtype=np.float32))
+        if tuple(rows.shape[1:]) != self.shape:
+            raise ModelError(f"the model takes inputs of shape {self.shape}, and was given {tuple(rows.shape[1:])}")
+        return rows
+
+
+Preprocess = Images | Tokens | Features
+KINDS: dict[str, type[Preprocess]] = {"images": Images, "tokens": Tokens, "features": Features}
+
+
+def described(preprocess: Preprocess) -> dict[str, Any]:
+    """Return a preprocessing as JSON."""
+    kind = next(name for name, found in KINDS.items() if isinstance(preprocess, found))
+    return {"kind": kind, **asdict(preprocess)}
+
+
+def from_description(values: dict[str, Any]) -> Preprocess:
+    """Return a preprocessing from its JSON; :class:`ValueError` or :class:`TypeError` says what is wrong with it."""
+    kind = KINDS.get(str(values.get("kind")))
+    if kind is None:
+        raise ValueError(f"a preprocessing is one of {', '.join(KINDS)}, not {values.get('kind')!r}")
+    known = {field.name for field in fields(kind)}
+    given: dict[str, Any] = {name: value for name, value in values.items() if name in known}
+    given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    return kind(**given)
+
+
+def of_inputs(inputs: Inputs, tokenizer: str | None = None) -> Preprocess | None:
+    """Return how a data set's inputs are encoded, or ``None`` for a user's own function, which no file can hold."""
+    shape = tuple(inputs.raw.shape[1:])
+    if isinstance(inputs.encode, Pixels) and len(shape) == 3:
+        return Images((shape[0], shape[1], shape[2]), inputs.encode.mean, inputs.encode.std)
+    if inputs.encode is widened and tokenizer is not None:
+        return Tokens(tokenizer, shape[0])
+    return Features(shape) if inputs.encode is plain else None
+
+
+def _pixels(given: Any, side: int | None) -> Tensor:
+    """Return one image as a batch; a file is cut to a square and resized as those of a folder of images are."""
+    if isinstance(given, str | Path):
+        try:
+            given = read_image(Path(given), side)
+        except ValueError as error:
+            raise ModelError(str(error)) from error
+    if isinstance(given, Tensor):
+        return given[None] if given.ndim == 3 else given
+    array = np.array(given)  # a copy: what Pillow gives is not writable
+    if array.dtype != np.uint8 or array.ndim not in (2, 3):
+        raise ModelError(f"an image is H×W or H×W×C bytes, and this is {array.shape} of {array.dtype}")
+    return torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)[None]
+
+
+# What a model is
 
 
 @dataclass(frozen=True)
@@ -83,7 +226,7 @@ class ModelSpec:
             encode, classes = values["preprocessing"], tuple(str(name) for name in values["classes"])
             preprocess, options = from_description(encode) if encode else None, dict(values["options"])
             return cls(model, tuple(values["shape"]), classes, preprocess, options, bool(values.get("fits", False)))
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ModelError(f"{where} does not describe a model: {first_line(error)}") from error
 
 
@@ -121,11 +264,9 @@ class LoadedModel(nn.Module):
             raw = self.preprocess.read(inputs[first : first + batch])
             with evaluation_mode(self):
                 rows: Tensor = self(self.preprocess(moved(raw, device_of(self)))).softmax(dim=1)
-            found += [self._prediction(row) for row in rows.to(CPU).tolist()]
+            for row in rows.to(CPU).tolist():
+                found.append(Prediction(self.classes[row.index(max(row))], dict(zip(self.classes, row, strict=True))))
         return found
-
-    def _prediction(self, row: list[float]) -> Prediction:
-        return Prediction(self.classes[row.index(max(row))], dict(zip(self.classes, row, strict=True)))
 
 
 def loaded(spec: ModelSpec, state: State, where: str, device: torch.device = CPU) -> LoadedModel:

@@ -27,8 +27,8 @@ from feddf.data.files import SUFFIXES
 from feddf.models.large import Transformer
 from feddf.runtime.atomic import read_regular, write_atomically
 from feddf.runtime.device import choose, placed
-from feddf.saved.model import LoadedModel, ModelError, ModelSpec, loaded
-from feddf.saved.preprocess import Images, Tokens
+from feddf.runtime.packages import transformers
+from feddf.saved.model import Images, LoadedModel, ModelError, ModelSpec, Tokens, loaded
 from feddf.types import State
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
@@ -51,29 +51,34 @@ def load_model(
     feddf.saved.model.ModelError: there is no folder nowhere
     """
     path = Path(folder).expanduser()
-    name, spec, weights = chosen(specs(path, trust=trust), prototype, path)
+    found = specs(path, prototype, trust=trust)
+    if prototype is None and len(found) > 1:
+        raise ModelError(f"{path} holds several models; name one as its prototype: {', '.join(found)}")
+    name = prototype or next(iter(found))
+    spec, weights = found[name]
     if not weights.is_file():
         raise ModelError(f"{path} holds no weights of '{name}' yet: it has no {weights.relative_to(path)}")
-    state = read_weights(weights)
-    return loaded(*at_home(spec, state, path), str(weights), placed(choose(device)))
+    return loaded(at_home(spec, path), read_state(spec, weights), str(weights), placed(choose(device)))
 
 
-def specs(path: Path, *, trust: bool = False) -> dict[str, tuple[ModelSpec, Path]]:
-    """Return the models that a folder describes, by name, with the files of their weights."""
-    file = path / CONFIG
+def specs(path: Path, prototype: str | None = None, *, trust: bool = False) -> dict[str, tuple[ModelSpec, Path]]:
+    """Return the models that a folder describes, by name, with the files of their weights; ``prototype`` is one."""
     if not path.is_dir():
         raise ModelError(f"there is no folder {path}")
-    described = description(path)
+    described, file = description(path), str(path / CONFIG)
     if described is None:
-        known = "it has no config.json of feddf"
-        raise ModelError(f"{path} is no folder of a model that feddf wrote: {known}")
+        raise ModelError(f"{path} is no folder of a model that feddf wrote: it has no {CONFIG} of feddf")
     if "prototypes" in described:
-        return {
-            name: (ModelSpec.read(values, str(file), trust=trust), path / "models" / f"{name}.safetensors")
+        found = {
+            name: (ModelSpec.read(values, file, trust=trust), path / "models" / f"{name}.safetensors")
             for name, values in described["prototypes"].items()
         }
-    spec = ModelSpec.read(described, str(file), trust=trust)
-    return {spec.model: (spec, path / WEIGHTS)}
+    else:
+        spec = ModelSpec.read(described, file, trust=trust)
+        found = {spec.model: (spec, path / WEIGHTS)}
+    if prototype is not None and prototype not in found:
+        raise ModelError(f"{path} has no prototype '{prototype}'; it has {', '.join(found)}")
+    return found
 
 
 def description(path: Path) -> dict[str, Any] | None:
@@ -88,27 +93,14 @@ def description(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def chosen(
-    found: Mapping[str, tuple[ModelSpec, Path]], prototype: str | None, path: Path
-) -> tuple[str, ModelSpec, Path]:
-    """Return the one model that is meant: its name, its description and the file of its weights."""
-    names = ", ".join(found)
-    if prototype is not None and prototype not in found:
-        raise ModelError(f"{path} has no prototype '{prototype}'; it has {names}")
-    if prototype is None and len(found) > 1:
-        raise ModelError(f"{path} holds several models; name one as its prototype: {names}")
-    name = prototype or next(iter(found))
-    return name, *found[name]
-
-
-def read_weights(path: Path) -> dict[str, Any]:
-    """Return the tensors in a safetensors file, or say in one line that it is none."""
+def read_state(spec: ModelSpec, path: Path) -> State:
+    """Return the tensors in a safetensors file, as the model names them: a transformer's folder has other names."""
     try:
-        return safetensors.torch.load(path.read_bytes())
-    except FileNotFoundError:
-        raise ModelError(f"there is no file {path}") from None
+        state = safetensors.torch.load(path.read_bytes())
     except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
         raise ModelError(f"{path} is not a whole safetensors file: {first_line(error)}") from error
+    prefix = "network." if spec.options.get("path") == HERE else ""
+    return {prefix + key: tensor for key, tensor in state.items()}
 
 
 @contextmanager
@@ -136,7 +128,7 @@ def write_model(folder: Path, module: nn.Module, spec: ModelSpec, facts: Mapping
     if isinstance(module, Transformer):
         values = _pretrained(folder, module, spec)
         state = module.network.state_dict()
-        spec = _portable(spec)
+        spec = _at(spec, HERE, pretrained=False)
         metadata = {"format": "pt", **metadata}
     tensors = {key: tensor.detach().contiguous().clone() for key, tensor in state.items()}
     write_atomically(folder / WEIGHTS, _with_sorted_metadata(safetensors.torch.save(tensors, metadata)))
@@ -156,38 +148,30 @@ def _with_sorted_metadata(content: bytes) -> bytes:
 
 def _pretrained(folder: Path, module: Transformer, spec: ModelSpec) -> dict[str, Any]:
     """Write the tokenizer beside a transformer, and return what its ``config.json`` has to say to transformers."""
-    from feddf.runtime.packages import transformers
-
     config: Any = module.network.config
     config.id2label = dict(enumerate(spec.classes))
     config.label2id = {name: number for number, name in enumerate(spec.classes)}
     config.architectures = [type(module.network).__name__]
     if isinstance(spec.preprocess, Tokens):
-        name = spec.preprocess.tokenizer
-        transformers().AutoTokenizer.from_pretrained(name, trust_remote_code=False).save_pretrained(folder)
-    values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
-    return values
+        found = transformers().AutoTokenizer.from_pretrained(spec.preprocess.tokenizer, trust_remote_code=False)
+        found.save_pretrained(folder)
+    return dict(json.loads(config.to_json_string(use_diff=False)))
 
 
 HERE = "."
-"""In a description: the folder that it stands in."""
+"""In a transformer's description: the folder that it stands in, which has its configuration and its tokenizer."""
 
 
-def _portable(spec: ModelSpec) -> ModelSpec:
-    """Return a transformer's description with itself as the place of its configuration and tokenizer."""
-    options = {**spec.options, "path": HERE, "pretrained": False}
-    encode = Tokens(HERE, spec.preprocess.length) if isinstance(spec.preprocess, Tokens) else spec.preprocess
-    return replace(spec, preprocess=encode, options=options)
+def at_home(spec: ModelSpec, folder: Path) -> ModelSpec:
+    """Return a description from a folder, for use."""
+    return _at(spec, str(folder)) if spec.options.get("path") == HERE else spec
 
 
-def at_home(spec: ModelSpec, state: State, path: Path) -> tuple[ModelSpec, State]:
-    """Return a description and weights from a folder, for use: a transformer's are as transformers name them there."""
-    if spec.options.get("path") != HERE:
-        return spec, state
-    encode = Tokens(str(path), spec.preprocess.length) if isinstance(spec.preprocess, Tokens) else spec.preprocess
-    options = {**spec.options, "path": str(path)}
-    named = {f"network.{key}": tensor for key, tensor in state.items()}
-    return replace(spec, preprocess=encode, options=options), named
+def _at(spec: ModelSpec, place: str, **options: Any) -> ModelSpec:
+    """Return a transformer's description with the place of its configuration and tokenizer."""
+    fed = spec.preprocess
+    fed = replace(fed, tokenizer=place) if isinstance(fed, Tokens) else fed
+    return replace(spec, preprocess=fed, options={**spec.options, "path": place, **options})
 
 
 def inputs_of(model: LoadedModel, paths: Sequence[str]) -> dict[str, Any]:
@@ -195,7 +179,7 @@ def inputs_of(model: LoadedModel, paths: Sequence[str]) -> dict[str, Any]:
     if isinstance(model.preprocess, Images):
         found: dict[str, Any] = {str(path): path for text in paths for path in _image_files(Path(text))}
     elif isinstance(model.preprocess, Tokens):
-        found = {f"{text}:{number}": line for text in paths for number, line in enumerate(_lines(Path(text)), 1)}
+        found = {f"{text}:{number}": line for text in paths for number, line in enumerate(read_lines(text), 1)}
     else:
         raise ModelError("only models of images and texts take files; use feddf.load_model for others")
     if not found:
@@ -211,8 +195,10 @@ def _image_files(path: Path) -> list[Path]:
     return [path]
 
 
-def _lines(path: Path) -> list[str]:
+def read_lines(path: str) -> list[str]:
+    """Return the texts in a file, one in each line that is not blank."""
     try:
-        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"cannot read the texts in {path}: {error}") from error
+    return [line.strip() for line in lines if line.strip()]
