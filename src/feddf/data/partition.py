@@ -71,13 +71,11 @@ def dirichlet(labels: Tensor, clients: int, partition: PartitionConfig, *, n_cla
     >>> torch.equal(torch.cat(shards).sort().values, torch.arange(100))
     True
     """
-    min_size, needed = partition.min_size, clients * partition.min_size
-    if needed > len(labels):
-        raise ValueError(
-            f"{clients} clients of at least {min_size} examples need {needed}, and there are {len(labels)}"
-        )
+    n, least, needed = len(labels), partition.min_size, clients * partition.min_size
+    if needed > n:
+        raise ValueError(f"{clients} clients of at least {least} examples need {needed}, and there are {n}")
     numbers = labels.numpy()
-    prior = np.bincount(numbers, minlength=n_classes) / len(numbers)
+    prior = np.bincount(numbers, minlength=n_classes) / n
     present = np.flatnonzero(prior)
     concentration = partition.alpha * n_classes * prior[present]
     mixes = numpy_generator(derive(seed, "mixes")).dirichlet(concentration, size=clients)
@@ -87,7 +85,7 @@ def dirichlet(labels: Tensor, clients: int, partition: PartitionConfig, *, n_cla
         for label, mix in zip(present, mixes.T, strict=True)
     ]
     shards = [np.concatenate(parts) for parts in zip(*by_class, strict=True)]
-    return [_tensor(shard) for shard in _fill_up(shards, min_size, random)]
+    return [_tensor(shard) for shard in _fill_up(shards, least, random)]
 
 
 def dirichlet_equal(
