@@ -17,7 +17,7 @@ from torch import Tensor
 
 from feddf.config.errors import ConfigError
 from feddf.config.sections import DataConfig
-from feddf.data.datasets import Dataset, held_out, image_folder, measured, of_parts, plain, wrong_labels
+from feddf.data.datasets import Dataset, Part, held_out, image_folder, measured, of_parts, plain, wrong_labels
 
 LABELS = ("label", "labels", "fine_label", "target", "class")
 """The names under which a column of labels is looked for."""
@@ -95,7 +95,7 @@ def from_hugging_face(
     return _dataset(name, _part(dataset[column], dataset[label]), tested, names, flips)
 
 
-def _items(dataset: Any) -> tuple[Tensor, Tensor]:
+def _items(dataset: Any) -> Part:
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise ConfigError(f"from_torch needs a data set with a length and items, and got a {type(dataset).__name__}")
     found = [dataset[index] for index in range(len(dataset))]
@@ -104,7 +104,7 @@ def _items(dataset: Any) -> tuple[Tensor, Tensor]:
     return _part(*zip(*found, strict=True))
 
 
-def _part(inputs: Iterable[Any], labels: Iterable[Any]) -> tuple[Tensor, Tensor]:
+def _part(inputs: Iterable[Any], labels: Iterable[Any]) -> Part:
     tensors = [_tensor(one) for one in inputs]
     shapes = sorted({tuple(one.shape) for one in tensors})
     if len(shapes) > 1:
@@ -126,13 +126,7 @@ def _tensor(one: Any) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _dataset(
-    name: str,
-    train: tuple[Tensor, Tensor],
-    test: tuple[Tensor, Tensor] | None,
-    classes: tuple[str, ...],
-    flips: bool,
-) -> Dataset:
+def _dataset(name: str, train: Part, test: Part | None, classes: tuple[str, ...], flips: bool) -> Dataset:
     train, test = held_out(name, *train) if test is None else (train, test)
     encode = measured(train[0]) if train[0].dtype == torch.uint8 and train[0].ndim == 4 else plain
     n_classes = len(classes) or int(torch.cat([train[1], test[1]]).max()) + 1

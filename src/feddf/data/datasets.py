@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from feddf.runtime.device import moved
 from feddf.seeds import derive, numpy_generator
 from feddf.types import Examples, Inputs, Rows
 
-Part = tuple[Rows, Tensor]
+Part = tuple[Tensor, Tensor]
 """(raw inputs, labels)."""
 
 
@@ -125,11 +125,10 @@ def flip_crop(images: Tensor, generator: torch.Generator, padding: int = 4) -> T
 
 def of_parts(
     name: str,
-    train: Part,
-    test: Part,
+    train: tuple[Rows, Tensor],
+    test: tuple[Rows, Tensor],
     encode: Callable[[Tensor], Tensor],
     n_classes: int,
-    *,
     flips: bool = False,
     classes: Sequence[str] = (),
 ) -> Dataset:
@@ -138,7 +137,7 @@ def of_parts(
     return Dataset(name, one, other, flips, tuple(classes))
 
 
-def held_out(name: str, raw: Tensor, labels: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def held_out(name: str, raw: Tensor, labels: Tensor) -> tuple[Part, Part]:
     """Split a set that has no test part of its own: a fifth, always the same, is the test set."""
     rest, test = split(len(labels), 0.2, derive(0, name, "test"))
     return (raw[rest], labels[rest]), (raw[test], labels[test])
@@ -222,22 +221,17 @@ def cifar100(data: DataConfig) -> Dataset:
     return of_parts("cifar100", train, test, encode, 100, flips=True, classes=classes)
 
 
-def mnist(data: DataConfig) -> Dataset:
-    """MNIST: the four unpacked idx files in ``mnist``."""
-    return _idx("mnist", Pixels((0.1307,), (0.3081,)), [str(digit) for digit in range(10)], data)
-
-
-def fashion_mnist(data: DataConfig) -> Dataset:
-    """Fashion-MNIST: the four unpacked idx files in ``fashion-mnist``."""
-    classes = ["T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"]
-    return _idx("fashion-mnist", Pixels((0.2860,), (0.3530,)), classes, data)
-
-
-def _idx(name: str, encode: Pixels, classes: Sequence[str], data: DataConfig) -> Dataset:
+def _idx(name: str, encode: Pixels, classes: tuple[str, ...], data: DataConfig) -> Dataset:
+    """MNIST and Fashion-MNIST: the four unpacked idx files in a folder of that name."""
     pixels, labels, test_pixels, test_labels = (files.read_idx(path) for path in needed(name, data.folder))
     train = pixels.unsqueeze(1), labels.to(torch.int64)
     test = test_pixels.unsqueeze(1), test_labels.to(torch.int64)
     return of_parts(name, train, test, encode, 10, classes=classes)
+
+
+_CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
+mnist = partial(_idx, "mnist", Pixels((0.1307,), (0.3081,)), tuple("0123456789"))
+fashion_mnist = partial(_idx, "fashion-mnist", Pixels((0.2860,), (0.3530,)), _CLOTHES)
 
 
 def stl10(data: DataConfig) -> Dataset:

@@ -51,9 +51,10 @@ def read_imagenet32(batches: Sequence[Path], cache: Path) -> tuple[MappedRows, T
     million images never more than one batch is in memory. Labels count from one in the files.
     """
     labels = [torch.from_numpy(_member(path, "labels").astype(np.int64).reshape(-1) - 1) for path in batches]
+    n = sum(map(len, labels))
     if not cache.exists():
         with new_file(cache) as temporary:
-            whole = open_memmap(temporary, "w+", np.uint8, (sum(map(len, labels)), 3, 32, 32))
+            whole = open_memmap(temporary, "w+", np.uint8, (n, 3, 32, 32))
             first = 0
             for path, numbers in zip(batches, labels, strict=True):
                 part = _member(path, "data").reshape(-1, 3, 32, 32)
@@ -63,8 +64,8 @@ def read_imagenet32(batches: Sequence[Path], cache: Path) -> tuple[MappedRows, T
                 first += len(part)
             whole.flush()
     rows = MappedRows(cache)
-    if len(rows) != sum(map(len, labels)):
-        raise ValueError(f"{cache} has not as many images as the batches have labels; remove it to begin anew")
+    if len(rows) != n:
+        raise ValueError(f"{cache} has {len(rows)} images, and the batches {n} labels; remove it to begin anew")
     return rows, torch.cat(labels)
 
 

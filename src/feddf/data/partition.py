@@ -16,6 +16,7 @@ from torch import Tensor
 from feddf.config.sections import PartitionConfig
 from feddf.seeds import derive, numpy_generator
 
+Indices = NDArray[np.int64]
 Shards = list[Tensor]
 
 
@@ -71,13 +72,11 @@ def dirichlet(labels: Tensor, clients: int, partition: PartitionConfig, *, n_cla
     >>> torch.equal(torch.cat(shards).sort().values, torch.arange(100))
     True
     """
-    min_size, needed = partition.min_size, clients * partition.min_size
-    if needed > len(labels):
-        raise ValueError(
-            f"{clients} clients of at least {min_size} examples need {needed}, and there are {len(labels)}"
-        )
+    n, least, needed = len(labels), partition.min_size, clients * partition.min_size
+    if needed > n:
+        raise ValueError(f"{clients} clients of at least {least} examples need {needed}, and there are {n}")
     numbers = labels.numpy()
-    prior = np.bincount(numbers, minlength=n_classes) / len(numbers)
+    prior = np.bincount(numbers, minlength=n_classes) / n
     present = np.flatnonzero(prior)
     concentration = partition.alpha * n_classes * prior[present]
     mixes = numpy_generator(derive(seed, "mixes")).dirichlet(concentration, size=clients)
@@ -87,7 +86,7 @@ def dirichlet(labels: Tensor, clients: int, partition: PartitionConfig, *, n_cla
         for label, mix in zip(present, mixes.T, strict=True)
     ]
     shards = [np.concatenate(parts) for parts in zip(*by_class, strict=True)]
-    return [_tensor(shard) for shard in _fill_up(shards, min_size, random)]
+    return [_tensor(shard) for shard in _fill_up(shards, least, random)]
 
 
 def dirichlet_equal(
@@ -105,26 +104,20 @@ def dirichlet_equal(
     groups = [min(group, clients - first) for first in range(0, clients, group)]
     ends = np.rint(np.cumsum(groups) / clients * len(order)).astype(np.int64)
     numbers = labels.numpy()
-    laid_out: list[NDArray[np.int64]] = []
+    laid_out: list[Indices] = []
     for members, size in zip(np.split(order, ends[:-1]), groups, strict=True):
         laid_out += _dealt_fairly(members, numbers[members], size, partition.alpha, n_classes, random)
     return [_tensor(part) for part in np.array_split(np.concatenate(laid_out), clients)]
 
 
 def _dealt_fairly(
-    members: NDArray[np.int64],
-    labels: NDArray[np.int64],
-    clients: int,
-    alpha: float,
-    n_classes: int,
-    random: np.random.Generator,
-    tries: int = 1_000,
-) -> list[NDArray[np.int64]]:
-    """Deal one group's examples until the smallest shard has half the mean size; the best deal if none has."""
+    members: Indices, labels: Indices, clients: int, alpha: float, n_classes: int, random: np.random.Generator
+) -> list[Indices]:
+    """Deal one group's examples until the smallest shard has half the mean size; the best of 1,000 if none has."""
     fair = len(members) / clients
-    best: list[NDArray[np.int64]] = []
-    for _ in range(tries):
-        by_class: list[list[NDArray[np.int64]]] = []
+    best: list[Indices] = []
+    for _ in range(1_000):
+        by_class: list[list[Indices]] = []
         sizes = np.zeros(clients)
         for label in range(n_classes):
             shares = random.dirichlet([alpha] * clients) * (sizes < fair)
@@ -136,7 +129,7 @@ def _dealt_fairly(
     return best
 
 
-def _smallest(shards: list[NDArray[np.int64]]) -> int:
+def _smallest(shards: list[Indices]) -> int:
     return min(map(len, shards), default=-1)
 
 
@@ -157,7 +150,7 @@ def by_shards(labels: Tensor, clients: int, partition: PartitionConfig, *, n_cla
     return [_tensor(np.concatenate([cut[piece] for piece in mine])) for mine in dealt]
 
 
-def class_counts(labels: Tensor, shards: Shards, n_classes: int) -> NDArray[np.int64]:
+def class_counts(labels: Tensor, shards: Shards, n_classes: int) -> Indices:
     """Return the clients × classes matrix of how many examples of each class every client has."""
     return np.stack([np.bincount(labels[shard].numpy(), minlength=n_classes) for shard in shards])
 
@@ -174,7 +167,7 @@ class Skew:
     absent: int
 
 
-def skew(counts: NDArray[np.int64]) -> Skew:
+def skew(counts: Indices) -> Skew:
     """Return the mean share of a client's largest class, the mean effective number of its classes, and the sizes.
 
     The effective number is exp(H) of a client's class mix: 1 for a single class, M for M classes alike. ``absent``
@@ -196,7 +189,7 @@ def skew(counts: NDArray[np.int64]) -> Skew:
     )
 
 
-def _cut(members: NDArray[np.int64], shares: NDArray[np.float64]) -> list[NDArray[np.int64]]:
+def _cut(members: Indices, shares: NDArray[np.float64]) -> list[Indices]:
     """Cut ``members`` into pieces proportional to ``shares``: cumulative rounding, so that none is lost."""
     total = shares.sum()
     if not total > 0:  # every client's draw underflowed to zero (tiny α)
@@ -205,7 +198,7 @@ def _cut(members: NDArray[np.int64], shares: NDArray[np.float64]) -> list[NDArra
     return np.split(members, ends[:-1])
 
 
-def _fill_up(shards: list[NDArray[np.int64]], min_size: int, random: np.random.Generator) -> list[NDArray[np.int64]]:
+def _fill_up(shards: list[Indices], min_size: int, random: np.random.Generator) -> list[Indices]:
     """Move random examples from the largest shard to each that is too small."""
     shards = [random.permutation(shard) for shard in shards]
     by_size = [(-len(shard), client) for client, shard in enumerate(shards)]
@@ -220,5 +213,5 @@ def _fill_up(shards: list[NDArray[np.int64]], min_size: int, random: np.random.G
     return shards
 
 
-def _tensor(indices: NDArray[np.int64]) -> Tensor:
+def _tensor(indices: Indices) -> Tensor:
     return torch.from_numpy(np.sort(indices))

@@ -133,8 +133,9 @@ class Tokenizer:
 
 def tokenizer(path: str, max_tokens: int) -> Tokenizer:
     """Return the pretrained tokenizer in a folder, or of a name on a hub."""
+    library = transformers()
     try:
-        found = transformers().AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        found = library.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:
         raise ValueError(f"there is no tokenizer: {first_line(error)}") from error
     if found.pad_token_id is None:
