@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from feddf.models.small import MLP
 from feddf.seeds import derive, seed_torch
-from feddf.states import copy, digest, init_state, is_finite, is_statistic, n_bytes, state_of, weighted_mean
+from feddf.states import all_finite, copy, digest, init_state, is_statistic, n_bytes, state_of, weighted_mean
 from feddf.types import Prototype
 
 numbers = st.floats(-100, 100, width=32)
@@ -108,9 +108,9 @@ def test_statistics_are_known_by_their_names() -> None:
 def test_size_and_finiteness() -> None:
     state = {"w": torch.ones(3, dtype=torch.float64), "count": torch.tensor(7)}
     assert n_bytes(state) == 32
-    assert is_finite(state)
+    assert all_finite(state)
     for bad in (float("nan"), float("inf"), -float("inf")):
-        assert not is_finite({**state, "v": torch.tensor([1.0, bad])})
+        assert not all_finite({**state, "v": torch.tensor([1.0, bad])})
 
 
 def test_reading_off_keeps_an_order_and_shares_nothing() -> None:

@@ -12,6 +12,7 @@ import re
 import textwrap
 from dataclasses import fields, is_dataclass
 from inspect import formatannotation
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, get_origin, is_typeddict
 
@@ -112,9 +113,9 @@ def text_of(name: str) -> str:
 def page() -> str:
     """Return the whole page."""
     parts = [INTRODUCTION]
-    for module, names in feddf._HOMES.items():
-        parts.append(f"## feddf.{module}\n")
-        parts += [text_of(name) for name in sorted(names.split())]
+    for module, names in groupby(feddf._HOME, key=feddf._HOME.__getitem__):
+        parts.append(f"## {module}\n")
+        parts += [text_of(name) for name in sorted(names)]
     return "\n".join(parts)
 
 

@@ -22,8 +22,8 @@ def batches(rows: Rows, order: Iterable[Tensor], device: torch.device) -> Iterat
         for chosen in order:
             yield chosen, rows[chosen]
         return
-    there = device_copy(rows, device) if isinstance(rows, Tensor) and _may_stay(rows, device) else None
-    if there is not None:
+    if isinstance(rows, Tensor) and ((id(rows), device) in _there or fits(rows.numel() * rows.element_size(), device)):
+        there = device_copy(rows, device)
         for chosen in order:
             at = moved(chosen, device)
             yield at, there[at]
@@ -62,7 +62,3 @@ def resident_bytes() -> int:
 def forget() -> None:
     """Let go of all data on devices; they move there again when they are asked for."""
     _there.clear()
-
-
-def _may_stay(rows: Tensor, device: torch.device) -> bool:
-    return (id(rows), device) in _there or fits(rows.numel() * rows.element_size(), device)

@@ -58,11 +58,9 @@ class Spool(Protocol):
 
     def recall(self, job: Job) -> Update | None:
         """Return the update that answers exactly this job, if it is here."""
-        ...
 
     def keep(self, job: Job, update: Update) -> Update | Failure:
         """Keep an admitted update, and return it in the form in which it is to be used."""
-        ...
 
 
 def run_rounds(

@@ -100,11 +100,6 @@ def fit_widths(model: nn.Module, state: State) -> None:
             module.out_channels, module.in_channels = shape[:2]
 
 
-def is_finite(state: State) -> bool:
-    """Say whether every floating value is a number."""
-    return bool(all_finite(state))
-
-
 def all_finite(state: State) -> Tensor:
     """Return whether every floating value is a number, as one value on the state's device."""
     found = [tensor.isfinite().all() for tensor in state.values() if tensor.is_floating_point()]

@@ -32,18 +32,9 @@ PASSIVE = (
 )  # fmt: skip
 """Modules that treat every neuron alike, so that the order of neurons passes through them."""
 
-
 PASSIVE_FUNCTIONS = {
-    "relu",
-    "tanh",
-    "sigmoid",
-    "gelu",
-    "flatten",
-    "dropout",
-    "max_pool2d",
-    "avg_pool2d",
-    "adaptive_avg_pool2d",
-}
+    "relu", "tanh", "sigmoid", "gelu", "flatten", "dropout", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d",
+}  # fmt: skip
 """Functions of which the same is true."""
 
 
@@ -60,33 +51,35 @@ class Layers:
 
 def layers_of(prototype: Prototype) -> Layers:
     """Return the layers of a plain chain of linear layers and convolutions; any other network is a ``ValueError``."""
+
+    def refusal(why: str) -> ValueError:
+        return ValueError(f"FedMA cannot match '{prototype.name}': {why}")
+
     with torch.random.fork_rng(devices=[]):  # building draws initial weights that are thrown away
         model = prototype.build()
-    for name, module in model.named_modules():
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
         if "Norm" in type(module).__name__:
-            raise ValueError(f"FedMA cannot match '{prototype.name}': '{name}' is a {type(module).__name__}")
+            raise refusal(f"'{name}' is a {type(module).__name__}")
     try:
         graph = fx.symbolic_trace(model).graph
     except Exception as error:
-        raise ValueError(f"FedMA cannot match '{prototype.name}': its forward cannot be traced ({error})") from error
-    modules = dict(model.named_modules())
+        raise refusal(f"its forward cannot be traced ({error})") from error
     found: list[str] = []
     for node in graph.nodes:
         if len(node.all_input_nodes) > 1 or (node.op != "output" and len(node.users) > 1):
-            raise ValueError(f"FedMA cannot match '{prototype.name}': it has a residual connection or branch ({node})")
+            raise refusal(f"it has a residual connection or branch ({node})")
         if node.op == "call_module":
             module = modules[node.target]
             if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1):
                 found.append(node.target)
             elif not isinstance(module, PASSIVE):
-                kind = type(module).__name__
-                raise ValueError(f"FedMA cannot match '{prototype.name}': '{node.target}' is a {kind}")
+                raise refusal(f"'{node.target}' is a {type(module).__name__}")
         elif node.op.startswith("call") and getattr(node.target, "__name__", node.target) not in PASSIVE_FUNCTIONS:
-            raise ValueError(f"FedMA cannot match '{prototype.name}': it is not known what {node} does to neurons")
+            raise refusal(f"it is not known what {node} does to neurons")
     if not found or len(set(found)) < len(found):
-        raise ValueError(f"FedMA cannot match '{prototype.name}': it needs layers that are each used once")
-    widths = tuple(int(modules[name].weight.shape[0]) for name in found)
-    return Layers(tuple(found), widths)
+        raise refusal("it needs layers that are each used once")
+    return Layers(tuple(found), tuple(int(modules[name].weight.shape[0]) for name in found))
 
 
 def keep_matched(
@@ -142,7 +135,7 @@ def fedma(prototypes: Mapping[str, Prototype], config: FedMAConfig) -> Method:
     return Method(match_and_average(layers, config), (part,), rounds_per_cohort=rounds)
 
 
-def match_and_average(layers: Mapping[str, Layers], config: FedMAConfig, sweeps: int = 3) -> Fusion:
+def match_and_average(layers: Mapping[str, Layers], config: FedMAConfig) -> Fusion:
     """Return FedMA's fusion for chains of these layers."""
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
@@ -156,14 +149,10 @@ def match_and_average(layers: Mapping[str, Layers], config: FedMAConfig, sweeps:
             if not trained:
                 models[prototype] = averaged[prototype] = previous
                 continue
+            chain, own_seed = layers[prototype], derive(seed, prototype)
+            stage = _stage(server.round, length, chain)
             models[prototype], above = matched_average(
-                trained,
-                layers[prototype],
-                previous,
-                stage=_stage(server.round, length, layers[prototype]),
-                config=config,
-                sweeps=sweeps,
-                seed=derive(seed, prototype),
+                trained, chain, previous, stage=stage, config=config, seed=own_seed
             )
             # a client that joins within a model has the server's grown layers: then there is no plain average
             alike = len({tuple(tensor.shape for tensor in update.state.values()) for update in trained}) == 1
@@ -178,14 +167,7 @@ def match_and_average(layers: Mapping[str, Layers], config: FedMAConfig, sweeps:
 
 
 def matched_average(
-    updates: Sequence[Update],
-    layers: Layers,
-    previous: State,
-    *,
-    stage: int = 0,
-    config: FedMAConfig,
-    sweeps: int = 3,
-    seed: int = 0,
+    updates: Sequence[Update], layers: Layers, previous: State, *, stage: int = 0, config: FedMAConfig, seed: int = 0
 ) -> tuple[State, list[State]]:
     """Return the matched average, and for each client its layers above ``stage``, fitted to the matched ones below.
 
@@ -212,16 +194,15 @@ def matched_average(
         else:
             rows = _rows(moved, biases)
             most = max(int(config.growth * layers.widths[depth]), *map(len, rows))
-            found = match(rows, most=most, sweeps=sweeps, seed=derive(seed, name))
+            found = match(rows, most=most, seed=derive(seed, name))
         width = 1 + int(max(at.max() for at in found))
         weights = counts if depth == len(layers) - 1 else hidden_weights
         matched[weight] = _mean(moved, weights, found, width)
         if biases:
             matched[bias] = _mean(biases, weights, found, width)
         places = list(found)
-    return matched, [
-        _above(update.state, layers.names[stage + 1 :], w) for update, w in zip(updates, right_above, strict=True)
-    ]
+    above = layers.names[stage + 1 :]
+    return matched, [_above(update.state, above, lowest) for update, lowest in zip(updates, right_above, strict=True)]
 
 
 def _above(state: State, names: Sequence[str], lowest: Tensor) -> State:
