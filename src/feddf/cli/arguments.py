@@ -120,6 +120,12 @@ Parallel = Annotated[int, typer.Option(min=1, help="Runs at a time.")]
 Out = Annotated[Path | None, typer.Option(help="The folder to write to (default: a new one below runs/).")]
 
 
+def check_picture(path: Path) -> None:
+    """Refuse a picture's name with a suffix that cannot be drawn; before matplotlib is loaded, which takes a second."""
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ConfigError.at("--out", str(path), "a picture's name must end in .png, .svg, .pdf")
+
+
 def unused(path: Path) -> Path:
     """Return the path, or the path with the first number after it that no folder has yet."""
     candidates = [path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 10_000))]

@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from feddf.cli.arguments import AsJson, err_console, out_console, print_json
+from feddf.cli.arguments import AsJson, check_picture, err_console, out_console, print_json
 from feddf.config.errors import ConfigError, nearest
 from feddf.config.presets import presets, read
 
 if TYPE_CHECKING:
     from feddf.config.keys import Key
-
-
-FORMATS = ("png", "svg", "pdf")
 
 
 def report(
@@ -28,8 +25,8 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Print the results of runs; write plots (--out) or a page (--html)."""
-    if out and out.suffix[1:].lower() not in FORMATS:
-        raise ConfigError.at("--out", str(out), f"a picture's name must end in .{', .'.join(FORMATS)}")
+    if out:
+        check_picture(out)
     if html:
         from feddf.watch.page import write_page
 

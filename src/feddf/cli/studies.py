@@ -19,6 +19,7 @@ from feddf.cli.arguments import (
     Parallel,
     Seeds,
     Trust,
+    check_picture,
     numbers,
     out_console,
     print_json,
@@ -140,16 +141,16 @@ def partition(
     from feddf.config import parse, with_values
     from feddf.report.tables import percent
 
+    check_picture(out)
     given = words or []
     values = {**_values(name), "pool": {}}
     base = parse(values, overrides=["fusion.method=fedavg", *(word for word in given if not several(word))])
     sweeps = [[{key: value} for value in found] for word in given for key, found in several(word)]
     experiments = [with_values(base, {k: v for one in chosen for k, v in one.items()}) for chosen in product(*sweeps)]
     from feddf.data.partition import class_counts, skew
-    from feddf.report.plots import check_format, partition_dots
+    from feddf.report.plots import partition_dots
     from feddf.runs.build import build_task
 
-    check_format(out)
     results: list[dict[str, Any]] = []
 
     panels = []
