@@ -68,20 +68,12 @@ class Command(TyperCommand):
         for parameter in self.params:
             if getattr(parameter, "help", None) is None and parameter.name in hints:
                 setattr(parameter, "help", next((found.help for found in hints[parameter.name].__metadata__), None))  # noqa: B010 (an option has none)
-        self.params.append(
-            TyperOption(
-                param_decls=["--quiet", "-q"],
-                default=False,
-                is_flag=True,
-                expose_value=False,
-                callback=self._be_quiet,
-                help="Print errors and warnings only.",
-            )
-        )
+        flag: Any = {"is_flag": True, "default": False, "expose_value": False, "callback": _be_quiet}
+        self.params.append(TyperOption(param_decls=["--quiet", "-q"], help="Print errors and warnings only.", **flag))
 
-    @staticmethod
-    def _be_quiet(context: object, option: object, asked: bool) -> None:
-        out_console.quiet = out_console.quiet or asked
+
+def _be_quiet(context: object, parameter: object, asked: bool) -> None:
+    out_console.quiet = out_console.quiet or asked
 
 
 class App(typer.Typer):

@@ -52,7 +52,9 @@ def list_data(data_dir: DataDir = None) -> None:
     for entry in catalog.CATALOG.values():
         state, there = catalog.state(entry, folder), catalog.size(entry, folder)
         shown = Text(state, STATE_COLORS[state])
-        table.add_row(entry.name, shown, decimal(there) if there else "–", "" if state == "here" else _how(entry))
+        unchecked = ", ".join(_unchecked(entry))
+        how = entry.how + (f"; unchecked, no checksum is known: {unchecked}" if unchecked else "")
+        table.add_row(entry.name, shown, decimal(there) if there else "–", "" if state == "here" else how)
     out_console.print(table)
 
 
@@ -71,9 +73,8 @@ def fetch(name: Name, data_dir: DataDir = None) -> None:
     except KeyboardInterrupt:
         remark(f"stopped; continue with: feddf data fetch {name}")
         raise
-    for download in entry.downloads:
-        if download.checksum is None:
-            say(f"{download.name}: no checksum of it is known, so its content is unchecked")
+    for unchecked in _unchecked(entry):
+        say(f"{unchecked}: no checksum of it is known, so its content is unchecked")
     say(f"{name} is complete: {decimal(catalog.size(entry, folder))} in {folder}")
 
 
@@ -90,8 +91,7 @@ def check(
     entries = [_entry(name)] if name else there
     if not entries:
         say(f"no data set is in {folder}; feddf data list shows how to get one")
-    broken = [entry for entry in entries if not _check(entry, folder)]
-    if broken:
+    if [entry for entry in entries if not _check(entry, folder)]:
         raise typer.Exit(1)
 
 
@@ -103,9 +103,8 @@ def _entry(name: str) -> Entry:
     return CATALOG[name]
 
 
-def _how(entry: Entry) -> str:
-    unchecked = [download.name for download in entry.downloads if download.checksum is None]
-    return entry.how + (f"; unchecked, no checksum is known: {', '.join(unchecked)}" if unchecked else "")
+def _unchecked(entry: Entry) -> list[str]:
+    return [download.name for download in entry.downloads if download.checksum is None]
 
 
 def _check(entry: Entry, folder: Path) -> bool:

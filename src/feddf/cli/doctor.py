@@ -112,6 +112,7 @@ def _seconds_a_step(kind: str) -> float:
 
 
 def _advice() -> str:
+    """Say what the default device is, and how many workers suit it."""
     from feddf.runtime.device import choose, count
 
     chosen = choose("auto").type

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Column, Table
+from rich.table import Table
 
 from feddf.cli.arguments import (
     AsJson,
@@ -89,14 +89,13 @@ def resume(
     The models are those of a run that was never interrupted.
     """
     from feddf.config import parse
-    from feddf.runs.build import build
-    from feddf.runs.store import RunFolder
+    from feddf.runs import build, store
 
-    folder = RunFolder.open(run)
+    folder = store.RunFolder.open(run)
     folder.check_trust(trust)
     experiment = parse(folder.experiment().model_dump(), overrides=overrides or [])
     check_versions(folder, experiment, strict)
-    parts = build(experiment, trust=trust)
+    parts = build.build(experiment, trust=trust)
     warn(folder.continue_as(experiment))
     say_progress(folder, experiment, as_json)
     _finish(parts, folder, None, as_json)
@@ -145,12 +144,7 @@ def check_versions(folder: RunFolder, experiment: Experiment, strict: bool) -> N
 
 
 def run_to_the_end(
-    parts: Parts,
-    folder: RunFolder,
-    timeline: Profile | None = None,
-    title: str = "",
-    again: str = "",
-    quiet: bool = False,
+    parts: Parts, folder: RunFolder, timeline: Profile | None = None, *, title: str = "", again: str = "", quiet: bool
 ) -> None:
     """Run what is left of a run, showing every round. ``again`` is the command that goes on if it is stopped."""
     from feddf.config.keys import flat
@@ -222,10 +216,9 @@ class View:
 
     def __rich__(self) -> RenderableType:
         """Return the picture of the moment."""
-        names = ("round", "clients", "averaged", "ensemble", "fused")
-        columns = [Column(name, justify="right", min_width=9) for name in names]
-        about = "test accuracy in %, mean over prototypes"
-        table = Table(*columns, title=self.title, title_justify="left", caption=about)
+        table = Table(title=self.title, title_justify="left", caption="test accuracy in %, mean over prototypes")
+        for name in ("round", "clients", "averaged", "ensemble", "fused"):
+            table.add_column(name, justify="right", min_width=9)
         for row in self._rows[-ROWS:]:
             table.add_row(*row)
         return Group(table, self._progress)

@@ -18,18 +18,19 @@ ALL, ENSEMBLE = "mean of all", "ensemble"
 """Rows of a comparison besides the prototypes."""
 
 
-def right(*names: str, no_wrap: bool = False) -> list[Column]:
+def right(*names: str) -> list[Column]:
     """Return columns of numbers."""
-    return [Column(name, justify="right", no_wrap=no_wrap) for name in names]
+    return [Column(name, justify="right") for name in names]
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
     """Return one row a run: how far it got and the accuracies at its last round."""
     keys = differing(runs)
-    names = ["run", "what differs", "round", "model"] if keys else ["run", "round", "model"]
-    numbers = right("averaged", "fused", "best", "ensemble", no_wrap=True)
-    words = (Column(name, overflow="fold") for name in names)
-    table = Table(*words, *numbers, title="Test accuracy at the last round, in %")
+    table = Table(title="Test accuracy at the last round, in %")
+    for column in ("run", *(["what differs"] if keys else []), "round", "model"):
+        table.add_column(column, overflow="fold")
+    for column in ("averaged", "fused", "best", "ensemble"):
+        table.add_column(column, justify="right", no_wrap=True)
     for run, short in zip(runs, short_names([run.path for run in runs]), strict=True):
         name = [short, *([setting(run, keys)] if keys else [])]
         for prototype in run.prototypes:

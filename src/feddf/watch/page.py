@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -115,27 +115,21 @@ class _Handler(BaseHTTPRequestHandler):
             return
         name = self.path.partition("?")[0].lstrip("/") or "page.html"
         if name == "data.json":
-            self._send_state(self.server.state())
+            body = self.server.state()
+            tag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
+            known = self.headers.get("If-None-Match") == tag
+            status = HTTPStatus.NOT_MODIFIED if known else HTTPStatus.OK
+            self._send(b"" if known else body, "application/json", status, {"ETag": tag})
         elif name in ("page.html", *STYLES, *SCRIPTS):
             self._send(part(name).encode(), TYPES[Path(name).suffix])
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
-    def _send_state(self, body: bytes) -> None:
-        tag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
-        if self.headers.get("If-None-Match") == tag:
-            self._send(b"", "application/json", HTTPStatus.NOT_MODIFIED, tag)
-        else:
-            self._send(body, "application/json", tag=tag)
-
-    def _send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, tag: str = "") -> None:
+    def _send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, more: Mapping[str, str] = {}) -> None:
         self.send_response(status)
-        for header, value in HEADERS.items():
+        own = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
+        for header, value in {**HEADERS, **own, **more}.items():
             self.send_header(header, value)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        if tag:
-            self.send_header("ETag", tag)
         self.end_headers()
         self.wfile.write(body)
 
