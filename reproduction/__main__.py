@@ -12,7 +12,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from feddf.cli import main
-from feddf.cli.arguments import App, NameOrFile, Overrides, Trust, numbers, out_console
+from feddf.cli.arguments import App, NameOrFile, Overrides, Trust, out_console, say, seeds_of
 from feddf.config.errors import ConfigError, FeddfError
 from feddf.runtime.atomic import write_atomically
 from reproduction import NAMES, find
@@ -57,10 +57,6 @@ def list_artifacts(
         raise typer.Exit
 
 
-def _say(text: str) -> None:
-    out_console.print(text, soft_wrap=True, highlight=False)
-
-
 @app.command("run")
 def reproduce(
     artifact: Annotated[
@@ -82,7 +78,7 @@ def reproduce(
         raise ConfigError.at("--scale", scale, f"must be one of {', '.join(SCALES)}")
     chosen = [find(name) for name in (NAMES if artifact == "all" else artifact.split(","))]
     workers, failed = 0 if scale == "smoke" else parallel, []
-    asked = Asked(scale, numbers("--seeds", seeds), runs, out / "cells", workers, only_finished)
+    asked = Asked(scale, seeds_of(seeds), runs, out / "cells", workers, only_finished)
     for one in chosen:
         try:
             if _estimate(one, asked) and not estimate_only:
@@ -91,7 +87,7 @@ def reproduce(
             if len(chosen) == 1:
                 raise
             failed.append(one.name)  # the others do not depend on it
-            _say(f"{one.name}: {error}")
+            say(f"{one.name}: {error}")
     if failed:
         raise FeddfError(f"not reproduced, for the reasons above: {', '.join(failed)}")
 
@@ -103,27 +99,27 @@ def _estimate(artifact: Artifact, asked: Asked) -> bool:
 
     experiments = experiments_of(artifact, asked.scale, asked.seeds)
     if not experiments:
-        _say(f"{artifact.name}: nothing to do at the scale '{asked.scale}'")
+        say(f"{artifact.name}: nothing to do at the scale '{asked.scale}'")
     elif asked.only_finished and artifact.compute is not None:
-        _say(f"{artifact.name}: is computed, not run; leave out --finished")
+        say(f"{artifact.name}: is computed, not run; leave out --finished")
         return False
     elif asked.parallel and artifact.compute is None and not asked.only_finished:
         left = to_do(experiments, asked.kept)
         hours = seconds_of(left.values(), asked.parallel) / 3600
         less = ", or less where students stop early" if any(one.distills for one in left.values()) else ""
         runs = f"{len(left)} run{'' if len(left) == 1 else 's'}"
-        _say(f"{artifact.name}: {runs} to do, about {hours:.1f} hours here{less}")
+        say(f"{artifact.name}: {runs} to do, about {hours:.1f} hours here{less}")
     return bool(experiments)
 
 
 def _reproduce(artifact: Artifact, asked: Asked, out: Path) -> None:
     from reproduction.results import reproduce, write
 
-    found = reproduce(artifact, asked, lambda text: _say(f"{artifact.name}: {text}"))
+    found = reproduce(artifact, asked, lambda text: say(f"{artifact.name}: {text}"))
     if asked.only_finished and not found["findings"]:
-        _say(f"{artifact.name}: nothing that could be compared is finished")
+        say(f"{artifact.name}: nothing that could be compared is finished")
     else:
-        _say(f"{artifact.name}: {found['verdict']} ({write(found, out)})")
+        say(f"{artifact.name}: {found['verdict']} ({write(found, out)})")
 
 
 @app.command()
@@ -145,10 +141,10 @@ def report(
     for row in rows:
         table.add_row(*row[:-1])
     out_console.print(table)
-    _say(page.summary(found))
+    say(page.summary(found))
     if html is not None:
         write_atomically(html, page.page(found, titles).encode())
-        _say(f"page: {html}")
+        say(f"page: {html}")
 
 
 @app.command("measure-points")
@@ -156,8 +152,8 @@ def measure_points(seeds: Seeds = "0,1,2") -> None:
     """Measure the points of the one-round study that are not kept yet (minutes each; hours in all)."""
     from reproduction import one_round
 
-    for point in one_round.measure_points(one_round.KEPT, numbers("--seeds", seeds), {}):
-        _say(json.dumps(point))
+    for point in one_round.measure_points(one_round.KEPT, seeds_of(seeds), {}):
+        say(json.dumps(point))
 
 
 @app.command()
@@ -167,10 +163,10 @@ def check() -> None:
 
     found = [line for name in NAMES for line in mistakes(find(name))]
     for line in found:
-        _say(line)
+        say(line)
     if found:
         raise FeddfError(f"{len(found)} checks judge wrongly")
-    _say(f"the checks of {len(NAMES)} artifacts judge as they should")
+    say(f"the checks of {len(NAMES)} artifacts judge as they should")
 
 
 @app.command()
@@ -201,7 +197,7 @@ def bound(
     found = estimate(build(experiment, trust=trust), most=most, delta=delta, ensemble=ensemble)
     _show(found, experiment.prototypes[0].label)
     write_atomically(run / "bound.json", json.dumps(asdict(found), indent=2).encode())
-    _say(f"each client's terms: {run / 'bound.json'}")
+    say(f"each client's terms: {run / 'bound.json'}")
 
 
 def _show(found: Bound, label: str) -> None:
@@ -240,12 +236,12 @@ def attacks(
     base = load(name_or_file, overrides or [])
     chosen = attack_matrix.NAMES if attacks == "all" else attacks.split(",")
     wanted = attack_matrix.cells(
-        chosen, methods.split(","), _floats("--shares", shares), _floats("--alphas", alphas), numbers("--seeds", seeds)
+        chosen, methods.split(","), _floats("--shares", shares), _floats("--alphas", alphas), seeds_of(seeds)
     )
     target = out or Path("runs") / f"{base.name}-attacks"  # the same one every time: it goes on
-    found = attack_matrix.run_matrix(base, wanted, target, parallel, _say, trust)
+    found = attack_matrix.run_matrix(base, wanted, target, parallel, say, trust)
     out_console.print(found.comparison().table())
-    _say(f"table: {target / 'matrix.md'}, {target / 'matrix.csv'}; heat map: {target / 'matrix.png'}")
+    say(f"table: {target / 'matrix.md'}, {target / 'matrix.csv'}; heat map: {target / 'matrix.png'}")
 
 
 def _floats(key: str, text: str) -> list[float]:

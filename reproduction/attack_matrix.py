@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from feddf.config import ConfigError, Experiment, with_values
 from feddf.config.errors import nearest
-from feddf.report.plots import save_figure, styled
+from feddf.report.plots import in_one_style, save_figure
 from feddf.report.read import read_run
 from feddf.report.tables import Comparison, percent
 from feddf.runs.many import failure_of, run_many, unfinished, variant
@@ -134,12 +134,13 @@ class Matrix:
         rows.append(["largest loss, in points", *(f"{100 * loss:.1f}" for loss in self.worst())])
         return Comparison(title, ["attack", *names], rows, numbers)
 
+    @in_one_style()
     def write(self) -> None:
         """Write matrix.md, matrix.csv and matrix.png."""
         table = self.comparison()
         write_atomically(self.out / "matrix.md", table.markdown().encode())
         write_atomically(self.out / "matrix.csv", table.csv().encode())
-        styled(lambda: save_figure(self._heat_map(table.title), self.out / "matrix.png"))()
+        save_figure(self._heat_map(table.title), self.out / "matrix.png")
 
     def _heat_map(self, title: str) -> Figure:
         """Return the accuracies as a table of colors with the numbers in it."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from io import StringIO
-from math import ceil
+from math import ceil, nan
 from pathlib import Path
 from statistics import fmean, stdev
 from textwrap import fill
@@ -14,7 +14,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from feddf.report.plots import COLORS, styled
+from feddf.report.plots import COLORS, draw_curve, in_one_style
 from feddf.report.read import ReportError
 from reproduction.artifact import SCALES
 from reproduction.judging import CONTRADICTED, HOLDS, SUPPORTED, UNDECIDED, UNTESTED
@@ -207,10 +207,11 @@ def _mean(values: Sequence[float | str]) -> str:
     return f"{fmean(numbers):.1f}" + (f" ± {stdev(numbers):.1f}" if len(numbers) > 1 else "")
 
 
+@in_one_style()
 def _picture(draw: Callable[[], Figure]) -> str:
     """Return a figure in the one style as SVG."""
     text = StringIO()
-    styled(lambda: draw().savefig(text, format="svg", metadata={"Date": None}))()
+    draw().savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()[text.getvalue().index("<svg") :]
 
 
@@ -254,7 +255,7 @@ def bars(rows: Mapping[str, Mapping[str, Sequence[float]]], label: str) -> Figur
 
 
 def _curves(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Return the learning curves of all cells as an SVG picture: the mean over seeds, and their range as a band."""
+    """Return the learning curves of all cells as an SVG picture: the mean over seeds ± one standard deviation."""
     drawn = [cell for cell in cells if cell["curves"] and len(cell["curves"][0]["fused"]) > 1]
     return _picture(lambda: _draw_curves(drawn)) if drawn else ""
 
@@ -263,13 +264,13 @@ def _draw_curves(drawn: Sequence[Mapping[str, Any]]) -> Figure:
     figure = Figure(figsize=(8, 4 + 0.2 * ceil(len(drawn) / 2)), layout="constrained")
     axes = figure.subplots()
     for number, cell in enumerate(drawn):
-        length = min(len(curve["fused"]) for curve in cell["curves"])
-        by_round = [[100 * (curve["fused"][i] or 0.0) for curve in cell["curves"]] for i in range(length)]
-        rounds, color = range(1, length + 1), COLORS[number % len(COLORS)]
-        style = ["-", "--", ":", "-."][number // len(COLORS) % 4]
+        curves = [[nan if value is None else 100 * value for value in curve["fused"]] for curve in cell["curves"]]
+        by_round = list(zip(*curves, strict=False))
+        line, color = ["-", "--", ":", "-."][number // len(COLORS) % 4], COLORS[number % len(COLORS)]
         label = f"{cell['row']}, {cell['column']}"
-        axes.plot(rounds, list(map(fmean, by_round)), style, color=color, label=label)
-        axes.fill_between(rounds, list(map(min, by_round)), list(map(max, by_round)), color=color, alpha=0.15)
+        draw_curve(axes, range(1, len(by_round) + 1), by_round, line, color=color, label=label)
+    several = any(len(cell["curves"]) > 1 for cell in drawn)
     axes.set(xlabel="communication round", ylabel="test accuracy in %")
+    axes.set_title("mean over seeds, band ± 1 standard deviation" if several else "one seed")
     axes.legend(fontsize="x-small", ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.15))
     return figure

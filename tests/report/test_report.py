@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from feddf.report.plots import learning_curves, partition_dots, sweep
-from feddf.report.read import ReportError, Run, alike, collect, differing, find_runs, read_run
+from feddf.report.read import ReportError, Run, alike, collect, differing, read_run
 from feddf.report.tables import compared, percent, runs_table, seconds_table, spread
 
 
@@ -71,7 +71,7 @@ def test_side_by_side_with_mean_and_standard_deviation(tmp_path: Path) -> None:
     values = {("fedavg", 0): 0.2, ("fedavg", 1): 0.4, ("feddf", 0): 0.5, ("feddf", 1): 0.9}
     for (method, seed), value in values.items():
         write(tmp_path / f"{method}-{seed}", method, seed, [0.1, value])
-    result = compared(by_method(find_runs(tmp_path)))
+    result = compared(by_method(collect([tmp_path])[0]))
     text = text_of(result.table())
     assert result.markdown().splitlines()[2:5] == [
         "| model | fedavg | feddf | gain |",
@@ -96,17 +96,17 @@ def test_rounds_to_a_target_are_never_made_up(tmp_path: Path) -> None:
     write(tmp_path / "a1", "fedavg", 1, [0.1, 0.2, 0.2])
     write(tmp_path / "b0", "feddf", 0, [0.1, 0.9, 0.3])
     write(tmp_path / "b1", "feddf", 1, [0.1, 0.2, 0.9])
-    rows = {row[0]: row[1:] for row in compared(by_method(find_runs(tmp_path)), target=0.5).rows}
+    rows = {row[0]: row[1:] for row in compared(by_method(collect([tmp_path])[0]), target=0.5).rows}
     assert rows["rounds to 50.0 %: a"] == ["not reached in 3", "2.5 ± 0.7", ""]
     assert rows["rounds to 50.0 %: b"] == ["not reached in 3", "not reached in 3", ""]
-    one = {row[0]: row[1:] for row in compared(by_method(find_runs(tmp_path)), target=0.25).rows}
+    one = {row[0]: row[1:] for row in compared(by_method(collect([tmp_path])[0]), target=0.25).rows}
     assert one["rounds to 25.0 %: a"][0] == "3, ≥ 3 in 1 of 2"
 
 
 def test_tables_of_unfinished_runs(tmp_path: Path) -> None:
     write(tmp_path / "half", "feddf", 0, [0.5, 0.4])
     write(tmp_path / "none", "feddf", 1, [])
-    runs = find_runs(tmp_path)
+    runs = collect([tmp_path])[0]
     text = text_of(runs_table(runs))
     assert "2/3" in text
     assert "0/3" in text
@@ -240,7 +240,7 @@ def test_accuracies_that_nobody_knows_are_dashes(tmp_path: Path) -> None:
 
 def test_a_folder_without_runs_is_said(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="holds no run"):
-        find_runs(tmp_path)
+        collect([tmp_path])[0]
 
 
 def test_numbers_are_percentages() -> None:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
 from typer.testing import CliRunner
 
 from feddf.config import ConfigError, Experiment, load, parse, with_values
@@ -18,7 +19,7 @@ from reproduction.__main__ import app
 from reproduction.artifact import SCALES, cells_at
 from reproduction.cells import decisive_values, experiments_of, frozen_defaults, hash_of, is_kept
 from reproduction.judging import CONTRADICTED, UNDECIDED, UNTESTED
-from reproduction.page import bars, page, read_results, summary, verdicts
+from reproduction.page import _curves, bars, page, read_results, summary, verdicts
 from reproduction.scales import TUNED
 
 pytestmark = pytest.mark.xdist_group("reproduce")  # the smoke runs are made once
@@ -181,6 +182,15 @@ def test_no_two_bars_of_a_group_look_alike() -> None:
     figure = bars({"digits": {f"method {number}": [1.0, 2.0] for number in range(11)}}, "rounds")
     looks = [(bar.get_facecolor(), bar.get_hatch()) for bar in figure.axes[0].patches]
     assert len(looks) == len(set(looks)) == 11
+
+
+def test_a_band_is_one_standard_deviation_as_in_every_other_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    bands: list[list[list[float]]] = []
+    monkeypatch.setattr(Axes, "fill_between", lambda self, x, low, high, **look: bands.append([list(low), list(high)]))
+    curves = [{"fused": [0.2, 0.5, 0.9]}, {"fused": [0.3, 0.5]}, {"fused": [0.4, 0.5]}]
+    text = _curves([{"row": "a", "column": "b", "curves": curves}, {"row": "a", "column": "c", "curves": curves[:1]}])
+    assert "± 1 standard deviation" in text
+    assert bands == [[pytest.approx([20, 50]), pytest.approx([40, 50])]]  # one seed has none
 
 
 def test_cells_that_differ_only_in_where_they_run_are_one() -> None:

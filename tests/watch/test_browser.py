@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from test_watch import NASTY, record, write
 
-from feddf.watch.http_server import Watch
-from feddf.watch.page import write_page
+from feddf.watch.page import Watch, write_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 playwright = pytest.importorskip("playwright.sync_api")

@@ -14,8 +14,7 @@ import pytest
 
 from feddf.report.read import ReportError
 from feddf.runtime.atomic import held
-from feddf.watch.http_server import Watch
-from feddf.watch.page import SCRIPTS, STYLES, embedded, part, whole_page, write_page
+from feddf.watch.page import SCRIPTS, STYLES, Watch, embedded, part, whole_page, write_page
 from feddf.watch.snapshot import LONGEST, Snapshots
 
 NASTY = "</script><script>document.title='taken'</script>"

@@ -13,10 +13,9 @@ from feddf.cli.arguments import App, complain, out_console
 from feddf.cli.data_sets import data_app
 from feddf.cli.doctor import doctor
 from feddf.cli.fusing import fuse, predict
-from feddf.cli.reporting import config, list_presets, report
-from feddf.cli.running import compare, resume, run
-from feddf.cli.studies import partition, tune
-from feddf.cli.watching import watch
+from feddf.cli.reporting import config, list_presets, report, watch
+from feddf.cli.running import resume, run
+from feddf.cli.studies import compare, partition, tune
 from feddf.config.errors import FeddfError
 from feddf.runtime.packages import keep_freed_memory
 
@@ -55,13 +54,9 @@ def common(
 
 def main(commands: App = app) -> None:
     """Run the command line; a user's mistake is one line, never a traceback."""
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     keep_freed_memory()
     sys.exit(guarded(lambda: commands(standalone_mode=False)))
-
-
-def _terminated(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def guarded(action: Callable[[], Any]) -> int:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import wraps
-from inspect import Parameter, Signature, signature
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 from rich.console import Console
 from rich.text import Text
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 from feddf.config.errors import ConfigError
 
@@ -21,11 +20,14 @@ class PlainConsole(Console):
     """Prints what is said as it is: no name of a folder, a model or a client is markup or an escape sequence."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(markup=False, **settings)
+        super().__init__(markup=False, highlight=False, **settings)
 
     def render_str(self, text: str, **settings: Any) -> Text:
         """Return the text with every character that is not printable as a question mark."""
         return super().render_str(plain(text), **settings)
+
+
+out_console, err_console = PlainConsole(), PlainConsole(stderr=True)
 
 
 def plain(text: str) -> str:
@@ -33,28 +35,29 @@ def plain(text: str) -> str:
     return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in text)
 
 
+def say(text: str) -> None:
+    """Print a line of the result, however long; ``--quiet`` leaves it out."""
+    out_console.print(text, soft_wrap=True)
+
+
+def remark(text: str) -> None:
+    """Print a line beside the result, on standard error."""
+    err_console.print(text, soft_wrap=True)
+
+
 def complain(text: str, kind: Literal["warning", "error"] = "warning") -> None:
     """Say a warning or an error on standard error."""
     shown = Text.assemble((f"{kind}:", "red" if kind == "error" else "yellow"), f" {plain(text)}")
-    err_console.print(shown, soft_wrap=True, highlight=False)
+    err_console.print(shown, soft_wrap=True)
 
 
-out_console, err_console = PlainConsole(), PlainConsole(stderr=True)
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def be_quiet(asked: bool) -> None:
-    """Print errors and warnings only from now on, if that was asked for."""
-    out_console.quiet = out_console.quiet or asked
-
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")]
+def print_json(found: object) -> None:
+    """Print a result for programs: JSON alone on the standard output."""
+    print(json.dumps(found, indent=2, ensure_ascii=False))
 
 
 class Command(TyperCommand):
-    """A command whose positional arguments keep their help.
+    """A command that has the option ``--quiet``, and whose positional arguments keep their help.
 
     (Flower holds typer at 0.20, and click 8.5 drops the help that this typer gives it.)
     """
@@ -65,50 +68,31 @@ class Command(TyperCommand):
         for parameter in self.params:
             if getattr(parameter, "help", None) is None and parameter.name in hints:
                 setattr(parameter, "help", next((found.help for found in hints[parameter.name].__metadata__), None))  # noqa: B010 (an option has none)
+        flag: Any = {"is_flag": True, "default": False, "expose_value": False, "callback": _be_quiet}
+        self.params.append(TyperOption(param_decls=["--quiet", "-q"], help="Print errors and warnings only.", **flag))
+
+
+def _be_quiet(context: object, parameter: object, asked: bool) -> None:
+    out_console.quiet = out_console.quiet or asked
 
 
 class App(typer.Typer):
-    """A group of such commands, each of which has the option --quiet."""
+    """A group of such commands."""
 
-    def command(self, name: str | None = None, **rest: Any) -> Callable[[F], F]:
+    def command(self, name: str | None = None, **rest: Any) -> Callable[[Any], Any]:
         """Return a decorator that adds a command and leaves its function as it is."""
-        add = super().command(name, **{"cls": Command, **rest})
-
-        def decorate(function: F) -> F:
-            add(with_quiet(function))
-            return function
-
-        return decorate
+        return super().command(name, **{"cls": Command, **rest})
 
 
-def with_quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command's function with one parameter more, ``quiet``, in the signature that typer reads."""
+argument, option = partial(typer.Argument, show_default=False), partial(typer.Option, show_default=False)
+"""For values whose default is nothing, or is in the help."""
 
-    @wraps(function)
-    def command(*, quiet: bool = False, **given: Any) -> Any:
-        be_quiet(quiet)
-        return function(**given)
-
-    known, hints = signature(function).parameters.values(), get_type_hints(function, include_extras=True)
-    parameters = [one.replace(annotation=hints[one.name]) for one in known]
-    parameters.append(Parameter("quiet", Parameter.KEYWORD_ONLY, default=False, annotation=Quiet))
-    setattr(command, "__signature__", Signature(parameters))  # noqa: B010 (typing knows no such attribute)
-    command.__annotations__ = {**hints, "quiet": Quiet}
-    return command
-
-
-def print_json(found: object) -> None:
-    """Print a result for programs: JSON alone on the standard output."""
-    print(json.dumps(found, indent=2, ensure_ascii=False))
-
-
-NameOrFile = Annotated[str, typer.Argument(help="A preset's name or a TOML file.", show_default=False)]
+NameOrFile = Annotated[str, argument(help="A preset's name or a TOML file.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
+    argument(
         metavar="[KEY=VALUE]...",
         help="Values that replace those of the configuration, for instance alpha=0.1 local.epochs=5.",
-        show_default=False,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
@@ -116,8 +100,13 @@ Trust = Annotated[
     bool, typer.Option("--trust", help="Run code that files made elsewhere hold (.pt2) or name (module:attribute).")
 ]
 Seeds = Annotated[str, typer.Option(help="Seeds, with commas between them.")]
-Parallel = Annotated[int, typer.Option(min=1, help="Runs at a time.")]
 Out = Annotated[Path | None, typer.Option(help="The folder to write to (default: a new one below runs/).")]
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a picture's name with a suffix that cannot be drawn; before matplotlib is loaded, which takes a second."""
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ConfigError.at("--out", str(path), "a picture's name must end in .png, .svg, .pdf")
 
 
 def unused(path: Path) -> Path:
@@ -126,15 +115,15 @@ def unused(path: Path) -> Path:
     return next(candidate for candidate in candidates if not candidate.exists())
 
 
-def numbers(key: str, text: str, least: int = 0) -> list[int]:
-    """Return whole numbers written with commas between them."""
+def seeds_of(text: str) -> list[int]:
+    """Return the seeds that the option ``--seeds`` gives."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
-        found = []
-    if not found or min(found) < least:
-        allowed = f"must be whole numbers of at least {least} with commas between them, for instance 1,2"
-        raise ConfigError.at(key, text, allowed)
+        found = [-1]
+    if min(found) < 0:
+        allowed = "must be whole numbers of at least 0 with commas between them, for instance 1,2"
+        raise ConfigError.at("--seeds", text, allowed)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.filesize import decimal
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from feddf.cli.arguments import App, complain, err_console, out_console
+from feddf.cli.arguments import App, argument, complain, out_console, remark, say
 from feddf.config.errors import ConfigError, first_line
 from feddf.config.names import DATASETS
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import TaskID
 
     from feddf.data import catalog
     from feddf.data.catalog import Download, Entry
 
 data_app = App(help="List, fetch and check data sets.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="A data set's name, as feddf data list shows it.", show_default=False)]
+Name = Annotated[str, argument(help="A data set's name, as feddf data list shows it.")]
 DataDir = Annotated[
     Path | None, typer.Option(help="The folder of the data sets (default: the variable FEDDF_DATA's, or data).")
 ]
@@ -41,19 +41,20 @@ def list_data(data_dir: DataDir = None) -> None:
     from feddf.data import catalog
 
     folder = catalog.root_of(data_dir)
-    table = Table(title=f"Data sets in {folder}", title_justify="left")
-    table.add_column("name", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("on disk", no_wrap=True, justify="right")
-    table.add_column("how to get it", overflow="fold")
+    size = Column("on disk", no_wrap=True, justify="right")
+    columns = (
+        Column("name", no_wrap=True),
+        Column("state", no_wrap=True),
+        size,
+        Column("how to get it", overflow="fold"),
+    )
+    table = Table(*columns, title=f"Data sets in {folder}", title_justify="left")
     for entry in catalog.CATALOG.values():
-        state, size = catalog.state(entry, folder), catalog.size(entry, folder)
-        table.add_row(
-            entry.name,
-            Text(state, STATE_COLORS[state]),
-            decimal(size) if size else "–",
-            _how(entry, state),
-        )
+        state, there = catalog.state(entry, folder), catalog.size(entry, folder)
+        shown = Text(state, STATE_COLORS[state])
+        unchecked = ", ".join(_unchecked(entry))
+        how = entry.how + (f"; unchecked, no checksum is known: {unchecked}" if unchecked else "")
+        table.add_row(entry.name, shown, decimal(there) if there else "–", "" if state == "here" else how)
     out_console.print(table)
 
 
@@ -64,18 +65,17 @@ def fetch(name: Name, data_dir: DataDir = None) -> None:
 
     entry, folder = _entry(name), catalog.root_of(data_dir)
     if not catalog.missing(entry, folder):
-        _say(f"{name} is here already: {folder}")
+        say(f"{name} is here already: {folder}")
         return
     try:
-        with _shown() as progress:
+        with _progress() as progress:
             catalog.get(entry, folder, progress)
     except KeyboardInterrupt:
-        err_console.print(f"stopped; start again with: feddf data fetch {name}", soft_wrap=True, highlight=False)
+        remark(f"stopped; start again with: feddf data fetch {name}")
         raise
-    for download in entry.downloads:
-        if download.checksum is None:
-            _say(f"{download.name}: no checksum of it is known, so its content is unchecked")
-    _say(f"{name} is complete: {decimal(catalog.size(entry, folder))} in {folder}")
+    for unchecked in _unchecked(entry):
+        say(f"{unchecked}: no checksum of it is known, so its content is unchecked")
+    say(f"{name} is complete: {decimal(catalog.size(entry, folder))} in {folder}")
 
 
 @data_app.command()
@@ -90,9 +90,8 @@ def check(
     there = [entry for entry in catalog.CATALOG.values() if catalog.state(entry, folder) != "missing"]
     entries = [_entry(name)] if name else there
     if not entries:
-        _say(f"no data set is in {folder}; feddf data list shows how to get one")
-    broken = [entry for entry in entries if not _check(entry, folder)]
-    if broken:
+        say(f"no data set is in {folder}; feddf data list shows how to get one")
+    if [entry for entry in entries if not _check(entry, folder)]:
         raise typer.Exit(1)
 
 
@@ -104,22 +103,17 @@ def _entry(name: str) -> Entry:
     return CATALOG[name]
 
 
-def _how(entry: Entry, state: str) -> str:
-    if state == "here":
-        return ""
-    unchecked = [download.name for download in entry.downloads if download.checksum is None]
-    return entry.how + (f"; unchecked, no checksum is known: {', '.join(unchecked)}" if unchecked else "")
+def _unchecked(entry: Entry) -> list[str]:
+    return [download.name for download in entry.downloads if download.checksum is None]
 
 
 def _check(entry: Entry, folder: Path) -> bool:
     """Say in one line what is in a data set, or what is wrong with it; return whether it is sound."""
     try:
-        line = _described(entry, folder)
+        say(f"{entry.name}: {_described(entry, folder)}")
     except Exception as error:  # a damaged file can fail in any way
-        line = first_line(error)
-        complain(f"{entry.name}: {line}", "error")
+        complain(f"{entry.name}: {first_line(error)}", "error")
         return False
-    _say(f"{entry.name}: {line}")
     return True
 
 
@@ -138,8 +132,7 @@ def _described(entry: Entry, folder: Path) -> str:
     for part, examples in (("train", data.train), ("test", data.test)):
         if wrong := wrong_labels(examples):
             raise ValueError(f"its {part} part has {wrong}")
-    shape = "×".join(map(str, data.shape))
-    classes = data.train.n_classes
+    shape, classes = "×".join(map(str, data.shape)), data.train.n_classes
     return (
         f"{len(data.train)} training and {len(data.test)} test examples, {classes} classes, shape {shape}, "
         f"labels within 0 to {classes - 1}"
@@ -147,44 +140,36 @@ def _described(entry: Entry, folder: Path) -> str:
 
 
 @contextmanager
-def _shown() -> Iterator[catalog.Progress]:
+def _progress() -> Iterator[catalog.Progress]:
     """Show downloads as bars with bytes and rate, or as plain lines where there is no terminal."""
     if not out_console.is_terminal:
-        yield _lines(_say)
+        yield _say_steps()
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=out_console) as bars:
-        yield _bars(bars)
-
-
-def _bars(bars: Progress) -> catalog.Progress:
     tasks: dict[Download, TaskID] = {}
+    with Progress(*columns, console=out_console) as bars:
 
-    def progress(download: Download, done: int, total: int | None) -> None:
-        if download not in tasks:
-            tasks[download] = bars.add_task(escape(download.name), total=total)
-        bars.update(tasks[download], completed=done, total=total)
+        def progress(download: Download, done: int, total: int | None) -> None:
+            if download not in tasks:
+                tasks[download] = bars.add_task(escape(download.name), total=total)
+            bars.update(tasks[download], completed=done, total=total)
 
-    return progress
+        yield progress
 
 
-def _lines(say: Callable[[str], None], step: int = 10, chunk: int = 100_000_000) -> catalog.Progress:
-    """Return a progress that says a line for each ``step`` per cent, or each ``chunk`` bytes of an unknown total."""
+def _say_steps() -> catalog.Progress:
+    """Return a progress that says a line for each 10 per cent, or each 100 MB of an unknown total."""
     reached: dict[Download, int] = {}
 
     def progress(download: Download, done: int, total: int | None) -> None:
-        mark = 100 * done // total // step if total else done // chunk
+        mark = 10 * done // total if total else done // 100_000_000
         if download not in reached:
             whole = decimal(total) if total is not None else "unknown size"
             say(f"{download.url}: {whole}")
         elif mark > reached[download]:
-            say(f"{download.name}: {decimal(done)}" + (f" of {decimal(total)} ({mark * step} %)" if total else ""))
+            say(f"{download.name}: {decimal(done)}" + (f" of {decimal(total)} ({10 * mark} %)" if total else ""))
         reached[download] = mark
 
     return progress
-
-
-def _say(text: str) -> None:
-    out_console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -15,7 +15,7 @@ from time import perf_counter
 
 import typer
 
-from feddf.cli.arguments import AsJson, err_console, out_console, print_json
+from feddf.cli.arguments import AsJson, err_console, print_json, say
 
 EXTRAS = {
     "demo": "sklearn", "fedma": "scipy", "images": "PIL", "text": "transformers", "onnx": "onnxruntime", "ray": "ray",
@@ -36,40 +36,39 @@ BATCH, STEPS = 64, 5
 def doctor(as_json: AsJson = False) -> None:
     """Check devices, extras, data and disk on this machine."""
     found: dict[str, str] = {}
-    err_console.print("trying what this machine can do ...", style="dim", highlight=False)
-    for name, line in examine():
+    err_console.print("trying what this machine can do ...", style="dim")
+    for name, line in _examine():
         found[name] = line
         if not as_json:
-            out_console.print(f"{name:<10} {line}", soft_wrap=True, highlight=False)
+            say(f"{name:<10} {line}")
     if as_json:
         print_json(found)
     if not found["cpu"].startswith("works"):
         raise typer.Exit(1)
 
 
-def examine() -> Iterator[tuple[str, str]]:
+def _examine() -> Iterator[tuple[str, str]]:
     """Yield the name of each thing and what was found."""
+    import torch
+
+    from feddf.data.catalog import CATALOG, root_of, state
     from feddf.runtime import device
 
     yield "machine", f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     yield "feddf", f"{version('feddf')}, Python {platform.python_version()}, numpy {version('numpy')}"
-    yield "torch", _torch()
+    built = torch.version.cuda or torch.version.hip
+    backend = f"CUDA or ROCm {built}" if built else "CPUs (and Apple's GPUs on a Mac) only"
+    processor = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    yield "torch", f"{torch.__version__}, {processor}, built for {backend}"
     for kind, count in device.present().items():
         yield kind, _try_device(kind, count)
     yield "set", _advice()
     yield "workers", _try_code(WORKERS)
     yield "extras", _extras()
-    yield "data", _data()
+    folder = root_of(None)
+    here = [entry.name for entry in CATALOG.values() if state(entry, folder) == "here"]
+    yield "data", f"{folder} has {', '.join(here) or 'no data set'}; more: feddf data list"
     yield "disk", f"{shutil.disk_usage(Path.cwd()).free / 1e9:.1f} GB are free for runs in {Path.cwd()}"
-
-
-def _torch() -> str:
-    import torch
-
-    built = torch.version.cuda or torch.version.hip
-    backend = f"CUDA or ROCm {built}" if built else "CPUs (and Apple's GPUs on a Mac) only"
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"{torch.__version__}, {torch.get_num_threads()} threads, {capability}, built for {backend}"
 
 
 def _try_device(kind: str, count: int) -> str:
@@ -102,17 +101,18 @@ def _seconds_a_step(kind: str) -> float:
     model = resnet8((3, 32, 32), 10).to(kind)
     images = torch.randn(BATCH, 3, 32, 32, device=kind)
     labels = torch.zeros(BATCH, dtype=torch.int64, device=kind)
+    times = []
     with threads(1):
-        for step in range(STEPS + 1):
-            if step == 1:  # the first one is slower
-                began = perf_counter()
+        for _ in range(STEPS + 1):
             loss = torch.nn.functional.cross_entropy(model(images), labels)
             loss.backward()
             loss.item()
-    return (perf_counter() - began) / STEPS
+            times.append(perf_counter())
+    return (times[-1] - times[0]) / STEPS  # without the first step, which is slower
 
 
 def _advice() -> str:
+    """Say what the default device is, and how many workers suit it."""
     from feddf.runtime.device import choose, count
 
     chosen = choose("auto").type
@@ -132,11 +132,3 @@ def _extras() -> str:
     lacking = [name for name in EXTRAS if name not in here]
     remedy = f"; for more: pip install 'feddf[{','.join(lacking)}]'" if lacking else ""
     return f"{', '.join(here) or 'none'}{remedy}"
-
-
-def _data() -> str:
-    from feddf.data.catalog import CATALOG, root_of, state
-
-    folder = root_of(None)
-    here = [entry.name for entry in CATALOG.values() if state(entry, folder) == "here"]
-    return f"{folder} has {', '.join(here) or 'no data set'}; more: feddf data list"

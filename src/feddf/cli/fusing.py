@@ -8,7 +8,6 @@ import json
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,7 @@ import typer
 from rich.progress import Progress
 from rich.table import Column, Table
 
-from feddf.cli.arguments import Trust, complain, err_console, out_console
+from feddf.cli.arguments import Trust, argument, complain, option, out_console, remark, say
 from feddf.config.errors import ConfigError
 from feddf.runtime.atomic import write_atomically
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from feddf.fusing.fuse import FusionResult
     from feddf.saved.model import Prediction
 
-argument, option = partial(typer.Argument, show_default=False), partial(typer.Option, show_default=False)
-say = partial(out_console.print, soft_wrap=True, highlight=False)
 _TEACHER = 'A model to fuse: a path, or a TOML table such as \'{path = "a.onnx", classes = ["cat", "dog"]}\'.'
 _RESUME = "Reuse what an interrupted fusion has cached; a finished one is left as it is."
 _OVERRIDES = "The folder to write, and values that replace others, for instance distill.steps=1000."
@@ -82,8 +79,7 @@ def _fuse(
         with _progress() as progress:
             result = fuse_to_folder(given, out, progress, trust=trust)
     except KeyboardInterrupt:
-        said = "stopped; predictions of finished teachers are cached: the same command reuses them"
-        err_console.print(said, soft_wrap=True, highlight=False)
+        remark("stopped; predictions of finished teachers are cached: the same command reuses them")
         raise
     _print_summary(result)
     say(f"model: {out}; its card: {out / 'README.md'}")

@@ -1,40 +1,32 @@
-"""``feddf report``, ``presets`` and ``config``: what needs no torch."""
+"""``feddf report``, ``watch``, ``presets`` and ``config``: what needs no torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
-from feddf.cli.arguments import AsJson, err_console, out_console, print_json
+from feddf.cli.arguments import AsJson, argument, check_picture, option, out_console, print_json, remark, say
 from feddf.config.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from feddf.config.keys import Key
-
-
-FORMATS = ("png", "svg", "pdf")
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.", show_default=False)],
-    out: Annotated[
-        Path | None, typer.Option(help="Draw the learning curves: FILE.png, FILE.svg or FILE.pdf.", show_default=False)
-    ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write one page with everything, to be opened or mailed.")] = None,
+    runs: Annotated[list[Path], argument(help="Run folders, or folders of run folders.")],
+    out: Annotated[Path | None, option(help="Draw the learning curves: FILE.png, FILE.svg or FILE.pdf.")] = None,
+    html: Annotated[Path | None, option(help="Write one page with everything, to be opened or mailed.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the results of runs; write plots (--out) or a page (--html)."""
-    if out and out.suffix[1:].lower() not in FORMATS:
-        raise ConfigError.at("--out", str(out), f"a picture's name must end in .{', .'.join(FORMATS)}")
+    if out:
+        check_picture(out)
     if html:
         from feddf.watch.page import write_page
 
         write_page(runs, html)
         if not as_json:
-            out_console.print(f"page: {html}", soft_wrap=True)
+            say(f"page: {html}")
     summary(runs, out, as_json)
 
 
@@ -45,7 +37,7 @@ def summary(paths: list[Path], picture: Path | None = None, as_json: bool = Fals
 
     runs, skipped = collect(paths)
     for reason in skipped:
-        err_console.print(f"skipped: {reason}", soft_wrap=True, highlight=False)
+        remark(f"skipped: {reason}")
     if as_json:
         print_json(tables.results(runs))
         return
@@ -56,8 +48,7 @@ def summary(paths: list[Path], picture: Path | None = None, as_json: bool = Fals
     out_console.print(tables.seconds_table(done))
     for run in done:
         if kept := run.records[-1].get("kept_by_clients"):
-            said = f"{run.path.name}: what clients keep between rounds takes {kept / 1000:.0f} kB"
-            out_console.print(said, soft_wrap=True, highlight=False)
+            say(f"{run.path.name}: what clients keep between rounds takes {kept / 1000:.0f} kB")
     if picture is None:
         return
     from feddf.report import plots  # after the tables: matplotlib takes a second to load
@@ -66,51 +57,68 @@ def summary(paths: list[Path], picture: Path | None = None, as_json: bool = Fals
     for number, group in enumerate(groups, 1):
         path = picture if number == 1 else picture.with_stem(f"{picture.stem}-{number}")
         plots.learning_curves(group, path)
-        out_console.print(f"learning curves: {path}", soft_wrap=True)
+        say(f"learning curves: {path}")
     keys = differing(done, ["task"])
-    if len(groups) > 1 and len(keys) == 1 and all(_is_number(run.value(keys[0])) for run in done):
+    if len(groups) > 1 and len(keys) == 1 and all(type(run.value(keys[0])) in (int, float) for run in done):
         path = picture.with_stem(f"{picture.stem}-by-{keys[0].rpartition('.')[2]}")
         plots.sweep(done, keys[0], path)
-        out_console.print(f"accuracy by {keys[0]}: {path}", soft_wrap=True)
+        say(f"accuracy by {keys[0]}: {path}")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def watch(
+    runs: Annotated[
+        list[Path] | None,
+        argument(metavar="[RUN]...", help="Run folders, or folders of run folders (default: runs)."),
+    ] = None,
+    port: Annotated[int, typer.Option(help="The port on 127.0.0.1 (default: any that is free).", min=0, max=65535)] = 0,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Only print the address.")] = False,
+) -> None:
+    """Show runs in a browser, live.
+
+    Ctrl-C ends it. Only this machine can reach the page.
+    """
+    from feddf.watch.page import Watch
+
+    paths = runs or [Path("runs")]
+    for path in paths:
+        if not path.is_dir():
+            raise ConfigError.at("RUN", str(path), "is not a folder; name run folders, or a folder of run folders")
+    with Watch(paths, port) as server:
+        say(f"{server.address} (Ctrl-C to end)")
+        if not no_open:
+            import webbrowser
+
+            webbrowser.open(server.address)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return
 
 
 def list_presets(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Print this preset as TOML.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, argument(metavar="[NAME]", help="Print this preset as TOML.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the experiments that come with feddf, or print one."""
     from feddf.config.experiment import presets, read
 
     known = presets()
-    if name is not None:
-        if name not in known:
-            raise ConfigError(f"no preset is called '{name}'; {nearest(name, known)}")
-        if as_json:
-            print_json(read(name))
-        else:
-            print(known[name], end="")
-        return
+    if name is not None and name not in known:
+        raise ConfigError(f"no preset is called '{name}'; {nearest(name, known)}")
     about = {preset: str(read(preset).get("description", "")) for preset in known}
     if as_json:
-        print_json(about)
-        return
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for preset, text in about.items():
-        table.add_row(preset, text)
-    out_console.print(table)
+        print_json(about if name is None else read(name))
+    elif name is not None:
+        print(known[name], end="")
+    else:
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        for row in about.items():
+            table.add_row(*row)
+        out_console.print(table)
 
 
 def config(
-    word: Annotated[
-        str | None,
-        typer.Argument(metavar="[KEY]", help="A key, the last part of one, or a section.", show_default=False),
-    ] = None,
+    word: Annotated[str | None, argument(metavar="[KEY]", help="A key, the last part of one, or a section.")] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print all keys as Markdown tables.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -120,20 +128,15 @@ def config(
     if as_markdown:
         print(markdown(), end="")
         return
-    found = find(word) if word else list(all_keys().values())
+    keys = find(word) if word else list(all_keys().values())
     if as_json:
         print_json(
-            {key.name: {"default": key.shown_default, "allowed": key.allowed, "meaning": key.meaning} for key in found}
+            {key.name: {"default": key.shown_default, "allowed": key.allowed, "meaning": key.meaning} for key in keys}
         )
         return
-    out_console.print(_explained(found), soft_wrap=False)
-
-
-def _explained(keys: list[Key]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("key", no_wrap=True)
-    table.add_column("default", no_wrap=True)
-    table.add_column("meaning; allowed values", overflow="fold")
+    names = Column("key", no_wrap=True), Column("default", no_wrap=True)
+    meaning = Column("meaning; allowed values", overflow="fold")
+    table = Table(*names, meaning, box=None, padding=(0, 2, 0, 0), header_style="bold")
     for key in keys:
         table.add_row(key.name, key.shown_default, f"{key.meaning}\n    {key.allowed}")
-    return table
+    out_console.print(table)

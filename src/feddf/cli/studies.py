@@ -1,8 +1,9 @@
-"""``feddf tune`` and ``partition``: what is found out about an experiment."""
+"""``feddf compare``, ``tune`` and ``partition``: what is found out about an experiment."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -16,36 +17,138 @@ from feddf.cli.arguments import (
     AsJson,
     NameOrFile,
     Out,
-    Parallel,
     Seeds,
     Trust,
-    numbers,
+    argument,
+    check_picture,
+    complain,
     out_console,
     print_json,
+    say,
+    seeds_of,
     several,
     unused,
 )
+from feddf.cli.running import check_versions, run_to_the_end, say_progress
 from feddf.config.errors import ConfigError
 from feddf.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
     from feddf.config import Experiment
-    from feddf.runs.many import Trial
+    from feddf.report.tables import Comparison
+    from feddf.runs.many import Variation
+
+SWEPT = (
+    "Values that replace those of the configuration; several numbers, as in alpha=0.1,1,10, are run one after the "
+    "other."
+)
+TUNED = (
+    "What to tune, with a grid of your own or the paper's (local.lr, prox_mu, momentum), and values that replace "
+    "those of the configuration."
+)
+DRAWN = (
+    "Values that replace those of the configuration (scheme, clients.total, ...); several numbers, as in "
+    "alpha=100,1,0.1, are drawn side by side."
+)
+
+
+def compare(
+    name_or_file: NameOrFile,
+    overrides: Annotated[list[str] | None, argument(metavar="[KEY=VALUE[,VALUE]...]...", help=SWEPT)] = None,
+    methods: Annotated[
+        str, typer.Option(help="Methods, with commas between them: also fedprox, fedavgm, fedma, feddf-plus, ...")
+    ] = "fedavg,feddf",
+    seeds: Seeds = "0",
+    goal: Annotated[
+        float | None,
+        typer.Option("--target", min=0, max=1, help="A test accuracy: the table has the rounds to reach it."),
+    ] = None,
+    out: Out = None,
+    trust: Trust = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run several methods on the same shards and seeds; print one table."""
+    from feddf.config import load
+
+    given = overrides or []
+    swept = dict(found for word in given for found in several(word))
+    experiment = load(name_or_file, [word for word in given if not several(word)])
+    from feddf.runs.many import grid
+
+    target = out or unused(Path("runs") / f"{experiment.name}-compare")
+    planned = grid(experiment, methods.split(","), seeds_of(seeds), swept)
+    variations = {target / one.folder: one for one in planned}
+    options = ["--methods", methods, "--seeds", seeds, *(["--target", str(goal)] if goal is not None else [])]
+    options += ["--out", str(target), *(["--trust"] if trust else [])]
+    again = shlex.join(["feddf", "compare", name_or_file, *given, *options])
+    _run_variations(variations, again, trust, as_json)
+    _show_comparison(variations, target, goal, list(swept), as_json)
+
+
+def _run_variations(variations: Mapping[Path, Variation], again: str, trust: bool, as_json: bool) -> None:
+    """Run all experiments of a comparison, one after the other; ``again`` is the command that continues it."""
+    from feddf.runs.build import build
+    from feddf.runs.many import run_many
+    from feddf.runs.store import RunFolder
+
+    build(next(iter(variations.values())).experiment, trust=trust)  # before any folder is made
+
+    def show(path: Path, experiment: Experiment) -> None:
+        one, folder = variations[path], RunFolder.open(path)
+        if folder.records():
+            check_versions(folder, experiment, strict=False)
+            say_progress(folder, experiment, as_json)
+        place = f"run {list(variations).index(path) + 1} of {len(variations)}"
+        title = f"{place}: {', '.join(filter(None, [one.method, one.setting]))}"
+        run_to_the_end(build(experiment, trust=trust), folder, title=title, again=again, quiet=as_json)
+
+    for _ in run_many({path: one.experiment for path, one in variations.items()}, run=show, complain=complain):
+        pass
+
+
+def _show_comparison(
+    variations: Mapping[Path, Variation], target: Path, goal: float | None, swept: Sequence[str], as_json: bool
+) -> None:
+    """Write the table and the pictures of a comparison, and print the table."""
+    from feddf.report import tables
+    from feddf.report.read import Run, read_run
+
+    runs: dict[str, dict[str, list[Run]]] = {}
+    for path, one in variations.items():
+        runs.setdefault(one.setting, {}).setdefault(one.method, []).append(read_run(path))
+    every = [run for methods in runs.values() for mine in methods.values() for run in mine]
+    result = tables.swept(runs, goal)
+    files = _write_tables(result, target, "comparison")
+    from feddf.report import plots
+
+    pictures = {"learning curves": target / "curves.png"}
+    plots.learning_curves(every, target / "curves.png")
+    for name in swept if len(swept) == 1 else []:
+        pictures[f"accuracy by {name}"] = target / f"by-{name.rpartition('.')[2]}.png"
+        plots.sweep(every, name, pictures[f"accuracy by {name}"])
+    if as_json:
+        print_json({"folder": str(target), "title": result.title, "results": list(result.numbers)})
+        return
+    out_console.print(result.table())
+    say("\n  ".join(["run folders:", *(str(run.path) for run in every)]))
+    say(f"table: {', '.join(map(str, files))}")
+    for title, path in pictures.items():
+        say(f"{title}: {path}")
+
+
+def _write_tables(result: Comparison, folder: Path, name: str) -> list[Path]:
+    """Write a table as Markdown and as CSV; return the files."""
+    contents = {folder / f"{name}.md": result.markdown(), folder / f"{name}.csv": result.csv()}
+    for path, text in contents.items():
+        write_atomically(path, text.encode())
+    return list(contents)
 
 
 def tune(
     name_or_file: NameOrFile,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY[=V1,V2,...]... [KEY=VALUE]...",
-            help="What to tune, with a grid of your own or the paper's (local.lr, prox_mu, momentum), and values "
-            "that replace those of the configuration.",
-            show_default=False,
-        ),
-    ] = None,
+    words: Annotated[list[str] | None, argument(metavar="KEY[=V1,V2,...]... [KEY=VALUE]...", help=TUNED)] = None,
     seeds: Seeds = "0",
-    parallel: Parallel = 1,
+    parallel: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     extensions: Annotated[
         int, typer.Option(min=0, help="How often a grid grows while the best value is on its edge.")
     ] = 4,
@@ -72,20 +175,18 @@ def tune(
         for value in values:  # a mistake is said before anything is trained
             with_values(experiment, {name: value})
     build(experiment, trust=trust)
-    trials, best = tuning.tune(
-        experiment,
-        grid,
-        numbers("--seeds", seeds),
-        target,
-        parallel=parallel,
-        trust=trust,
-        extensions=extensions,
-        say=lambda text: out_console.print(text, soft_wrap=True, highlight=False),
-    )
-    _keep(experiment, trials, best, target)
+    how = {"parallel": parallel, "extensions": extensions}
+    trials, best = tuning.tune(experiment, grid, seeds_of(seeds), target, trust=trust, say=say, **how)
+    result = tuning.table(trials, best)
+    _write_tables(result, target, "tune")
+    chosen = with_values(experiment, best.values).model_dump(exclude_none=True)
+    write_atomically(target / "best.toml", tomli_w.dumps(chosen).encode())
+    out_console.print(result.table())
+    setting = ", ".join(f"{name} = {value:g}" for name, value in best.values.items())
+    say(f"best by validation: {setting}; its configuration: {target / 'best.toml'}")
 
 
-def _grid(word: str, paper: dict[str, tuple[float, ...]]) -> list[tuple[str, Sequence[float]]]:
+def _grid(word: str, paper: Mapping[str, Sequence[float]]) -> list[tuple[str, Sequence[float]]]:
     """Return a key's full name and the values to try, or nothing for a word that is not about tuning."""
     from feddf.config import Experiment
     from feddf.config.keys import keys_of, resolve, short
@@ -107,71 +208,49 @@ def _grid(word: str, paper: dict[str, tuple[float, ...]]) -> list[tuple[str, Seq
         raise ConfigError.at(key, text, "must be numbers with commas between them") from None
 
 
-def _keep(experiment: Experiment, trials: Sequence[Trial], best: Trial, target: Path) -> None:
-    from feddf.config import with_values
-    from feddf.runs import many as tuning
-
-    result = tuning.table(trials, best)
-    write_atomically(target / "tune.md", result.markdown().encode())
-    write_atomically(target / "tune.csv", result.csv().encode())
-    chosen = with_values(experiment, best.values).model_dump(exclude_none=True)
-    write_atomically(target / "best.toml", tomli_w.dumps(chosen).encode())
-    out_console.print(result.table())
-    setting = ", ".join(f"{name} = {value:g}" for name, value in best.values.items())
-    out_console.print(f"best by validation: {setting}; its configuration: {target / 'best.toml'}", soft_wrap=True)
-
-
 def partition(
-    name: Annotated[str, typer.Argument(help="A data set, a preset or a TOML file.", show_default=False)],
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE[,VALUE]...]...",
-            help="Values that replace those of the configuration (scheme, clients.total, ...); several numbers, as in "
-            "alpha=100,1,0.1, are drawn side by side.",
-            show_default=False,
-        ),
-    ] = None,
+    name: Annotated[str, argument(help="A data set, a preset or a TOML file.")],
+    words: Annotated[list[str] | None, argument(metavar="[KEY=VALUE[,VALUE]...]...", help=DRAWN)] = None,
     out: Annotated[Path, typer.Option(help="The picture to write: .png, .svg or .pdf.")] = Path("partition.png"),
     as_json: AsJson = False,
 ) -> None:
     """Plot which client holds how many examples of each class."""
     from feddf.config import parse, with_values
-    from feddf.report.tables import percent
 
+    check_picture(out)
     given = words or []
     values = {**_values(name), "pool": {}}
     base = parse(values, overrides=["fusion.method=fedavg", *(word for word in given if not several(word))])
-    sweeps = [[{key: value} for value in found] for word in given for key, found in several(word)]
-    experiments = [with_values(base, {k: v for one in chosen for k, v in one.items()}) for chosen in product(*sweeps)]
+    sweeps = [[(key, value) for value in found] for word in given for key, found in several(word)]
+    experiments = [with_values(base, dict(chosen)) for chosen in product(*sweeps)]
     from feddf.data.partition import class_counts, skew
-    from feddf.report.plots import check_format, partition_dots
+    from feddf.report.plots import partition_dots
+    from feddf.report.tables import percent, right
     from feddf.runs.build import build_task
 
-    check_format(out)
-    results: list[dict[str, Any]] = []
-
-    panels = []
-    table = Table(title=f"Label skew of {base.data.name}")
-    for column in ("", "top-class share %", "effective classes", "shard: least", "median", "most", "absent classes"):
-        table.add_column(column, justify="right" if column else "left")
+    panels, skews = [], []
     for experiment in experiments:
         task = build_task(experiment)
         counts = class_counts(task.train.labels, task.shards, task.train.n_classes)
-        found, title = skew(counts), _title(experiment)
-        panels.append((title, counts))
-        results.append({"partition": title, **asdict(found), "counts": counts.tolist()})
-        sizes = [str(found.smallest), f"{found.median:g}", str(found.largest), str(found.absent)]
-        table.add_row(title, percent(found.top_class_share), f"{found.effective_classes:.2f}", *sizes)
+        panels.append((_title(experiment), counts))
+        skews.append(skew(counts))
     partition_dots(panels, out, task.data.classes)
     if as_json:
+        both = zip(panels, skews, strict=True)
+        results = [{"partition": title, **asdict(one), "counts": counts.tolist()} for (title, counts), one in both]
         print_json({"picture": str(out), "partitions": results})
         return
+    columns = right("top-class share %", "effective classes", "shard: least", "median", "most", "absent classes")
+    table = Table("", *columns, title=f"Label skew of {base.data.name}")
+    for (title, _), one in zip(panels, skews, strict=True):
+        sizes = [str(one.smallest), f"{one.median:g}", str(one.largest), str(one.absent)]
+        table.add_row(title, percent(one.top_class_share), f"{one.effective_classes:.2f}", *sizes)
     out_console.print(table)
-    out_console.print(f"picture: {out}", soft_wrap=True)
+    say(f"picture: {out}")
 
 
 def _values(name: str) -> dict[str, Any]:
+    """Return the configuration that a preset, a file or a data set's name stands for."""
     from feddf.config.experiment import presets, read
 
     if name in presets() or Path(name).is_file():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from feddf.fusing.report import ENSEMBLE, STUDENT, Report
@@ -108,29 +108,28 @@ def plot_name(which: str) -> str:
     return f"reliability-{which}.png"
 
 
-def reliability(report: Report, which: str) -> bytes:
-    """Return a plot of accuracy against confidence, for every teacher, the ensemble and the student, as a PNG file."""
+def draw_reliability(report: Report, which: str, folder: Path) -> None:
+    """Draw accuracy against confidence: every teacher in gray, the ensemble and the student with their ECE."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5, 4.5), layout="constrained")
-    axes = figure.subplots()
-    axes.plot([0, 1], [0, 1], color="gray", linewidth=1, linestyle=":", label="calibrated")
-    colors = {ENSEMBLE: "tab:blue", STUDENT: "tab:red"}
-    first = True
-    for name, one in report.sets[which].items():
-        filled = [each for each in one.bins if each.count]
-        confidence, accuracy = [each.confidence for each in filled], [each.accuracy for each in filled]
-        if name in colors:
-            label = f"{name} (ECE {100 * one.ece:.1f} %)"
-            axes.plot(confidence, accuracy, marker="o", markersize=3, color=colors[name], label=label)
-        else:
-            axes.plot(confidence, accuracy, color="silver", linewidth=1, label="teachers" if first else None, zorder=1)
-            first = False
-    axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-    axes.legend(loc="upper left", fontsize="small")
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=120, metadata={"Software": None})
-    return content.getvalue()
+    from feddf.report.plots import COLORS, draw_curve, in_one_style, save_figure
+
+    colors = dict(zip((ENSEMBLE, STUDENT), COLORS, strict=False))
+    with in_one_style():
+        figure = Figure(figsize=(5, 4.5), layout="constrained")
+        axes = figure.subplots()
+        axes.plot([0, 100], [0, 100], ":", color="gray", linewidth=1, label="calibrated")
+        for number, (name, one) in enumerate(report.sets[which].items()):
+            filled = [each for each in one.bins if each.count]
+            x, y = [100 * each.confidence for each in filled], [[100 * each.accuracy] for each in filled]
+            if name in colors:
+                draw_curve(axes, x, y, color=colors[name], label=f"{name} (ECE {100 * one.ece:.1f} %)")
+            else:
+                label = "teachers" if number == 0 else None
+                draw_curve(axes, x, y, "-", color="silver", linewidth=1, zorder=1, label=label)
+        axes.set(xlabel="confidence in %", ylabel="accuracy in %", xlim=(0, 100), ylim=(0, 100))
+        axes.legend(loc="upper left")
+        save_figure(figure, folder / plot_name(which))
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

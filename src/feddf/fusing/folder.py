@@ -26,7 +26,7 @@ from feddf.config.errors import ConfigError, FeddfError, first_line
 from feddf.config.fuse_config import FuseConfig, load_fuse
 from feddf.config.keys import flat, is_free
 from feddf.evaluate import evaluation_mode
-from feddf.fusing.card import card, plot_name, reliability
+from feddf.fusing.card import card, draw_reliability
 from feddf.fusing.fuse import FusionResult, StudentSpec, fuse
 from feddf.fusing.inputs import RawInputs, load_labeled, load_pool
 from feddf.fusing.predictions import Progress, quiet
@@ -118,7 +118,7 @@ def _write(result: FusionResult, config: FuseConfig, pool: RawInputs, out: Path)
             note = f"`model.onnx` is the same model: its logits for {len(few)} inputs differ by at most {most:.1e}."
         write_model(folder, model.network, model.spec, facts)
         for which in report.sets:
-            write_atomically(folder / plot_name(which), reliability(report, which))
+            draw_reliability(report, which, folder)
         write_atomically(folder / CARD, card(config.name, report, chosen, model.spec.describe(), note).encode())
         write_atomically(folder / "fuse.toml", whole.encode())
         write_atomically(folder / "report.json", json.dumps(asdict(report), indent=1).encode())

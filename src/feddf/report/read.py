@@ -11,9 +11,12 @@ from statistics import fmean
 from typing import Any, Literal, cast
 
 from feddf.config.errors import FeddfError, reason
-from feddf.config.keys import RENAMED, all_keys, changes_of, flat, short, short_name
+from feddf.config.keys import RENAMED, all_keys, changes_of, default_of, flat, short, short_name
 from feddf.config.records import Record
 from feddf.runtime.atomic import read_json_lines, read_regular
+
+_OWN = ("name", "description", "seed", "rounds")
+"""Keys in which runs of one experiment may differ."""
 
 
 class ReportError(FeddfError):
@@ -38,8 +41,9 @@ class Run:
     records: Sequence[Record]
 
     def value(self, name: str) -> Any:
-        """Return the value of a key; its default, where the run's folder does not say."""
-        return self.config[name] if name in self.config else all_keys()[name].default
+        """Return the value of a key; its default, where the run's folder does not say (``None`` for an unknown key)."""
+        known = all_keys().get(name)
+        return self.config.get(name, known and known.default)
 
     @property
     def method(self) -> str:
@@ -98,8 +102,7 @@ def method_name(config: Mapping[str, Any]) -> str:
         if _kind(name) == "method" and name not in ("fusion.method", "fusion.parts")
         if name not in all_keys() or value != all_keys()[name].default
     }
-    method = str(config.get("fusion.method", all_keys()["fusion.method"].default))
-    base = short_name(method, unusual)
+    base = short_name(str(config.get("fusion.method", default_of("fusion.method"))), unusual)
     implied = changes_of(base)[1]
     keys = (f"{short(name)}={value}" for name, value in unusual.items() if implied.get(name) != value)
     return "+".join([base, *config.get("fusion.parts", ()), *keys])
@@ -120,12 +123,8 @@ def read_run(path: Path) -> Run:
     values = flat(config)
     if old := next((name for name in values if name in RENAMED), None):
         raise ReportError(f"{path} is a run of version 0.1: its key '{old}' is called '{RENAMED[old]}' now")
-    return Run(path, values, cast(list[Record], _records(path)))
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    """Return the log's records; a damaged line that still is JSON but no record does not count."""
-    return [one for one in read_json_lines(path / "metrics.jsonl") if type(one.get("round")) is int and "models" in one]
+    lines = read_json_lines(path / "metrics.jsonl")  # a damaged line may still be JSON, but is no record
+    return Run(path, values, [cast(Record, one) for one in lines if type(one.get("round")) is int and "models" in one])
 
 
 def run_folders(path: Path) -> list[Path]:
@@ -135,23 +134,13 @@ def run_folders(path: Path) -> list[Path]:
     return [found.parent for pattern in ("*/config.toml", "*/*/config.toml") for found in sorted(path.glob(pattern))]
 
 
-def find_runs(path: Path) -> list[Run]:
-    """Return the run in a folder, or all runs one or two levels below it."""
-    if not path.is_dir():
-        return [read_run(path)]
-    found = [read_run(folder) for folder in run_folders(path)]
-    if not found:
-        raise ReportError(f"{path} holds no run")
-    return found
-
-
 def collect(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """Return all runs in some paths, and a line about each that cannot be read; refuse if there is no run at all."""
     runs: list[Run] = []
     skipped: list[str] = []
     for path in dict.fromkeys(folder for given in paths for folder in run_folders(given) or [given]):
         try:
-            runs += [_whole(run) for run in find_runs(path)]
+            runs.append(_read_whole(path))
         except ReportError as error:
             skipped.append(str(error))
     if not runs:
@@ -159,23 +148,24 @@ def collect(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     return runs, skipped
 
 
-def _whole(run: Run) -> Run:
+def _read_whole(path: Path) -> Run:
     """Return a run of which all that a report shows can be read."""
+    if path.is_dir() and not (path / "config.toml").is_file():
+        raise ReportError(f"{path} holds no run")
+    run = read_run(path)
     try:
         int(run.value("rounds"))
         _ = run.seed, run.method, run.curve(), run.curve(None, "averaged"), run.ensemble(), run.seconds()
     except Exception as error:  # a damaged file can fail in any way
-        raise ReportError(f"{run.path} is damaged: {reason(error)}") from None
+        raise ReportError(f"{path} is damaged: {reason(error)}") from None
     return run
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
     """Return the shortest ends of paths that tell them apart."""
-    short = [path.name or str(path) for path in paths]
-    return [
-        name if short.count(name) == 1 else f"{path.parent.name}/{name}"
-        for name, path in zip(short, paths, strict=True)
-    ]
+    names = [path.name or str(path) for path in paths]
+    both = zip(names, paths, strict=True)
+    return [name if names.count(name) == 1 else f"{path.parent.name}/{name}" for name, path in both]
 
 
 def differing(runs: Sequence[Run], kinds: Sequence[str] = ("task", "method")) -> list[str]:
@@ -185,21 +175,14 @@ def differing(runs: Sequence[Run], kinds: Sequence[str] = ("task", "method")) ->
         name
         for name in names
         if name not in (*_OWN, "fusion.method")
-        if len({json.dumps(_told(run, name), sort_keys=True, default=str) for run in runs}) > 1
+        if len({json.dumps(run.value(name), sort_keys=True, default=str) for run in runs}) > 1
     ]
-
-
-def _told(run: Run, name: str) -> Any:
-    return run.value(name) if name in run.config or name in all_keys() else None
 
 
 def setting(run: Run, names: Sequence[str]) -> str:
     """Return the values of some keys as text, for instance "alpha=0.1, local.epochs=5"."""
-    return ", ".join(f"{short(name)}={_shown(_told(run, name))}" for name in names)
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    values = [(name, run.value(name)) for name in names]
+    return ", ".join(f"{short(name)}={f'{value:g}' if isinstance(value, float) else value}" for name, value in values)
 
 
 def alike(runs: Sequence[Run]) -> list[list[Run]]:
@@ -209,9 +192,6 @@ def alike(runs: Sequence[Run]) -> list[list[Run]]:
         shared = {name: value for name, value in run.config.items() if _kind(name) == "task" and name not in _OWN}
         groups.setdefault(json.dumps(shared, sort_keys=True), []).append(run)
     return list(groups.values())
-
-
-_OWN = ("name", "description", "seed", "rounds")
 
 
 def _kind(name: str) -> str:

@@ -9,17 +9,24 @@ from io import StringIO
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from feddf.report.read import ReportError, Run, differing, setting, short_names
 
 WHICH: tuple[Literal["averaged"], Literal["fused"]] = ("averaged", "fused")
+ALL, ENSEMBLE = "mean of all", "ensemble"
+"""Rows of a comparison besides the prototypes."""
+
+
+def right(*names: str) -> list[Column]:
+    """Return columns of numbers."""
+    return [Column(name, justify="right") for name in names]
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
     """Return one row a run: how far it got and the accuracies at its last round."""
-    table = Table(title="Test accuracy at the last round, in %")
     keys = differing(runs)
+    table = Table(title="Test accuracy at the last round, in %")
     for column in ("run", *(["what differs"] if keys else []), "round", "model"):
         table.add_column(column, overflow="fold")
     for column in ("averaged", "fused", "best", "ensemble"):
@@ -29,8 +36,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
         for prototype in run.prototypes:
             averaged, fused = run.curve(prototype, "averaged"), run.curve(prototype)
             row = [*name, f"{run.rounds[-1]}/{run.value('rounds')}", prototype]
-            numbers = [averaged[-1], fused[-1], max(fused), run.ensemble()[-1]]
-            table.add_row(*row, *(percent(number) for number in numbers))
+            table.add_row(*row, *map(percent, [averaged[-1], fused[-1], max(fused), run.ensemble()[-1]]))
         if not run.records:
             table.add_row(*name, f"0/{run.value('rounds')}", *["–"] * 5)
     return table
@@ -71,9 +77,9 @@ class Comparison:
 
     def table(self) -> Table:
         """Return it for the terminal."""
-        table = Table(title=self.title, title_justify="left", min_width=len(self.title))
-        for column in self.columns:
-            table.add_column(column, justify="left" if column in ("setting", "model", self.columns[0]) else "right")
+        words = ("setting", "model", self.columns[0])
+        columns = [Column(name, justify="left" if name in words else "right") for name in self.columns]
+        table = Table(*columns, title=self.title, title_justify="left", min_width=len(self.title))
         for row in self.rows:
             table.add_row(*row)
         return table
@@ -99,34 +105,50 @@ def compared(of: Mapping[str, Sequence[Run]], target: float | None = None) -> Co
     ``of`` holds the runs of each method, under the name that its column is to have.
     With a ``target``, rows with the number of rounds to reach that test accuracy follow (the measure of Table 1).
     """
-    methods, runs = list(of), [run for mine in of.values() for run in mine]
-    last = last_common_round(runs)
-    seeds = sorted({run.seed for run in runs})
-    plural = f"seed {seeds[0]}"
-    if len(seeds) > 1:
-        plural = f"seeds {', '.join(map(str, seeds))}: mean ± sample standard deviation (n − 1)"
-    two = len(methods) == 2
+    runs, two = [run for mine in of.values() for run in mine], len(of) == 2
+    last, seeds = min((len(run.records) for run in runs), default=0), sorted({run.seed for run in runs})
+    if not last:
+        raise ReportError("there is no round that all these runs have done")
     rows: list[list[str]] = []
     numbers: list[dict[str, object]] = []
-    for name in [*runs[0].prototypes, "mean of all", "ensemble"]:
-        cells = [[_value(run, name, last) for run in of[method]] for method in methods]
-        gain = [b - a for a, b in zip(*cells, strict=True)] if two and name != "ensemble" else []
-        for method, cell in [*zip(methods, cells, strict=True), *([("gain", gain)] if gain else [])]:
+    for name in [*runs[0].prototypes, ALL, ENSEMBLE]:
+        cells = [(method, [_curve(run, name)[last - 1] for run in mine]) for method, mine in of.items()]
+        gain = [b - a for a, b in zip(cells[0][1], cells[1][1], strict=True)] if two and name != ENSEMBLE else []
+        signed = [spread(gain, signed=True) if gain else ""]
+        rows.append([name, *(spread(cell) for _, cell in cells), *(signed if two else [])])
+        for method, cell in [*cells, *([("gain", gain)] if gain else [])]:
             percents = [100 * value for value in cell]
             numbers.append({"method": method, "model": name, "measure": "accuracy in %", **statistics(percents)})
-        rows.append(
-            [name, *(spread(cell) for cell in cells), *([spread(gain, signed=True) if gain else ""] if two else [])]
-        )
-    if target is not None:
-        for name in [*runs[0].prototypes, "mean of all"]:
-            cells_ = [_rounds_to(of[method], name, target) for method in methods]
-            rows.append([f"rounds to {percent(target)} %: {name}", *cells_, *([""] if two else [])])
-            for method in methods:
-                reached = [float(first) for first in _firsts(of[method], name, target) if first is not None]
-                entry = {"method": method, "model": name, "measure": f"rounds to {percent(target)} %"}
-                numbers.append({**entry, **statistics(reached), "not reached": len(of[method]) - len(reached)})
-    columns = ["model", *methods, *(["gain"] if two else [])]
-    return Comparison(f"Test accuracy after round {last}, in % ({plural})", columns, rows, numbers)
+    for name in [*runs[0].prototypes, ALL]:
+        if target is not None:
+            measure = f"rounds to {percent(target)} %"
+            reached = {method: _rounds_to(mine, name, target) for method, mine in of.items()}
+            rows.append([f"{measure}: {name}", *(text for text, _ in reached.values()), *([""] if two else [])])
+            entry = {"model": name, "measure": measure}
+            numbers += [{"method": method, **entry, **found} for method, (_, found) in reached.items()]
+    which = f"seed {seeds[0]}"
+    if len(seeds) > 1:
+        which = f"seeds {', '.join(map(str, seeds))}: mean ± sample standard deviation (n − 1)"
+    columns = ["model", *of, *(["gain"] if two else [])]
+    return Comparison(f"Test accuracy after round {last}, in % ({which})", columns, rows, numbers)
+
+
+def _curve(run: Run, name: str) -> list[float]:
+    """Return the test accuracies of a row of a comparison by round."""
+    return run.ensemble() if name == ENSEMBLE else run.curve(None if name == ALL else name)
+
+
+def _rounds_to(runs: Sequence[Run], name: str, target: float) -> tuple[str, dict[str, object]]:
+    """Return the first rounds at the target as text (mean ± deviation, and how many runs missed it) and as numbers."""
+    curves = [_curve(run, name) for run in runs]
+    firsts = [next((i for i, value in enumerate(curve, 1) if value >= target), None) for curve in curves]
+    reached = [first for first in firsts if first is not None]
+    missing = [len(curve) for curve, first in zip(curves, firsts, strict=True) if first is None]
+    found = {**statistics(reached), "not reached": len(missing)}
+    if not reached:
+        return f"not reached in {max(missing)}", found
+    text = f"{fmean(reached):.1f} ± {stdev(reached):.1f}" if len(reached) > 1 else str(reached[0])
+    return text + (f", ≥ {min(missing)} in {len(missing)} of {len(firsts)}" if missing else ""), found
 
 
 def swept(of: Mapping[str, Mapping[str, Sequence[Run]]], target: float | None = None) -> Comparison:
@@ -135,12 +157,9 @@ def swept(of: Mapping[str, Mapping[str, Sequence[Run]]], target: float | None = 
     first = next(iter(each.values()))
     if len(each) == 1:
         return first
-    return Comparison(
-        first.title,
-        ["setting", *first.columns],
-        [[label, *row] for label, one in each.items() for row in one.rows],
-        [{"setting": label, **row} for label, one in each.items() for row in one.numbers],
-    )
+    rows = [[label, *row] for label, one in each.items() for row in one.rows]
+    numbers = [{"setting": label, **row} for label, one in each.items() for row in one.numbers]
+    return Comparison(first.title, ["setting", *first.columns], rows, numbers)
 
 
 def statistics(values: Sequence[float]) -> dict[str, object]:
@@ -153,50 +172,15 @@ def statistics(values: Sequence[float]) -> dict[str, object]:
     }
 
 
-def _firsts(runs: Sequence[Run], name: str, target: float) -> list[int | None]:
-    """Return the first round of each run at the target."""
-    curves = [run.curve(None if name == "mean of all" else name) for run in runs]
-    return [next((i for i, value in enumerate(curve, 1) if value >= target), None) for curve in curves]
-
-
-def _rounds_to(runs: Sequence[Run], name: str, target: float) -> str:
-    """Return the mean ± deviation of the first rounds at the target, and how many runs did not reach it in how many."""
-    curves = [run.curve(None if name == "mean of all" else name) for run in runs]
-    firsts = _firsts(runs, name, target)
-    reached = [first for first in firsts if first is not None]
-    if not reached:
-        return f"not reached in {max(map(len, curves))}"
-    text = f"{fmean(reached):.1f} ± {stdev(reached):.1f}" if len(reached) > 1 else str(reached[0])
-    missing = [len(curve) for curve, first in zip(curves, firsts, strict=True) if first is None]
-    return f"{text}, ≥ {min(missing)} in {len(missing)} of {len(firsts)}" if missing else text
-
-
-def last_common_round(runs: Sequence[Run]) -> int:
-    """Return the last round that every run has done."""
-    last = min((len(run.records) for run in runs), default=0)
-    if not last:
-        raise ReportError("there is no round that all these runs have done")
-    return last
-
-
 def seconds_table(runs: Sequence[Run]) -> Table:
     """Return where the time went: seconds a round by stage."""
     stages = ["train", "fuse", "ask", "distill", "evaluate"]
-    table = Table(title="Seconds a round ('ask' and 'distill' are parts of 'fuse')")
-    table.add_column("run")
-    for stage in stages:
-        table.add_column(stage, justify="right")
+    table = Table("run", *right(*stages), title="Seconds a round ('ask' and 'distill' are parts of 'fuse')")
     for run, short in zip(runs, short_names([run.path for run in runs]), strict=True):
         total = run.seconds()
         cells = [f"{total[stage] / len(run.records):.1f}" if stage in total else "–" for stage in stages]
         table.add_row(short, *cells)
     return table
-
-
-def _value(run: Run, name: str, last: int) -> float:
-    if name == "ensemble":
-        return run.ensemble()[last - 1]
-    return run.curve(None if name == "mean of all" else name)[last - 1]
 
 
 def percent(value: float) -> str:
@@ -208,6 +192,5 @@ def spread(values: Sequence[float], signed: bool = False) -> str:
     """Return mean ± sample standard deviation (n − 1) in percent (the value alone where there is only one)."""
     if any(value != value for value in values):
         return "–"
-    sign = "+" if signed else ""
-    text = f"{100 * fmean(values):{sign}.1f}"
+    text = f"{100 * fmean(values):{'+' if signed else ''}.1f}"
     return f"{text} ± {100 * stdev(values):.1f}" if len(values) > 1 else text

@@ -1,14 +1,20 @@
-"""The page as one file: the same HTML, styles and scripts as the server's, with the state of the runs inside."""
+"""The page: one HTML file with the state of the runs inside, or served to this machine alone.
+
+The server knows GET only and a few fixed paths, and writes nothing.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
+from threading import Lock
 
 from feddf.report.read import ReportError
 from feddf.runtime.atomic import write_atomically
@@ -16,6 +22,15 @@ from feddf.watch.snapshot import Json, Snapshots
 
 STYLES, SCRIPTS = ("uplot.css", "page.css"), ("uplot.js", "page.js")
 DATA = '<script type="application/json" id="data"></script>'
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 
 @cache
@@ -65,3 +80,58 @@ def write_page(paths: Sequence[Path], out: Path) -> None:
 
 def _hash(content: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+
+
+class Watch(ThreadingHTTPServer):
+    """A server on 127.0.0.1 and a free port; ``serve_forever`` runs it until ``shutdown``."""
+
+    daemon_threads = True
+
+    def __init__(self, paths: Sequence[Path], port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        self._snapshots, self._one_at_a_time = Snapshots(paths), Lock()
+
+    @property
+    def address(self) -> str:
+        """Where the page is."""
+        return f"http://127.0.0.1:{self.server_address[1]}/"
+
+    def state(self) -> bytes:
+        """Return the runs' state as JSON."""
+        with self._one_at_a_time:
+            return json.dumps(self._snapshots.take(), ensure_ascii=False, allow_nan=False).encode()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_version, sys_version = "feddf", ""
+    timeout = 30
+
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Watch)
+        port = self.server.server_address[1]
+        if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
+            # a site whose name was made to mean this machine (DNS rebinding) must not read the runs
+            self.send_error(HTTPStatus.FORBIDDEN, "this page is for this machine only")
+            return
+        name = self.path.partition("?")[0].lstrip("/") or "page.html"
+        if name == "data.json":
+            body = self.server.state()
+            tag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
+            known = self.headers.get("If-None-Match") == tag
+            status = HTTPStatus.NOT_MODIFIED if known else HTTPStatus.OK
+            self._send(b"" if known else body, "application/json", status, {"ETag": tag})
+        elif name in ("page.html", *STYLES, *SCRIPTS):
+            self._send(part(name).encode(), TYPES[Path(name).suffix])
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, more: Mapping[str, str] = {}) -> None:
+        self.send_response(status)
+        own = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
+        for header, value in {**HEADERS, **own, **more}.items():
+            self.send_header(header, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep the terminal quiet."""

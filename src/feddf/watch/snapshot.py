@@ -50,13 +50,12 @@ class Snapshots:
         }
 
     def _read(self, path: Path) -> tuple[Run, Json]:
-        signature = [_stamp(path / name) for name in ("config.toml", "metrics.jsonl", "partition.json")]
-        known = self._known.get(path)
-        if known is None or known[0] != signature:
+        stamps = [_stamp(path / name) for name in ("config.toml", "metrics.jsonl", "partition.json")]
+        if path not in self._known or self._known[path][0] != stamps:
             run = read_run(path)
-            known = signature, run, described(run)
-            self._known[path] = known
-        return known[1], {**known[2], **_progress(known[1], _stamp(path / "metrics.jsonl"))}
+            self._known[path] = stamps, run, described(run)
+        _, run, values = self._known[path]
+        return run, {**values, **_progress(run, stamps[1])}
 
 
 def described(run: Run) -> Json:
@@ -68,7 +67,7 @@ def described(run: Run) -> Json:
         "seed": run.seed,
         "rounds": int(run.value("rounds")),
         "done": len(run.records),
-        "config": {_text(key): _text(_shown(value)) for key, value in run.config.items()},
+        "config": {_text(key): _text(value) for key, value in run.config.items()},
         "prototypes": [_text(name) for name in names],
         "series": {
             which: {_text(name): [_number(value) for value in run.curve(name, which)] for name in names}
@@ -96,15 +95,14 @@ def _happened(record: Mapping[str, Any]) -> Json:
 
 def _worst(record: Mapping[str, Any]) -> Sequence[object]:
     """Return the clients that drop-worst left out of the fusion."""
-    found = record.get("dropped_worst") or {}
+    found = record.get("dropped_worst")
     names = found.get("clients", found) if isinstance(found, Mapping) else found
     return list(names) if isinstance(names, Mapping | list) else []
 
 
 def _progress(run: Run, stamp: tuple[int, int] | None) -> Json:
     """Return how far a run is, and how many seconds are left if the coming rounds take as long as those done."""
-    done, planned = len(run.records), int(run.value("rounds"))
-    spent = run.seconds()
+    done, planned, spent = len(run.records), int(run.value("rounds")), run.seconds()
     a_round = sum(spent.get(stage, 0.0) for stage in ("train", "fuse", "evaluate")) / done if done else None
     updated = stamp[0] / 1e9 if stamp else None
     state = "finished" if done >= planned else "running" if is_held(run.path / "lock") else "waiting"
@@ -120,8 +118,6 @@ def _partition(path: Path) -> Json | None:
         found = json.loads(read_regular(path))
         counts = [[int(count) for count in row] for row in found["counts"]]
         return {"counts": counts, "classes": [_text(name) for name in found.get("classes", [])]}
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -135,12 +131,9 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _text(value: object) -> str:
-    text = str(value)
+    """Return a value as a text of a bounded length."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
-
-
-def _shown(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _number(value: object) -> float | None:
