@@ -116,7 +116,7 @@ def _reproduce(artifact: Artifact, asked: Asked, out: Path) -> None:
     from reproduction.results import reproduce, write
 
     found = reproduce(artifact, asked, lambda text: say(f"{artifact.name}: {text}"))
-    if asked.only_finished and not found["findings"]:
+    if asked.only_finished and not any(finding["seeds"] for finding in found["findings"]):
         say(f"{artifact.name}: nothing that could be compared is finished")
     else:
         say(f"{artifact.name}: {found['verdict']} ({write(found, out)})")

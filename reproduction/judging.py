@@ -12,9 +12,9 @@ otherwise; one seed has no interval and decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import inf, sqrt
+from math import inf, isnan, nan, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
@@ -62,7 +62,8 @@ class Finding:
         """Return it as JSON can hold it: an interval without an end has None in its place."""
         low, high = (None if abs(end) == inf else round(end, 4) for end in (self.low, self.high))
         means = {cell: round(mean, 4) for cell, mean in self.means.items()}
-        return {**asdict(self), "low": low, "high": high, "means": means, "difference": round(self.difference, 4)}
+        difference = None if isnan(self.difference) else round(self.difference, 4)
+        return {**asdict(self), "low": low, "high": high, "means": means, "difference": difference}
 
 
 @dataclass(frozen=True)
@@ -149,9 +150,18 @@ def larger_gap(first: tuple[str, str], second: tuple[str, str], claim: str) -> C
     return Comparison(claim, {first[0]: 1, first[1]: -1, second[0]: -1, second[1]: 1}, low=0)
 
 
-def judge(comparisons: Sequence[Comparison], values: Values) -> list[Finding]:
-    """Return what the numbers say about each comparison whose cells were run."""
-    return [finding for one in comparisons if (finding := one.judge(values)) is not None]
+def judge(comparisons: Sequence[Comparison], values: Values, planned: Collection[str] = ()) -> list[Finding]:
+    """Return what the numbers say about each comparison whose cells were run.
+
+    One whose cells are ``planned`` and not run yet is undecided: a claim does not hold because a part of it is missing.
+    """
+    findings = []
+    for one in comparisons:
+        if (finding := one.judge(values)) is not None:
+            findings.append(finding)
+        elif all(name.partition(": ")[0] in planned for name in one.factors):
+            findings.append(Finding(one.claim, UNDECIDED, nan, -inf, inf, 0, 0, {}))
+    return findings
 
 
 def verdict(findings: Sequence[Finding]) -> str:

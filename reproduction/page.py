@@ -76,8 +76,7 @@ def _counts(one: Result) -> str:
 
 def _runs(results: Sequence[Result]) -> set[str]:
     """Return the names of the distinct runs behind some results: one run can stand in several tables."""
-    found = ((name, cell["values"]) for one in results for cell in one["cells"] for name in cell["hashes"])
-    return {name for name, values in found if values}
+    return {name for one in results for cell in one["cells"] for name in cell["hashes"]}
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -156,6 +155,8 @@ def _judged(one: Result) -> str:
 
 def _shown(finding: Mapping[str, Any]) -> str:
     """Return a comparison with its difference, the interval, and how many seeds agree."""
+    if not finding["seeds"]:
+        return "not run yet"
     ends = "one seed" if finding["low"] is None else f"95 %: {finding['low']:+.1f} to {finding['high']:+.1f}"
     seeds = f"{finding['agree']} of {finding['seeds']} seeds agree"
     means = ", ".join(f"{mean:.1f}" for mean in finding["means"].values())

@@ -46,11 +46,11 @@ def reproduce(artifact: Artifact, asked: Asked, say: Say) -> dict[str, Any]:
             "also": {label: _by_seed(values.get(f"{cell.name}: {label}", {})) for label in artifact.also},
             "preset": cell.preset,
             "configuration": configuration.model_dump(mode="json", exclude_defaults=True, exclude_none=True),
-            "hashes": [hash_of(one) for one in experiments.get(cell.name, [])],
+            "hashes": [hash_of(one) for one in experiments.get(cell.name, []) if one.seed in values.get(cell.name, {})],
             "curves": [_curve(run) for run in runs.get(cell.name, [])],
         }
 
-    findings = judge(artifact.comparisons, values)
+    findings = judge(artifact.comparisons, values, {cell.name for cell in cells_at(artifact, scale)})
     return {
         "artifact": artifact.name,
         "title": artifact.title,

@@ -18,7 +18,8 @@ from feddf.config import DistillConfig
 from feddf.data.datasets import plain
 from feddf.engines import in_process
 from feddf.evaluate import Evaluation, teacher_of
-from feddf.fusion.distill import LOWEST, MOMENTUM, distill, held_out_score
+from feddf.fusion.distill import LOWEST, MOMENTUM, distill, held_out_score, notes
+from feddf.fusion.early_stopping import EarlyStopping
 from feddf.fusion.ensemble import CachedTargets, Ensemble, OnlineTargets, avg_logits, refuse_unusable
 from feddf.outputs import kl_divergence
 from feddf.states import digest
@@ -353,3 +354,16 @@ def test_swa_is_the_student_until_its_first_cycle_has_ended() -> None:
     assert after_10 != start  # the student's own weights
     assert after_20 == after_30  # the mean of one
     assert len({start, after_10, after_20, after_40}) == 4
+
+
+@pytest.mark.parametrize(("keep_init", "kept", "best_step"), [(True, 0.9, 0), (False, 0.6, 2)])
+def test_the_record_says_who_won_and_by_how_much(keep_init: bool, kept: float, best_step: int) -> None:
+    scores = iter([0.9, 0.4, 0.6, 0.5])
+    student = nn.Linear(2, 2)
+    config = DistillConfig(steps=3, eval_every=1, patience=9, keep_init=keep_init)
+    stopping = EarlyStopping(student, lambda model: next(scores), config)
+    for step in (1, 2, 3):
+        assert not stopping.enough(step, student, student)
+    note = notes({"one": stopping.best})["one"]
+    assert (note["score_before"], note["score_student"], note["score_after"]) == (0.9, 0.6, kept)
+    assert note["best_step"] == best_step

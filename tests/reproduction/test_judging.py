@@ -125,6 +125,9 @@ def test_the_verdict_needs_every_comparison() -> None:
     assert of(SUPPORTED, UNDECIDED) == UNDECIDED
     assert of(SUPPORTED, UNDECIDED, CONTRADICTED) == CONTRADICTED
     assert judge([above("a", "b")], {"a": {0: 1.0}}) == [], "what was not run is not judged"
+    (missing,) = judge([above("a: x", "b")], {}, planned=["a", "b"])
+    assert missing.outcome == UNDECIDED, "what is planned and not run leaves a claim undecided"
+    assert missing.as_json()["difference"] is None
 
 
 def test_an_interval_without_ends_is_json() -> None:

@@ -122,14 +122,17 @@ def test_what_is_finished_can_be_judged_before_all_is(smoke: Path, tmp_path: Pat
         shutil.copytree(smoke / "results" / "cells" / kept[cell], tmp_path / "cells" / kept[cell], dirs_exist_ok=True)
     judge()
     found = json.loads(written.read_text())
-    assert [one["claim"] for one in found["findings"]] == ["SGD, α = 1, FedDF is above SGD, α = 1, FedAvg"]
+    assert [one["claim"] for one in found["findings"] if one["seeds"]] == [
+        "SGD, α = 1, FedDF is above SGD, α = 1, FedAvg"
+    ]
     computed = CliRunner().invoke(app, ["bound", *arguments[1:]])
     assert "leave out --finished" in computed.output
     assert not (tmp_path / "smoke" / "bound.json").exists()
     shown = page([{**found, "seeds": [0, 1]}], {"table8": ("Table 8", "")})
-    assert "1 undecided; 2 seeds, 3 runs" in shown
+    assert "4 undecided; 2 seeds, 3 runs" in shown
+    assert shown.count("not run yet") == 3
     assert shown.count("1 of 2 seeds") == 3
-    assert "1 undecided; 1 seed, 3 runs" in page([found], {"table8": ("Table 8", "")})
+    assert "4 undecided; 1 seed, 3 runs" in page([found], {"table8": ("Table 8", "")})
     assert "(one seed; " in shown, "one seed has no interval"
 
 
@@ -239,7 +242,8 @@ def test_every_configuration_in_a_result_names_the_kept_runs_beside_it() -> None
     for result in map(json.loads, map(Path.read_text, KEPT[0].parent.parent.glob("*/*.json"))):
         for cell in result["cells"]:
             experiment = parse(cell["configuration"])
-            seeded = [with_values(experiment, {"seed": seed}) for seed in result["seeds"]] if cell["hashes"] else []
+            seeds = map(int, cell["values"]) if cell["hashes"] else ()
+            seeded = [with_values(experiment, {"seed": seed}) for seed in seeds]
             assert list(map(hash_of, seeded)) == cell["hashes"], (
                 f"{result['artifact']}: {cell['row']}, {cell['column']}"
             )
@@ -258,6 +262,12 @@ def test_one_that_cannot_be_run_does_not_keep_the_others_from_running(
     assert "fig4: data 'cifar10' is not complete" in result.output
     assert "fig1: 1 run to do" in result.output
     assert str(result.exception) == "not reproduced, for the reasons above: fig4"
+
+
+def test_the_table_in_the_documents_is_that_of_the_kept_results() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+    table = CliRunner().invoke(app, ["report", str(KEPT[0].parent.parent), "--markdown"]).output
+    assert f"report --markdown -->\n{table}<!-- end of verdicts -->" in text
 
 
 def test_unknown_names_are_one_line() -> None:

@@ -21,11 +21,16 @@ class DroppedRecord(TypedDict):
 
 
 class DistillationRecord(TypedDict):
-    """How one student learned: steps taken, the step whose weights were kept, and the score before and after."""
+    """How one student learned: steps taken, the step whose weights were kept, and scores.
+
+    They are those of its start, of its best snapshot after that, and of what was kept. ``best_step`` is 0 where the
+    start won (``distill.keep_init``); the difference of the first two scores says by how much.
+    """
 
     steps: int
     best_step: int
     score_before: float | None
+    score_student: NotRequired[float | None]
     score_after: float | None
 
 

@@ -104,13 +104,15 @@ def plain(raw: Tensor) -> Tensor:
     return raw
 
 
-def flip_crop(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
+def flip_crop(images: Tensor, generator: torch.Generator) -> Tensor:
     """Mirror each image with probability ½ and cut its size out of the zero-padded image at a random place.
 
-    The standard augmentation for CIFAR (He et al. 2016), on raw N×C×H×W pixels, before normalization. Places are drawn
-    on the CPU, so that they are the same on every device; the images stay where they are.
+    The standard augmentation for CIFAR (He et al. 2016), on raw N×C×H×W pixels, before normalization; the padding is an
+    eighth of the smaller side, which is the usual 4 for CIFAR's 32. Places are drawn on the CPU, so that they are the
+    same on every device; the images stay where they are.
     """
     n, _, height, width = images.shape
+    padding = min(height, width) // 8
     padded = F.pad(images, (padding,) * 4)
     top, left = (torch.randint(0, 2 * padding + 1, (n,), generator=generator) for _ in range(2))
     flip = torch.randint(0, 2, (n, 1, 1, 1), generator=generator, dtype=torch.bool)

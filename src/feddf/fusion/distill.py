@@ -148,6 +148,7 @@ def notes(learned: Mapping[str, DistillResult]) -> dict[str, DistillationRecord]
             "steps": student.steps,
             "best_step": student.best_step,
             "score_before": student.first_score,
+            "score_student": student.student_score,
             "score_after": student.best_score,
         }
         for name, student in learned.items()

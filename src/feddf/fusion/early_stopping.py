@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DistillResult:
-    """The student's weights, the step at which they were best, and the number of steps taken."""
+    """The student's weights, the step at which they were best, and the number of steps taken.
+
+    ``student_score`` is that of the best snapshot after a step, also where the start was better and is returned.
+    """
 
     state: State
     best_step: int
     steps: int
     first_score: float | None
     best_score: float | None
+    student_score: float | None = None
 
 
 class EarlyStopping:
@@ -33,7 +37,7 @@ class EarlyStopping:
         self._score, self._config = score, config
         first = float(score(student)) if score else None
         self._best = DistillResult(_snapshot(student), 0, 0, first, first if config.keep_init else None)
-        self._best_student: tuple[int, float | None] = 0, None
+        self._best_student_step = 0
         self.has_diverged = False
 
     @property
@@ -51,13 +55,13 @@ class EarlyStopping:
         if not finite:
             self.has_diverged, self._best = True, replace(self._best, steps=step)
             return True
-        best, (_, best_now) = self._best, self._best_student
-        if now is None or best_now is None or now > best_now:
-            self._best_student = step, now
+        best = self._best
         if now is None or best.best_score is None or now > best.best_score:
-            best = DistillResult(_snapshot(candidate), step, step, best.first_score, now)
+            best = replace(best, state=_snapshot(candidate), best_step=step, best_score=now)
+        if now is None or best.student_score is None or now > best.student_score:
+            self._best_student_step, best = step, replace(best, student_score=now)
         self._best = replace(best, steps=step)
-        return step - max(self._best_student[0], self._config.approach) >= self._config.patience
+        return step - max(self._best_student_step, self._config.approach) >= self._config.patience
 
     def _read(self, student: nn.Module, candidate: nn.Module) -> tuple[bool, float | None]:
         """Return whether the student's weights are finite, and the candidate's score, in one transfer from a device."""
