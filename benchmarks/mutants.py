@@ -27,7 +27,7 @@ TESTS = {
     "admit": ["tests/test_admit.py"],
     "rounds": ["tests/test_rounds.py"],
     "client": ["tests/test_client.py", AUDIT],
-    "evaluate": ["tests/test_evaluate.py"],
+    "evaluate": ["tests/test_evaluate.py", "tests/test_outcomes.py"],
     "data/partition": ["tests/data/test_partition.py", AUDIT],
     "fusion/average": [
         "tests/fusion/test_average.py",
@@ -45,6 +45,7 @@ TESTS = {
     "fusion/swag": ["tests/fusion/test_swag.py", AUDIT],
     "fusion/matching": ["tests/fusion/test_fedma.py"],
     "fusion/fedma": ["tests/fusion/test_fedma.py", AUDIT],
+    "robust/rules": ["tests/fusion/test_robust.py"],
 }
 SETTINGS = """
 [tool.mutmut]

@@ -56,12 +56,12 @@ class Finding:
     high: float
     agree: int
     seeds: int
-    means: Mapping[str, float]
+    means: Mapping[str, float | str]
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON can hold it: an interval without an end has None in its place."""
         low, high = (None if abs(end) == inf else round(end, 4) for end in (self.low, self.high))
-        means = {cell: round(mean, 4) for cell, mean in self.means.items()}
+        means = {cell: mean if isinstance(mean, str) else round(mean, 4) for cell, mean in self.means.items()}
         difference = None if isnan(self.difference) else round(self.difference, 4)
         return {**asdict(self), "low": low, "high": high, "means": means, "difference": difference}
 
@@ -97,7 +97,7 @@ class Comparison:
             outcome = SUPPORTED
         elif (high < self.low and not rises) or (low > self.high and not falls):
             outcome = CONTRADICTED
-        means = {cell: fmean(values[cell][seed] for seed in seeds) for cell in self.factors}
+        means = {cell: _mean([values[cell][seed] for seed in seeds]) for cell in self.factors}
         agree = sum(self.keeps(one, one) for one in differences)
         return Finding(self.claim, outcome, fmean(differences), low, high, agree, len(seeds), means)
 
@@ -105,6 +105,13 @@ class Comparison:
         """Say whether the real difference may be larger, and whether smaller: a target not reached is a bound."""
         missed = [f for cell, f in self.factors.items() for seed in seeds if isinstance(values[cell][seed], NotReached)]
         return any(factor > 0 for factor in missed), any(factor < 0 for factor in missed)
+
+
+def _mean(numbers: Sequence[float]) -> float | str:
+    """Return the mean; all numbers where one is a bound, since then there is no mean."""
+    if any(isinstance(one, NotReached) for one in numbers):
+        return ", ".join(repr(one) if isinstance(one, NotReached) else f"{one:g}" for one in numbers)
+    return fmean(numbers)
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:

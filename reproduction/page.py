@@ -159,8 +159,8 @@ def _shown(finding: Mapping[str, Any]) -> str:
         return "not run yet"
     ends = "one seed" if finding["low"] is None else f"95 %: {finding['low']:+.1f} to {finding['high']:+.1f}"
     seeds = f"{finding['agree']} of {finding['seeds']} seeds agree"
-    means = ", ".join(f"{mean:.1f}" for mean in finding["means"].values())
-    return f"{finding['difference']:+.1f} ({ends}; {seeds}; means {means})"
+    means = " against ".join(m if isinstance(m, str) else f"{m:.1f}" for m in finding["means"].values())
+    return f"{finding['difference']:+.1f} ({ends}; {seeds}; {means})"
 
 
 def _section(one: Result) -> str:

@@ -113,6 +113,8 @@ def test_half_of_a_bound_is_no_measurement() -> None:
     half = Comparison("", {"a": -1, "b": 0.5}, low=0, or_equal=True)
     assert judged(half, a=[3.0, 3.0], b=[6.0, 6.0]).outcome == SUPPORTED
     assert judged(half, a=[7.0, 7.0], b=[NotReached(12)] * 2).outcome == UNDECIDED, "b may take 14 or more"
+    missed = judged(half, a=[11.0, NotReached(12)], b=[8.0, 8.0])
+    assert missed.means == {"a": "11, > 12", "b": 8.0}, "bounds have no mean"
     assert judged(half, a=[NotReached(12)] * 2, b=[8.0, 8.0]).outcome == CONTRADICTED
 
 
