@@ -6,11 +6,12 @@ from dataclasses import replace
 import torch
 
 from conftest import Tiny, update_of
+from feddf.config import with_values
 from feddf.engines import in_process
 from feddf.fusion.average import average, uniform_average
 from feddf.fusion.batchnorm import last_statistics, local_statistics, recalibrated, with_statistics
 from feddf.rounds import run_round
-from feddf.runs.methods import fedavg
+from feddf.runs.methods import fedavg, make_method
 from feddf.states import digest, is_statistic
 from feddf.types import Client, Fused, Job, Reply, ServerState, State, Update
 
@@ -138,3 +139,24 @@ def test_local_statistics_pass_the_rounds_seed_on(tiny: Tiny) -> None:
 
     local_statistics(inner)(tiny.server, [], 17)
     assert seeds == [17]
+
+
+def test_a_student_that_always_moves_forgets_which_statistics_it_started_from(tiny: Tiny) -> None:
+    """In train mode BatchNorm uses its batch: the weights are the same, and the statistics forget by 0.9 a step.
+
+    So whether FedAvg's statistics are averaged or the last client's makes no difference to FedDF (docs/why.md).
+    """
+    updates = [update_of(tiny.local(Job(c, 1, tiny.server.models[c.prototype], 7))) for c in tiny.federation.clients]
+    changes = {"distill.keep_init": False, "distill.early_stopping": "none", "distill.steps": 60}
+    averaged, last = (
+        make_method(
+            tiny.resources, with_values(tiny.settings, {**changes, "fusion.batchnorm": policy}), in_process
+        ).fuse(tiny.server, updates, 3)
+        for policy in ("average", "last")
+    )
+    start, other = averaged.start["cnn"], last.start["cnn"]
+    one, two = averaged.server.models["cnn"], last.server.models["cnn"]
+    assert not torch.equal(start[MEAN], other[MEAN])
+    assert all(torch.equal(one[key], two[key]) for key in one if not is_statistic(key))
+    forgotten = 0.9**60 * (start[MEAN] - other[MEAN]).abs().max()
+    assert (one[MEAN] - two[MEAN]).abs().max() <= 2 * forgotten
