@@ -53,7 +53,7 @@ source_paths = ["src/feddf"]
 only_mutate = ["src/feddf/{module}.py"]
 pytest_add_cli_args_test_selection = {tests}
 pytest_add_cli_args = ["-n", "0", "-p", "no:cacheprovider", "-p", "no:warnings"]
-also_copy = ["tests", "examples", "docs", "README.md"]
+also_copy = ["reproduction", "tests", "examples", "docs", "README.md"]
 process_isolation = "forkserver"
 """
 
@@ -62,7 +62,7 @@ def tried(module: str, folder: Path, ending: str = "") -> Counter[str]:
     """Try all changes of a module; return how many ended in which way, and write down those that nobody noticed."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch)
-        for name in ("src", "tests", "examples", "docs"):
+        for name in ("src", "reproduction", "tests", "examples", "docs"):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "README.md", copy)
         tests = [test for test in TESTS[module] if (ROOT / test).exists()]

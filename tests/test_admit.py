@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from conftest import make_tiny, update_of
 from feddf.admit import LARGEST, MOST_EXAMPLES, MOST_METRICS, MOST_STEPS, admit, different_keys
+from feddf.fusion.weights import CLASS_COUNTS, class_counts
 from feddf.models.small import CNN
 from feddf.states import init_state
 from feddf.types import Client, Failure, Job, Part, Prototype, Reply, TensorForm, Update
@@ -266,6 +267,37 @@ def test_any_other_payload_is_refused(name: str) -> None:
     failure = admit(reply, JOBS, [NEWS])
     assert isinstance(failure, Failure)
     assert reason in failure.reason
+
+
+def test_a_form_may_depend_on_what_the_client_was_asked() -> None:
+    def as_sent(job: Job) -> dict[str, dict[str, TensorForm]]:
+        forms = {key: TensorForm(tuple(one.shape), one.dtype, -LARGEST, LARGEST) for key, one in job.state.items()}
+        return {"back": forms}
+
+    reply = replace(GOOD, payload={"back": dict(JOBS["c0"].state)})
+    assert isinstance(admit(reply, JOBS, [Part(form=as_sent)]), Update)
+
+
+def test_weights_that_nobody_asked_for_are_refused() -> None:
+    silent = [Part(weights_up=False)]
+    assert isinstance(admit(replace(GOOD, state={}), JOBS, silent), Update)
+    failure = admit(GOOD, JOBS, silent)
+    assert isinstance(failure, Failure)
+    assert "sent weights" in failure.reason
+
+
+def test_class_counts_have_the_servers_classes_and_add_up() -> None:
+    part = class_counts(TINY.resources)
+    counts = torch.tensor([GOOD.n_examples - 1, 1, 0])
+
+    def counting(told: torch.Tensor) -> Update | Failure:
+        return admit(replace(GOOD, payload={CLASS_COUNTS: {"counts": told}}), JOBS, [part])
+
+    assert isinstance(counting(counts), Update)
+    for wrong, reason in ((counts + 1, "add up"), (torch.cat([counts, counts[2:]]), "shape (4,)"), (-counts, "values")):
+        failure = counting(wrong)
+        assert isinstance(failure, Failure)
+        assert reason in failure.reason
 
 
 def test_what_a_client_wants_to_keep_is_none_of_the_servers_business() -> None:

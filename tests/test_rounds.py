@@ -18,7 +18,7 @@ from feddf.engines import in_process
 from feddf.rounds import Federation, QuorumError, collect, jobs_for, run_round, run_rounds, sample
 from feddf.runs.methods import fedavg, feddf
 from feddf.states import digest
-from feddf.types import Client, Failure, Fused, Fusion, Job, Refusal, Reply, ServerState, Update
+from feddf.types import Client, Failure, Fused, Fusion, Job, Part, Refusal, Reply, ServerState, Update
 
 
 def members(n: int) -> list[Client]:
@@ -253,3 +253,18 @@ def test_a_stranger_who_fails_is_recorded_with_the_reason() -> None:
     assert failures[0].client_id == "unknown"
     assert failures[0].reason.startswith("somebody who was not asked: xxx")
     assert len(failures[0].reason) == 300
+
+
+def test_a_part_is_asked_about_what_is_sent_kept_and_counted(tiny: Tiny) -> None:
+    """Payloads travel down and up, bytes count them, and who took part is remembered for what clients keep."""
+
+    def news(server: ServerState, client: Client) -> dict[str, dict[str, torch.Tensor]]:
+        return {"news": {"round": torch.tensor(float(server.round))}}
+
+    part, fuse = Part(send=news, keeps=True), plain(tiny)
+    closed = run_round(tiny.server, tiny.federation, engine=in_process, train=tiny.local, fuse=fuse, parts=[part])
+    names = {update.client_id for update in closed.updates}
+    assert closed.fused.server.counted == dict.fromkeys(names, 1)
+    other = run_round(tiny.server, tiny.federation, engine=in_process, train=tiny.local, fuse=fuse)
+    assert {name: closed.bytes_down[name] - other.bytes_down[name] for name in names} == dict.fromkeys(names, 4)
+    assert other.fused.server.counted == {}
