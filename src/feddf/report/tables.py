@@ -139,16 +139,18 @@ def _curve(run: Run, name: str) -> list[float]:
 
 
 def _rounds_to(runs: Sequence[Run], name: str, target: float) -> tuple[str, dict[str, object]]:
-    """Return the first rounds at the target as text (mean ± deviation, and how many runs missed it) and as numbers."""
+    """Return the first rounds at the target as text and as numbers.
+
+    They are a mean ± deviation only if every run reached it, else one number a run: a mean without those that missed
+    the target ("> 12" in 12 rounds) would be too small.
+    """
     curves = [_curve(run, name) for run in runs]
     firsts = [next((i for i, value in enumerate(curve, 1) if value >= target), None) for curve in curves]
     reached = [first for first in firsts if first is not None]
-    missing = [len(curve) for curve, first in zip(curves, firsts, strict=True) if first is None]
-    found = {**statistics(reached), "not reached": len(missing)}
-    if not reached:
-        return f"not reached in {max(missing)}", found
-    text = f"{fmean(reached):.1f} ± {stdev(reached):.1f}" if len(reached) > 1 else str(reached[0])
-    return text + (f", ≥ {min(missing)} in {len(missing)} of {len(firsts)}" if missing else ""), found
+    missed = len(runs) - len(reached)
+    each = ", ".join(str(first or f"> {len(curve)}") for first, curve in zip(firsts, curves, strict=True))
+    found = {**statistics([] if missed else reached), "n": len(reached), "not reached": missed, "each": each}
+    return each if missed or len(runs) == 1 else f"{fmean(reached):.1f} ± {stdev(reached):.1f}", found
 
 
 def swept(of: Mapping[str, Mapping[str, Sequence[Run]]], target: float | None = None) -> Comparison:
