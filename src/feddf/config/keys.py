@@ -44,11 +44,6 @@ RENAMED = {f"{before}.{old}": f"{after}.{new}" for before, after, keys in _RENAM
 RENAMED["about"] = "description"
 """Keys of version 0.1, and what they are called now."""
 
-OPTIONS = ("methods", "seeds", "parallel", "target", "extensions")
-"""Words of version 0.1 that are options of a command now."""
-
-_TITLES = {"": "On top", "prototypes": "`[[prototypes]]`", "pool.sources": "An entry of `pool.sources`"}
-
 
 @dataclass(frozen=True)
 class Key:
@@ -152,8 +147,8 @@ def suggestion(word: str, kind: type[Section]) -> str:
 
 
 def _called_now(word: str, known: Mapping[str, Key]) -> str:
-    """Say what a key of version 0.1 is called now, named in full or by its last part."""
-    if word in OPTIONS:
+    """Say what a key of version 0.1, named in full or by its last part, or a word of its commands is called now."""
+    if word in ("methods", "seeds", "parallel", "target", "extensions"):
         return f"it is the option --{word} now"
     found = dict.fromkeys(new for old, new in RENAMED.items() if f".{old}".endswith(f".{word}") and new in known)
     return f"it is called {' or '.join(map(repr, found))} now" if found else ""
@@ -204,7 +199,8 @@ def find(word: str) -> list[Key]:
 
 def markdown() -> str:
     """Return the reference of all keys as Markdown, a table for each section."""
-    return tables(all_keys(), {section: _TITLES.get(section, f"`[{section}]`") for section in SECTIONS}, "##")
+    own = {"": "On top", "prototypes": "`[[prototypes]]`", "pool.sources": "An entry of `pool.sources`"}
+    return tables(all_keys(), {section: own.get(section, f"`[{section}]`") for section in SECTIONS}, "##")
 
 
 def tables(known: Mapping[str, Key], titles: Mapping[str, str], level: str) -> str:

@@ -214,7 +214,7 @@ class FusionConfig(Section):
         names=names.METHODS,
     )
     aggregation: str = method_key(
-        "examples", "weights: n_k, all alike, or n_kc for the last layer's row c; or a robust rule", names=names.AVERAGES
+        "examples", "weights: n_k, all alike, n_kc for the last layer's row c; or a robust rule", names=names.AVERAGES
     )
     batchnorm: Literal["average", "last", "recalibrate", "local"] = method_key(
         "average", "what becomes of BatchNorm's statistics in the average"

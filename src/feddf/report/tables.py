@@ -167,11 +167,8 @@ def swept(of: Mapping[str, Mapping[str, Sequence[Run]]], target: float | None = 
 def statistics(values: Sequence[float]) -> dict[str, object]:
     """Return mean, sample standard deviation and count of numbers; nothing for what cannot be said."""
     known = [value for value in values if value == value]
-    return {
-        "mean": round(fmean(known), 4) if known else "",
-        "std": round(stdev(known), 4) if len(known) > 1 else "",
-        "n": len(known),
-    }
+    std = round(stdev(known), 4) if len(known) > 1 else ""
+    return {"mean": round(fmean(known), 4) if known else "", "std": std, "n": len(known)}
 
 
 def seconds_table(runs: Sequence[Run]) -> Table:
