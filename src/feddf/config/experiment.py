@@ -105,12 +105,10 @@ class Settings(Section):
 
     def _mistakes_in_matching(self) -> Iterator[Mistake]:
         """Yield what FedMA cannot do: its layers are matched one by one, and grow from round to round."""
-        others = ("defense", "trust", "guard", "momentum", "drop_worst", "batchnorm", "aggregation")
+        others = ("defense", "trust", "guard", "momentum", "drop_worst", "batchnorm", "aggregation", "parts")
         changed = [f"fusion.{name}" for name in others if getattr(self.fusion, name) != default_of(f"fusion.{name}")]
         grow = f"its layers grow and are matched one by one, so {', '.join(changed)} cannot be used"
         yield bool(changed), "fusion.method", grow
-        kept = "FedMA's layers grow from round to round, and what a part keeps of them would not fit"
-        yield bool(self.fusion.parts), "fusion.parts", kept
         yield self.local.binary != "none", "local.binary", "FedMA matches weights of full precision only"
 
     def refuse(self, mistakes: Iterator[Mistake]) -> None:

@@ -24,11 +24,6 @@ class InputsConfig(Section):
     tokenizer: str | None = key(None, "a tokenizer's folder or name, for texts")
     max_tokens: int = key(64, "the length to which texts are cut", ge=2)
 
-    @field_validator("mean", "std", mode="before")
-    @classmethod
-    def _numbers(cls, given: Any) -> Any:
-        return tuple(float(one) if isinstance(one, int) else one for one in given) if given is not None else None
-
 
 class TeacherConfig(InputsConfig):
     """``[[teachers]]``: one model that was trained already, and what has to be known about it."""

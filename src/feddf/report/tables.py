@@ -26,11 +26,9 @@ def right(*names: str) -> list[Column]:
 def runs_table(runs: Sequence[Run]) -> Table:
     """Return one row a run: how far it got and the accuracies at its last round."""
     keys = differing(runs)
-    table = Table(title="Test accuracy at the last round, in %")
-    for column in ("run", *(["what differs"] if keys else []), "round", "model"):
-        table.add_column(column, overflow="fold")
-    for column in ("averaged", "fused", "best", "ensemble"):
-        table.add_column(column, justify="right", no_wrap=True)
+    words = [Column(name, overflow="fold") for name in ("run", *(["what differs"] if keys else []), "round", "model")]
+    numbers = [Column(name, justify="right", no_wrap=True) for name in ("averaged", "fused", "best", "ensemble")]
+    table = Table(*words, *numbers, title="Test accuracy at the last round, in %")
     for run, short in zip(runs, short_names([run.path for run in runs]), strict=True):
         name = [short, *([setting(run, keys)] if keys else [])]
         for prototype in run.prototypes:
