@@ -118,7 +118,7 @@ def measure_points(
 
 def points_of(file: Path) -> list[dict[str, Any]]:
     """Return the points in a file; none where there is no file."""
-    return read_json_lines(file) if file.exists() else []
+    return read_json_lines(file)[0]
 
 
 def gains(points: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:

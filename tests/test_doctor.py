@@ -23,7 +23,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(device, "works", lambda kind, precision: precision == "float32")
     monkeypatch.setattr(device, "present", lambda: {"cpu": 1})
     monkeypatch.setattr(doctor, "_try_code", lambda code: "work")
-    monkeypatch.setattr(doctor, "STEPS", 1)
     return monkeypatch
 
 
@@ -35,7 +34,6 @@ def test_every_thing_is_one_line(quick: pytest.MonkeyPatch) -> None:
     found = dict(line.split(maxsplit=1) for line in lines)
     assert "run.precision may be float32;" in found["cpu"]
     assert "run.compile does not work" in found["cpu"]
-    assert " ms" in found["cpu"]
     assert "run.device = 'auto'" in found["set"]
     assert "fedma" in found["extras"]
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from feddf.config import Experiment, load
-from feddf.config.experiment import presets, value_of
+from feddf.config.experiment import presets
+from feddf.config.keys import flat
 
 STATED = tomllib.loads((Path(__file__).parent / "paper.toml").read_text(encoding="utf-8"))
 DEVIATIONS = STATED.pop("deviations")
@@ -22,7 +23,9 @@ def given(experiment: Experiment, key: str) -> Any:
         return experiment.pool.names
     if key == "prototypes":
         return ", ".join(prototype.model for prototype in experiment.prototypes)
-    return value_of(experiment, key)
+    if key == "pool.share_of_training":
+        return experiment.pool.share_of_training
+    return flat(experiment.model_dump())[key]
 
 
 @pytest.mark.parametrize("name", STATED)

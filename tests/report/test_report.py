@@ -97,10 +97,14 @@ def test_rounds_to_a_target_are_never_made_up(tmp_path: Path) -> None:
     write(tmp_path / "b0", "feddf", 0, [0.1, 0.9, 0.3])
     write(tmp_path / "b1", "feddf", 1, [0.1, 0.2, 0.9])
     rows = {row[0]: row[1:] for row in compared(by_method(collect([tmp_path])[0]), target=0.5).rows}
-    assert rows["rounds to 50.0 %: a"] == ["not reached in 3", "2.5 ± 0.7", ""]
-    assert rows["rounds to 50.0 %: b"] == ["not reached in 3", "not reached in 3", ""]
-    one = {row[0]: row[1:] for row in compared(by_method(collect([tmp_path])[0]), target=0.25).rows}
-    assert one["rounds to 25.0 %: a"][0] == "3, ≥ 3 in 1 of 2"
+    assert rows["rounds to 50.0 %: a"] == ["> 3, > 3", "2.5 ± 0.7", ""]
+    assert rows["rounds to 50.0 %: b"] == ["> 3, > 3", "> 3, > 3", ""]
+    one = compared(by_method(collect([tmp_path])[0]), target=0.25)
+    assert {row[0]: row[1:] for row in one.rows}["rounds to 25.0 %: a"][0] == "3, > 3"
+    entry = next(row for row in one.numbers if row["measure"] == "rounds to 25.0 %")
+    rest = {"mean": "", "std": "", "n": 1, "not reached": 1, "each": "3, > 3"}  # no mean of the lucky seed alone
+    assert entry == {"method": "fedavg", "model": "a", "measure": "rounds to 25.0 %", **rest}
+    assert 'fedavg,a,rounds to 25.0 %,,,1,1,"3, > 3"' in one.csv().splitlines()
 
 
 def test_tables_of_unfinished_runs(tmp_path: Path) -> None:

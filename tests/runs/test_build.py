@@ -140,7 +140,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "control variates of layers that grow": (
         {"fusion.parts": ["scaffold"], "fusion.method": "fedma"},
-        r"fusion\.parts = .*FedMA's layers grow from round to round",
+        r"fusion\.method = 'fedma': its layers grow .*, so fusion\.parts cannot be used",
     ),
     "unknown part": ({"fusion.parts": ["scafold"]}, r"fusion\.parts = 'scafold': did you mean 'scaffold'"),
     "missing part": ({"fusion.parts": ["test_build:f"]}, r"'test_build:f': cannot be imported"),

@@ -20,7 +20,6 @@ from feddf.config.errors import FeddfError
 from feddf.runtime.packages import keep_freed_memory
 
 app = App(
-    help="Merge trained models by ensemble distillation: FedDF and its baselines.",
     epilog="Start with: feddf compare demo. Exit codes: 0 done; 1 files, downloads or the machine failed; "
     "2 a mistake in what was asked for; 3 too few clients answered; 130 interrupted.",
     no_args_is_help=True,

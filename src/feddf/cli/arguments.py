@@ -89,16 +89,10 @@ argument, option = partial(typer.Argument, show_default=False), partial(typer.Op
 
 NameOrFile = Annotated[str, argument(help="A preset's name or a TOML file.")]
 Overrides = Annotated[
-    list[str] | None,
-    argument(
-        metavar="[KEY=VALUE]...",
-        help="Values that replace those of the configuration, for instance alpha=0.1 local.epochs=5.",
-    ),
+    list[str] | None, argument(metavar="[KEY=VALUE]...", help="Values to replace, as in alpha=0.1 local.epochs=5.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
-Trust = Annotated[
-    bool, typer.Option("--trust", help="Run code that files made elsewhere hold (.pt2) or name (module:attribute).")
-]
+Trust = Annotated[bool, typer.Option("--trust", help="Run code that files made elsewhere (.pt2, ...) hold or name.")]
 Seeds = Annotated[str, typer.Option(help="Seeds, with commas between them.")]
 Out = Annotated[Path | None, typer.Option(help="The folder to write to (default: a new one below runs/).")]
 

@@ -26,12 +26,7 @@ if TYPE_CHECKING:
 data_app = App(help="List, fetch and check data sets.", no_args_is_help=True)
 
 Name = Annotated[str, argument(help="A data set's name, as feddf data list shows it.")]
-DataDir = Annotated[
-    Path | None, typer.Option(help="The folder of the data sets (default: the variable FEDDF_DATA's, or data).")
-]
-TOKENIZED = ("sst2", "ag_news")
-"""Texts: they can be read only with a tokenizer."""
-
+DataDir = Annotated[Path | None, typer.Option(help="The folder of the data sets (default: $FEDDF_DATA, or data).")]
 STATE_COLORS = {"here": "green", "incomplete": "yellow", "missing": "dim"}
 
 
@@ -41,14 +36,9 @@ def list_data(data_dir: DataDir = None) -> None:
     from feddf.data import catalog
 
     folder = catalog.root_of(data_dir)
-    size = Column("on disk", no_wrap=True, justify="right")
-    columns = (
-        Column("name", no_wrap=True),
-        Column("state", no_wrap=True),
-        size,
-        Column("how to get it", overflow="fold"),
-    )
-    table = Table(*columns, title=f"Data sets in {folder}", title_justify="left")
+    short = [Column("name", no_wrap=True), Column("state", no_wrap=True)]
+    long = [Column("on disk", no_wrap=True, justify="right"), Column("how to get it", overflow="fold")]
+    table = Table(*short, *long, title=f"Data sets in {folder}", title_justify="left")
     for entry in catalog.CATALOG.values():
         state, there = catalog.state(entry, folder), catalog.size(entry, folder)
         shown = Text(state, STATE_COLORS[state])
@@ -124,7 +114,7 @@ def _described(entry: Entry, folder: Path) -> str:
     if absent := catalog.missing(entry, folder):
         count = f"{len(absent)} of {len(entry.files)} files are missing" if len(entry.files) > 1 else "it is missing"
         raise ValueError(f"{count} in {folder}, first {absent[0]}; get it: {entry.how}")
-    if entry.name in TOKENIZED:
+    if entry.name in ("sst2", "ag_news"):  # texts can be read only with a tokenizer
         return f"all files are here, {decimal(catalog.size(entry, folder))}; a run reads them with its tokenizer"
     from feddf.data.datasets import Dataset, wrong_labels
 
@@ -141,35 +131,25 @@ def _described(entry: Entry, folder: Path) -> str:
 
 @contextmanager
 def _progress() -> Iterator[catalog.Progress]:
-    """Show downloads as bars with bytes and rate, or as plain lines where there is no terminal."""
-    if not out_console.is_terminal:
-        yield _say_steps()
-        return
+    """Show downloads as bars with bytes and rate.
+
+    Where there is no terminal, say a line for each 10 per cent, or each 100 MB of an unknown total.
+    """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    tasks: dict[Download, TaskID] = {}
-    with Progress(*columns, console=out_console) as bars:
+    reached: dict[Download, tuple[TaskID, int]] = {}
+    plain = not out_console.is_terminal
+    with Progress(*columns, console=out_console, disable=plain) as bars:
 
         def progress(download: Download, done: int, total: int | None) -> None:
-            if download not in tasks:
-                tasks[download] = bars.add_task(escape(download.name), total=total)
-            bars.update(tasks[download], completed=done, total=total)
+            mark, new = 10 * done // total if total else done // 100_000_000, download not in reached
+            task, last = (bars.add_task(escape(download.name)), 0) if new else reached[download]
+            if new and plain:
+                say(f"{download.url}: {decimal(total) if total is not None else 'unknown size'}")
+            elif plain and mark > last:
+                say(f"{download.name}: {decimal(done)}" + (f" of {decimal(total)} ({10 * mark} %)" if total else ""))
+            bars.update(task, completed=done, total=total)
+            reached[download] = task, mark
 
         yield progress
-
-
-def _say_steps() -> catalog.Progress:
-    """Return a progress that says a line for each 10 per cent, or each 100 MB of an unknown total."""
-    reached: dict[Download, int] = {}
-
-    def progress(download: Download, done: int, total: int | None) -> None:
-        mark = 10 * done // total if total else done // 100_000_000
-        if download not in reached:
-            whole = decimal(total) if total is not None else "unknown size"
-            say(f"{download.url}: {whole}")
-        elif mark > reached[download]:
-            say(f"{download.name}: {decimal(done)}" + (f" of {decimal(total)} ({10 * mark} %)" if total else ""))
-        reached[download] = mark
-
-    return progress

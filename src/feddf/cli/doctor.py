@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from time import perf_counter
 
 import typer
 
@@ -30,7 +29,6 @@ with Processes(2) as engine:
     answers = list(engine(repr, [SimpleNamespace(id="one"), SimpleNamespace(id="other")]))
 assert all(isinstance(answer, str) for answer in answers), answers
 """
-BATCH, STEPS = 64, 5
 
 
 def doctor(as_json: AsJson = False) -> None:
@@ -87,28 +85,7 @@ def _try_device(kind: str, count: int) -> str:
         *([f"{room[0] / 1e9:.1f} of {room[1] / 1e9:.1f} GB free"] if room else []),
         f"run.precision may be {', '.join(['float32', *precisions])}",
         f"run.compile {'works' if can_compile(kind) else 'does not work: no C++ compiler'}",
-        f"a step of ResNet-8 on {BATCH} images of 32×32 takes {1000 * _seconds_a_step(kind):.0f} ms",
     ])  # fmt: skip
-
-
-def _seconds_a_step(kind: str) -> float:
-    """Return the time of a training step on one thread; reading the loss waits for an accelerator."""
-    import torch
-
-    from feddf.models.resnet import resnet8
-    from feddf.runtime.device import threads
-
-    model = resnet8((3, 32, 32), 10).to(kind)
-    images = torch.randn(BATCH, 3, 32, 32, device=kind)
-    labels = torch.zeros(BATCH, dtype=torch.int64, device=kind)
-    times = []
-    with threads(1):
-        for _ in range(STEPS + 1):
-            loss = torch.nn.functional.cross_entropy(model(images), labels)
-            loss.backward()
-            loss.item()
-            times.append(perf_counter())
-    return (times[-1] - times[0]) / STEPS  # without the first step, which is slower
 
 
 def _advice() -> str:

@@ -67,8 +67,7 @@ def summary(paths: list[Path], picture: Path | None = None, as_json: bool = Fals
 
 def watch(
     runs: Annotated[
-        list[Path] | None,
-        argument(metavar="[RUN]...", help="Run folders, or folders of run folders (default: runs)."),
+        list[Path] | None, argument(metavar="[RUN]...", help="Run folders, or folders of run folders (default: runs).")
     ] = None,
     port: Annotated[int, typer.Option(help="The port on 127.0.0.1 (default: any that is free).", min=0, max=65535)] = 0,
     no_open: Annotated[bool, typer.Option("--no-open", help="Only print the address.")] = False,

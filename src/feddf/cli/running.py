@@ -15,19 +15,8 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from feddf.cli.arguments import (
-    AsJson,
-    NameOrFile,
-    Out,
-    Overrides,
-    Trust,
-    argument,
-    complain,
-    out_console,
-    remark,
-    say,
-    unused,
-)
+from feddf.cli.arguments import AsJson, NameOrFile, Out, Overrides, Trust, argument  # isort: skip
+from feddf.cli.arguments import complain, out_console, remark, say, unused  # isort: skip
 from feddf.cli.reporting import summary
 
 if TYPE_CHECKING:
@@ -38,13 +27,7 @@ if TYPE_CHECKING:
     from feddf.runs.store import RunFolder
 
 MORE = "More rounds than before (rounds=20), or values that change no result, for instance workers=4."
-STAGE_LABELS = {
-    "train": "clients train",
-    "fuse": "teachers answer, students learn",
-    "evaluate": "models are tested",
-    "save": "saved",
-}
-ROWS = 12
+STAGE_LABELS = {"train": "clients train", "fuse": "students learn", "evaluate": "models are tested", "save": "saved"}
 
 
 def run(
@@ -219,6 +202,6 @@ class View:
         table = Table(title=self.title, title_justify="left", caption="test accuracy in %, mean over prototypes")
         for name in ("round", "clients", "averaged", "ensemble", "fused"):
             table.add_column(name, justify="right", min_width=9)
-        for row in self._rows[-ROWS:]:
+        for row in self._rows[-12:]:
             table.add_row(*row)
         return Group(table, self._progress)

@@ -13,22 +13,8 @@ import tomli_w
 import typer
 from rich.table import Table
 
-from feddf.cli.arguments import (
-    AsJson,
-    NameOrFile,
-    Out,
-    Seeds,
-    Trust,
-    argument,
-    check_picture,
-    complain,
-    out_console,
-    print_json,
-    say,
-    seeds_of,
-    several,
-    unused,
-)
+from feddf.cli.arguments import AsJson, NameOrFile, Out, Seeds, Trust, argument, check_picture  # isort: skip
+from feddf.cli.arguments import complain, out_console, print_json, say, seeds_of, several, unused  # isort: skip
 from feddf.cli.running import check_versions, run_to_the_end, say_progress
 from feddf.config.errors import ConfigError
 from feddf.runtime.atomic import write_atomically
@@ -38,18 +24,9 @@ if TYPE_CHECKING:
     from feddf.report.tables import Comparison
     from feddf.runs.many import Variation
 
-SWEPT = (
-    "Values that replace those of the configuration; several numbers, as in alpha=0.1,1,10, are run one after the "
-    "other."
-)
-TUNED = (
-    "What to tune, with a grid of your own or the paper's (local.lr, prox_mu, momentum), and values that replace "
-    "those of the configuration."
-)
-DRAWN = (
-    "Values that replace those of the configuration (scheme, clients.total, ...); several numbers, as in "
-    "alpha=100,1,0.1, are drawn side by side."
-)
+SWEPT = "Values to replace; several numbers, as in alpha=0.1,1,10, are run one after the other."
+TUNED = "What to tune, with a grid of your own or the paper's (local.lr, prox_mu, momentum), and values to replace."
+DRAWN = "Values to replace (scheme, clients.total, ...); several numbers (alpha=100,1,0.1) are drawn side by side."
 
 
 def compare(
@@ -123,9 +100,9 @@ def _show_comparison(
 
     pictures = {"learning curves": target / "curves.png"}
     plots.learning_curves(every, target / "curves.png")
-    for name in swept if len(swept) == 1 else []:
-        pictures[f"accuracy by {name}"] = target / f"by-{name.rpartition('.')[2]}.png"
-        plots.sweep(every, name, pictures[f"accuracy by {name}"])
+    if len(swept) == 1:
+        pictures[f"accuracy by {swept[0]}"] = path = target / f"by-{swept[0].rpartition('.')[2]}.png"
+        plots.sweep(every, swept[0], path)
     if as_json:
         print_json({"folder": str(target), "title": result.title, "results": list(result.numbers)})
         return

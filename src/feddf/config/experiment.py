@@ -12,7 +12,8 @@ from pydantic import ValidationError, field_validator, model_validator
 
 from feddf.config import sections
 from feddf.config.errors import ConfigError, nearest, shown
-from feddf.config.keys import RENAMED, default_of, flat, is_free, keys_of, nested, resolve, spelled_out, suggestion
+from feddf.config.keys import RENAMED, changes_of, default_of, flat, is_free, keys_of, nested, resolve, suggestion
+from feddf.config.names import METHODS
 from feddf.config.sections import Section, key
 
 Mistake = tuple[bool, str, str]
@@ -39,7 +40,20 @@ class Settings(Section):
     @model_validator(mode="before")
     @classmethod
     def _spell_the_method_out(cls, given: Any) -> Any:
-        return spelled_out(given) if isinstance(given, Mapping) else given
+        """Return tables in which ``fusion.method`` is a plain method and its parts are keys of their own.
+
+        A part stands for its value in :data:`feddf.config.keys.PARTS`, unless the configuration has another than the
+        default (``prox_mu = 0.1`` is FedProx's).
+        """
+        fusion = given.get("fusion") if isinstance(given, Mapping) else None
+        method = fusion.get("method") if isinstance(fusion, Mapping) else None
+        if not isinstance(method, str) or method in METHODS:
+            return given
+        name, changes = changes_of(method)
+        tables = {name: part.model_dump() if isinstance(part, Section) else part for name, part in given.items()}
+        set_ = flat(tables)
+        mine = {key: value for key, value in changes.items() if set_.get(key, default_of(key)) == default_of(key)}
+        return nested(tables, {"fusion.method": name, **mine})
 
     @property
     def distills(self) -> bool:
@@ -91,25 +105,21 @@ class Settings(Section):
 
     def _mistakes_in_matching(self) -> Iterator[Mistake]:
         """Yield what FedMA cannot do: its layers are matched one by one, and grow from round to round."""
-        fusion = self.fusion
-        defended = fusion.defense != "none" or fusion.trust != "none" or fusion.guard is not None
-        grows = "its layers grow from round to round, so fusion.defense, fusion.trust and fusion.guard cannot be used"
-        yield defended, "fusion.method", grows
-        matched = (
-            "its layers grow and are matched one by one, so neither fusion.momentum nor fusion.drop_worst can be used"
-        )
-        yield fusion.momentum > 0 or fusion.drop_worst != "none", "fusion.method", matched
-        own = "it has averages of its own and no BatchNorm: fusion.batchnorm and fusion.aggregation cannot be chosen"
-        yield fusion.batchnorm != "average" or fusion.aggregation != "examples", "fusion.method", own
-        kept = "FedMA's layers grow from round to round, and what a part keeps of them would not fit"
-        yield len(fusion.parts) > 0, "fusion.parts", kept
+        others = ("defense", "trust", "guard", "momentum", "drop_worst", "batchnorm", "aggregation", "parts")
+        changed = [f"fusion.{name}" for name in others if getattr(self.fusion, name) != default_of(f"fusion.{name}")]
+        grow = f"its layers grow and are matched one by one, so {', '.join(changed)} cannot be used"
+        yield bool(changed), "fusion.method", grow
         yield self.local.binary != "none", "local.binary", "FedMA matches weights of full precision only"
 
     def refuse(self, mistakes: Iterator[Mistake]) -> None:
         """Raise :class:`ConfigError` for the first mistake that is so."""
         for wrong, where, allowed in mistakes:
             if wrong:
-                raise ConfigError.at(where, _given(self, where), allowed)
+                values = flat(self.model_dump())  # a strategy that is handed its data has no section for them
+                given = values.get(where, default_of(where))
+                if where == "pool.sources":
+                    given = ", ".join(source["name"] for source in given) or None
+                raise ConfigError.at(where, given, allowed)
 
 
 class Experiment(Settings):
@@ -117,9 +127,7 @@ class Experiment(Settings):
 
     data: sections.DataConfig
     partition: sections.PartitionConfig = sections.PartitionConfig()
-    prototypes: tuple[sections.PrototypeConfig, ...] = key(
-        ..., "the architectures, dealt to the clients in turn", min_length=1
-    )
+    prototypes: tuple[sections.PrototypeConfig, ...] = key(..., "architectures, dealt to clients in turn", min_length=1)
     pool: sections.PoolConfig = sections.PoolConfig()
     attack: sections.AttackConfig = sections.AttackConfig()
 
@@ -220,14 +228,6 @@ def with_values(settings: S, changes: Mapping[str, Any]) -> S:
     return parse(nested(settings.model_dump(), changes), type(settings))
 
 
-def value_of(settings: Settings, name: str) -> Any:
-    """Return the value of a key by its full name."""
-    found: Any = settings
-    for part in name.split("."):
-        found = found[part] if isinstance(found, dict) else getattr(found, part)
-    return found
-
-
 def override(text: str, kind: type[Section] = Experiment) -> tuple[str, Any]:
     """Return the full name and the value in ``key=value``; the value is read as TOML, or else taken as a string."""
     word, equals, value = text.partition("=")
@@ -248,13 +248,6 @@ def differences(old: Settings, new: Settings, also_free: Sequence[str] = ()) -> 
         for name in dict.fromkeys([*before, *after])
         if before.get(name) != after.get(name) and name not in also_free and not is_free(name, type(new))
     ]
-
-
-def _given(settings: Settings, name: str) -> Any:
-    try:
-        return settings.pool.names or None if name == "pool.sources" else value_of(settings, name)  # type: ignore[attr-defined]
-    except AttributeError:  # a strategy that is handed its data has no section for them
-        return None if name == "pool.sources" else default_of(name)
 
 
 def _one_line(error: ValidationError, kind: type[Section]) -> str:

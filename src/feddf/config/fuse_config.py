@@ -9,8 +9,8 @@ from pydantic import field_validator, model_validator
 
 from feddf.config.errors import ConfigError
 from feddf.config.experiment import parse, read
-from feddf.config.names import DATASETS, DROP_RULES, MODELS, TEACHER_FORMATS
-from feddf.config.sections import CombinationConfig, DistillConfig, PoolConfig, RunConfig, Section, combine_key, key
+from feddf.config.names import DATASETS, DROP_RULES, MODELS, TARGETS, TEACHER_FORMATS, TEACHER_WEIGHTS
+from feddf.config.sections import DistillConfig, PoolConfig, RunConfig, Section, key, method_key
 
 
 class InputsConfig(Section):
@@ -23,11 +23,6 @@ class InputsConfig(Section):
     order: Literal["RGB", "BGR"] = key("RGB", "the order of the colors")
     tokenizer: str | None = key(None, "a tokenizer's folder or name, for texts")
     max_tokens: int = key(64, "the length to which texts are cut", ge=2)
-
-    @field_validator("mean", "std", mode="before")
-    @classmethod
-    def _numbers(cls, given: Any) -> Any:
-        return tuple(float(one) if isinstance(one, int) else one for one in given) if given is not None else None
 
 
 class TeacherConfig(InputsConfig):
@@ -72,15 +67,14 @@ class LabeledConfig(Section):
     classes: tuple[str, ...] = key((), "the names of its classes, in order (default: what the data set says)")
 
 
-class FuseEnsembleConfig(CombinationConfig):
+class FuseEnsembleConfig(Section):
     """``[ensemble]``: how the teachers' predictions become one."""
 
     place = "ensemble"
 
-    combine: str = combine_key("probabilities")
-    drop_worst: str = key(
-        "none", "leave out teachers that know nothing, by which rule", kind="method", names=DROP_RULES, also="none"
-    )
+    combine: str = method_key("probabilities", "how predictions are combined: a mean, or a robust rule", names=TARGETS)
+    weights: str = method_key("uniform", "how much each teacher counts", names=TEACHER_WEIGHTS)
+    drop_worst: str = method_key("none", "leave out teachers that know nothing", names=DROP_RULES, also="none")
 
 
 class FuseConfig(Section):

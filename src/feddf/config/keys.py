@@ -19,7 +19,7 @@ from pydantic_core import PydanticUndefined
 from feddf.config.errors import ConfigError, nearest
 from feddf.config.names import METHODS
 from feddf.config.names import PARTS as NAMED
-from feddf.config.sections import PrototypeConfig, Section, SourceConfig, extra_of
+from feddf.config.sections import PrototypeConfig, Section, SourceConfig
 
 SECTIONS = [
     *("", "data", "partition", "clients", "prototypes", "local", "pool", "pool.sources"),
@@ -43,11 +43,6 @@ _RENAMED = (
 RENAMED = {f"{before}.{old}": f"{after}.{new}" for before, after, keys in _RENAMED for old, new in keys.items()}
 RENAMED["about"] = "description"
 """Keys of version 0.1, and what they are called now."""
-
-OPTIONS = ("methods", "seeds", "parallel", "target", "extensions")
-"""Words of version 0.1 that are options of a command now."""
-
-_TITLES = {"": "On top", "prototypes": "`[[prototypes]]`", "pool.sources": "An entry of `pool.sources`"}
 
 
 @dataclass(frozen=True)
@@ -152,8 +147,8 @@ def suggestion(word: str, kind: type[Section]) -> str:
 
 
 def _called_now(word: str, known: Mapping[str, Key]) -> str:
-    """Say what a key of version 0.1 is called now, named in full or by its last part."""
-    if word in OPTIONS:
+    """Say what a key of version 0.1, named in full or by its last part, or a word of its commands is called now."""
+    if word in ("methods", "seeds", "parallel", "target", "extensions"):
         return f"it is the option --{word} now"
     found = dict.fromkeys(new for old, new in RENAMED.items() if f".{old}".endswith(f".{word}") and new in known)
     return f"it is called {' or '.join(map(repr, found))} now" if found else ""
@@ -204,7 +199,8 @@ def find(word: str) -> list[Key]:
 
 def markdown() -> str:
     """Return the reference of all keys as Markdown, a table for each section."""
-    return tables(all_keys(), {section: _TITLES.get(section, f"`[{section}]`") for section in SECTIONS}, "##")
+    own = {"": "On top", "prototypes": "`[[prototypes]]`", "pool.sources": "An entry of `pool.sources`"}
+    return tables(all_keys(), {section: own.get(section, f"`[{section}]`") for section in SECTIONS}, "##")
 
 
 def tables(known: Mapping[str, Key], titles: Mapping[str, str], level: str) -> str:
@@ -219,7 +215,7 @@ def tables(known: Mapping[str, Key], titles: Mapping[str, str], level: str) -> s
 
 
 def _key(name: str, field: FieldInfo) -> Key:
-    extra = extra_of(field)
+    extra: Any = field.json_schema_extra  # what sections.key() noted
     default = field.get_default(call_default_factory=True)
     if extra["names"] is None:
         allowed = _type_text(field.annotation) + _bounds_text(field)
@@ -306,32 +302,12 @@ def changes_of(method: str) -> tuple[str, dict[str, Any]]:
     return name, {**changes, "fusion.parts": named} if named else changes
 
 
-def spelled_out(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return nested tables in which ``fusion.method`` is a plain method and its parts are keys of their own.
-
-    A part stands for its value in :data:`PARTS`, unless the configuration has another than the default (``prox_mu =
-    0.1`` is FedProx's).
-    """
-    fusion = values.get("fusion")
-    method = fusion.get("method") if isinstance(fusion, Mapping) else None
-    if not isinstance(method, str) or method in METHODS:
-        return values
-    name, changes = changes_of(method)
-    tables = {name: part.model_dump() if isinstance(part, Section) else part for name, part in values.items()}
-    given = flat(tables)
-    mine = {key: value for key, value in changes.items() if given.get(key, default_of(key)) == default_of(key)}
-    return nested(tables, {"fusion.method": name, **mine})
-
-
 def short_name(method: str, keys: Collection[str]) -> str:
     """Return the name of a method in which some keys are not at their default: that which stands for most of them.
 
     >>> short_name("fedavg", ["local.prox_mu"]), short_name("feddf", ["local.prox_mu"])
     ('fedprox', 'feddf')
     """
-    fitting = {
-        name: changes
-        for name, (plain, changes) in ((name, changes_of(name)) for name in SHORT)
-        if plain == method and changes.keys() <= set(keys)
-    }
-    return max(fitting, key=lambda name: len(fitting[name]), default=method)
+    stands_for = {name: changes_of(name) for name in SHORT}
+    fitting = [name for name, (plain, implied) in stands_for.items() if plain == method and implied.keys() <= set(keys)]
+    return max(fitting, key=lambda name: len(stands_for[name][1]), default=method)

@@ -13,13 +13,6 @@ class ModelRecord(TypedDict):
     validation: NotRequired[float]
 
 
-class DroppedRecord(TypedDict):
-    """A client without a usable update, and the reason."""
-
-    client: str
-    reason: str
-
-
 class DistillationRecord(TypedDict):
     """How one student learned: steps taken, the step whose weights were kept, and scores.
 
@@ -40,6 +33,7 @@ class Record(TypedDict):
     ``ensemble`` is the test accuracy of the ensemble that the students learned from: null where the method has none, or
     where it cannot be asked about other inputs than the pool's, which ``no_ensemble`` then says. ``avg_logits`` is that
     of the clients' averaged logits, whatever the method. (Records of version 0.1 have the latter as ``ensemble``.)
+    ``dropped`` has a ``client`` without a usable update and the ``reason``, each.
     """
 
     round: int
@@ -52,7 +46,7 @@ class Record(TypedDict):
     accuracy_of_clients: NotRequired[dict[str, float | None]]
     bytes_down: dict[str, int]
     bytes_up: dict[str, int]
-    dropped: list[DroppedRecord]
+    dropped: list[dict[str, str]]
     attempts: int
     seconds: dict[str, float]
     distillation: NotRequired[dict[str, DistillationRecord]]

@@ -14,32 +14,19 @@ from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
-from pydantic.fields import FieldInfo
 
 from feddf.config import names
 from feddf.config.errors import ConfigError
 from feddf.config.names import Names
 
-Kind = Literal["task", "method", "execution"]
 Precision = Literal["float32", "tf32", "bfloat16"]
 
 
 def key(
-    default: Any,
-    meaning: str,
-    *,
-    kind: Kind = "task",
-    names: Names | None = None,
-    others: tuple[Names, ...] = (),
-    also: str = "",
-    **bounds: Any,
+    default: Any, meaning: str, *, kind: str = "task", names: Names | None = None, also: str = "", **bounds: Any
 ) -> Any:
-    """Return a field of a section.
-
-    ``names`` is the dictionary that the value is looked up in, ``others`` are further ones, and ``also`` is a further
-    value that is allowed.
-    """
-    extra: Any = {"kind": kind, "names": names, "others": others, "also": also}
+    """Return a field; ``names`` is what its value is looked up in, and ``also`` a further value that is allowed."""
+    extra: Any = {"kind": kind, "names": names, "also": also}
     return Field(default, description=meaning, json_schema_extra=extra, **bounds)
 
 
@@ -48,12 +35,6 @@ method_key = partial(key, kind="method")
 
 execution_key = partial(key, kind="execution")
 """A key whose change leaves the bytes of a result as they are."""
-
-
-def extra_of(field: FieldInfo) -> dict[str, Any]:
-    """Return what :func:`key` noted about a field."""
-    found = field.json_schema_extra
-    return found if isinstance(found, dict) else {}
 
 
 class Section(BaseModel):
@@ -80,11 +61,11 @@ class Section(BaseModel):
     @field_validator("*")
     @classmethod
     def _name_is_known(cls, value: Any, info: ValidationInfo) -> Any:
-        extra = extra_of(cls.model_fields[str(info.field_name)])
-        if extra.get("names") is not None and value not in (extra["also"], None):
+        extra: Any = cls.model_fields[str(info.field_name)].json_schema_extra  # what key() noted
+        if extra and extra["names"] is not None and value not in (extra["also"], None):
             called = f"{cls.place}.{info.field_name}" if cls.place else None
             for name in value if isinstance(value, tuple) else (value,):
-                extra["names"].check(name, *extra["others"], key=called)
+                extra["names"].check(name, called)
         return value
 
 
@@ -122,9 +103,7 @@ class ClientsConfig(Section):
     attempts: int = key(3, "how often an abandoned round is tried again, with other clients", ge=1)
     over_selection: int = key(0, "further clients that are sampled in each round, for those that may not answer", ge=0)
     timeout: float | None = key(None, "seconds after which a client counts as failed", gt=0)
-    lost_state: Literal["refuse", "anew"] = key(
-        "refuse", "a client whose kept state is lost (methods that keep one) is refused, or begins anew"
-    )
+    lost_state: Literal["refuse", "anew"] = key("refuse", "a client whose kept state is lost is refused or begins anew")
 
     @property
     def cohort(self) -> int:
@@ -144,9 +123,7 @@ class PrototypeConfig(Section):
     word = "model"
 
     model: str = key(..., "the architecture", names=names.MODELS)
-    name: str = key(
-        "", "its name in logs and files (default: the model's)", pattern=r"^[A-Za-z0-9_.-]*$", max_length=64
-    )
+    name: str = key("", "its name in files (default: the model's)", pattern=r"^[A-Za-z0-9_.-]*$", max_length=64)
 
     @property
     def label(self) -> str:
@@ -169,9 +146,7 @@ class LocalConfig(Section):
     lr_schedule: Literal["none", "linear", "cosine"] = method_key("none", "how the rate falls during a round")
     prox_mu: float = method_key(0.0, "FedProx's μ", ge=0)
     logit_adjustment: float = method_key(0.0, "τ: the loss is adjusted by the client's class prior, τ log p(c)", ge=0)
-    binary: str = method_key(
-        "none", "binarize the inner layers' weights, and by which gradient", names=names.BINARIZATIONS, also="none"
-    )
+    binary: str = method_key("none", "binarize inner layers, by which gradient", names=names.BINARIZATIONS, also="none")
     augment: Literal["auto", "none", "flip-crop"] = key("auto", "mirror and shift images ('auto': where data allow it)")
 
 
@@ -184,7 +159,7 @@ class SourceConfig(Section):
 
     word = "name"
 
-    name: str = key(..., "a kind of source, or any data set", names=names.SOURCES, others=(names.DATASETS,))
+    name: str = key(..., "a kind of source, or any data set", names=names.SOURCES)
     size: int | None = key(None, "use so many inputs", ge=2)
     fraction: float | None = key(None, "use this share of the inputs", gt=0, le=1)
     classes: int | tuple[str | int, ...] | None = key(None, "that many classes at random, or these (names, numbers)")
@@ -239,54 +214,29 @@ class FusionConfig(Section):
         names=names.METHODS,
     )
     aggregation: str = method_key(
-        "examples",
-        "the weights of the average: n_k, all alike, or n_kc for the last layer's row of class c; or a robust rule",
-        names=names.AVERAGES,
+        "examples", "weights: n_k, all alike, n_kc for the last layer's row c; or a robust rule", names=names.AVERAGES
     )
     batchnorm: Literal["average", "last", "recalibrate", "local"] = method_key(
         "average", "what becomes of BatchNorm's statistics in the average"
     )
     momentum: float = method_key(0.0, "server momentum β (FedAvgM)", ge=0, lt=1)
-    drop_worst: str = method_key(
-        "none", "leave out clients that learned nothing, by which rule", names=names.DROP_RULES, also="none"
-    )
+    drop_worst: str = method_key("none", "leave out clients that learned nothing", names=names.DROP_RULES, also="none")
     trust: str = method_key("none", "how far each client is believed, over rounds", names=names.TRUSTS, also="none")
-    guard: float | None = method_key(
-        None, "a fused model that is worse than the previous one by more than this is not kept (accuracy)", ge=0, le=1
-    )
+    guard: float | None = method_key(None, "a fused model that loses more accuracy than this is not kept", ge=0, le=1)
     defense: Literal["none", "robust"] = method_key(
-        "none",
-        "'robust': start, ensemble and trust that stand hostile clients, and a guard (docs/decisions/defense.md)",
+        "none", "'robust': start, ensemble, trust and guard that stand hostile clients (docs/decisions/defense.md)"
     )
     parts: tuple[str, ...] = method_key((), "what is added to the method, on clients and server", names=names.PARTS)
     options: dict[str, Any] = method_key({}, "whatever a method of your own wants to be told")
 
 
-def combine_key(default: str) -> Any:
-    """Return the key ``combine`` of an ensemble's section, whose default is the one thing in which sections differ."""
-    meaning = (
-        "how the teachers' predictions are combined: their mean (in a run of logits, as in the paper; in a fusion of"
-        " files of probabilities), or a robust rule"
-    )
-    return method_key(default, meaning, names=names.TARGETS)
-
-
-class CombinationConfig(Section):
-    """What ``[ensemble]`` has in common in a run and in a fusion of files."""
-
-    combine: str = combine_key("logits")
-    weights: str = method_key("uniform", "how much each teacher counts", names=names.TEACHER_WEIGHTS)
-
-
-class EnsembleConfig(CombinationConfig):
+class EnsembleConfig(Section):
     """``[ensemble]``: how the clients' models predict together."""
 
-    cache: bool = method_key(
-        True, "evaluate each teacher once a round on the whole pool; false: again on each batch, as in the pseudo code"
-    )
-    ema: float = method_key(
-        0.0, "γ: the ensemble of earlier rounds is one more teacher, with γ times its last weight", ge=0, lt=1
-    )
+    combine: str = method_key("logits", "how predictions are combined: a mean, or a robust rule", names=names.TARGETS)
+    weights: str = method_key("uniform", "how much each teacher counts", names=names.TEACHER_WEIGHTS)
+    cache: bool = method_key(True, "evaluate teachers once a round on the pool; false: on each batch (pseudo code)")
+    ema: float = method_key(0.0, "γ: earlier rounds' ensemble is a teacher, with γ times its last weight", ge=0, lt=1)
     swag_samples: int = method_key(0, "further teachers, sampled from a Gaussian over the clients' models", ge=0)
     swag_scale: float = method_key(0.5, "the factor of that Gaussian's covariance (SWAG: 0.5)", gt=0)
 
@@ -294,9 +244,7 @@ class EnsembleConfig(CombinationConfig):
 class DistillConfig(Section):
     """``[distill]``: how a student learns from the teachers' answers (section 4.1)."""
 
-    init: Literal["average", "previous", "best"] = method_key(
-        "average", "the student's first weights: averaged, previous, or the better of both"
-    )
+    init: Literal["average", "previous", "best"] = method_key("average", "averaged or previous weights, or the better")
     steps: int = key(10_000, "N, the most steps", ge=1)
     batch_size: int = key(128, "unlabeled inputs in a mini-batch", ge=2)
     lr: float = key(1e-3, "the learning rate", gt=0)
@@ -307,8 +255,7 @@ class DistillConfig(Section):
     clip: float | None = method_key(None, "the largest norm of a gradient", gt=0)
     temperature: float = method_key(1.0, "T, which softens the answers of teachers and student", gt=0)
     early_stopping: Literal["validation", "held-out-loss", "none"] = method_key(
-        "validation",
-        "stop by the accuracy on validation data, by the loss on held-out inputs of the pool, or not before all steps",
+        "validation", "stop by accuracy on validation data, by loss on held-out inputs of the pool, or after all steps"
     )
     held_out: float = method_key(0.1, "the share of the pool held out by early_stopping = 'held-out-loss'", gt=0, lt=1)
     keep_init: bool = method_key(True, "return the first weights if no snapshot scores better")
@@ -351,17 +298,11 @@ class RunConfig(Section):
     workers: int | None = execution_key(None, "worker processes (default: one a core, or two a GPU)", ge=1)
     ray_address: str | None = execution_key(None, "a Ray cluster's host:port (default: one on this machine)")
     device: str = execution_key(
-        "auto",
-        "cpu, cuda, cuda:1, mps, xpu, ...; 'auto': the first accelerator that passes a self-test, else the CPU",
-        pattern=r"^[a-z]+(:\d+)?$",
+        "auto", "cpu, cuda, cuda:1, ...; 'auto': the first accelerator that works, else cpu", pattern=r"^[a-z]+(:\d+)?$"
     )
-    precision: Precision = key(
-        "float32", "of matrix products in training and in answers; weights, means and losses stay in float32 or wider"
-    )
+    precision: Precision = key("float32", "of matrix products; weights, means and losses stay in float32 or wider")
     deterministic: bool = key(True, "on an accelerator, use only algorithms that give the same bits every time")
-    threads: int | None = key(
-        None, "torch threads of a student (default: 2 for one that learns alone and is not small, else 1)", ge=1
-    )
+    threads: int | None = key(None, "torch threads of a student (default: 2 for a large one alone, else 1)", ge=1)
     compile: bool = key(False, "compile training steps (needs a C++ compiler)")
     log_clients: bool = execution_key(False, "log each client's test accuracy")
     log_ensemble: bool = execution_key(True, "log the ensemble's test accuracy")

@@ -5,8 +5,8 @@ axis, the number of seeds in the title, and a band that says what it is. The suf
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from math import ceil, isnan
 from pathlib import Path
 from statistics import fmean, stdev
@@ -38,11 +38,8 @@ STYLE: dict[Any, Any] = {
 }  # fmt: skip
 
 
-@contextmanager
-def in_one_style() -> Iterator[None]:
-    """Let a block, or a function that this decorates, draw in the one style."""
-    with matplotlib.rc_context(STYLE):
-        yield
+in_one_style = partial(matplotlib.rc_context, STYLE)
+"""Lets a block, or a function that this decorates, draw in the one style."""
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -123,7 +123,7 @@ def read_run(path: Path) -> Run:
     values = flat(config)
     if old := next((name for name in values if name in RENAMED), None):
         raise ReportError(f"{path} is a run of version 0.1: its key '{old}' is called '{RENAMED[old]}' now")
-    lines = read_json_lines(path / "metrics.jsonl")  # a damaged line may still be JSON, but is no record
+    lines, _ = read_json_lines(path / "metrics.jsonl")  # a damaged line may still be JSON, but is no record
     return Run(path, values, [cast(Record, one) for one in lines if type(one.get("round")) is int and "models" in one])
 
 

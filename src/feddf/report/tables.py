@@ -26,11 +26,9 @@ def right(*names: str) -> list[Column]:
 def runs_table(runs: Sequence[Run]) -> Table:
     """Return one row a run: how far it got and the accuracies at its last round."""
     keys = differing(runs)
-    table = Table(title="Test accuracy at the last round, in %")
-    for column in ("run", *(["what differs"] if keys else []), "round", "model"):
-        table.add_column(column, overflow="fold")
-    for column in ("averaged", "fused", "best", "ensemble"):
-        table.add_column(column, justify="right", no_wrap=True)
+    words = [Column(name, overflow="fold") for name in ("run", *(["what differs"] if keys else []), "round", "model")]
+    numbers = [Column(name, justify="right", no_wrap=True) for name in ("averaged", "fused", "best", "ensemble")]
+    table = Table(*words, *numbers, title="Test accuracy at the last round, in %")
     for run, short in zip(runs, short_names([run.path for run in runs]), strict=True):
         name = [short, *([setting(run, keys)] if keys else [])]
         for prototype in run.prototypes:
@@ -139,16 +137,18 @@ def _curve(run: Run, name: str) -> list[float]:
 
 
 def _rounds_to(runs: Sequence[Run], name: str, target: float) -> tuple[str, dict[str, object]]:
-    """Return the first rounds at the target as text (mean ± deviation, and how many runs missed it) and as numbers."""
+    """Return the first rounds at the target as text and as numbers.
+
+    They are a mean ± deviation only if every run reached it, else one number a run: a mean without those that missed
+    the target ("> 12" in 12 rounds) would be too small.
+    """
     curves = [_curve(run, name) for run in runs]
     firsts = [next((i for i, value in enumerate(curve, 1) if value >= target), None) for curve in curves]
     reached = [first for first in firsts if first is not None]
-    missing = [len(curve) for curve, first in zip(curves, firsts, strict=True) if first is None]
-    found = {**statistics(reached), "not reached": len(missing)}
-    if not reached:
-        return f"not reached in {max(missing)}", found
-    text = f"{fmean(reached):.1f} ± {stdev(reached):.1f}" if len(reached) > 1 else str(reached[0])
-    return text + (f", ≥ {min(missing)} in {len(missing)} of {len(firsts)}" if missing else ""), found
+    missed = len(runs) - len(reached)
+    each = ", ".join(str(first or f"> {len(curve)}") for first, curve in zip(firsts, curves, strict=True))
+    found = {**statistics([] if missed else reached), "n": len(reached), "not reached": missed, "each": each}
+    return each if missed or len(runs) == 1 else f"{fmean(reached):.1f} ± {stdev(reached):.1f}", found
 
 
 def swept(of: Mapping[str, Mapping[str, Sequence[Run]]], target: float | None = None) -> Comparison:
@@ -165,11 +165,8 @@ def swept(of: Mapping[str, Mapping[str, Sequence[Run]]], target: float | None = 
 def statistics(values: Sequence[float]) -> dict[str, object]:
     """Return mean, sample standard deviation and count of numbers; nothing for what cannot be said."""
     known = [value for value in values if value == value]
-    return {
-        "mean": round(fmean(known), 4) if known else "",
-        "std": round(stdev(known), 4) if len(known) > 1 else "",
-        "n": len(known),
-    }
+    std = round(stdev(known), 4) if len(known) > 1 else ""
+    return {"mean": round(fmean(known), 4) if known else "", "std": std, "n": len(known)}
 
 
 def seconds_table(runs: Sequence[Run]) -> Table:

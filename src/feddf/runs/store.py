@@ -161,7 +161,7 @@ class RunFolder:
 
     def records(self) -> list[Record]:
         """Return the rounds logged so far; a line cut off by a crash ends the list."""
-        return cast(list[Record], [one for one in atomic.read_json_lines(self.metrics) if _round_of(one) > 0])
+        return cast(list[Record], [one for one in atomic.read_json_lines(self.metrics)[0] if _round_of(one) > 0])
 
     def forget_after(self, last: int) -> list[str]:
         """Drop log lines of rounds later than ``last``: they have no checkpoint. Return what was damaged."""
@@ -170,7 +170,7 @@ class RunFolder:
 
     def damage(self) -> list[str]:
         """Return what is wrong with the log, without changing it."""
-        lines = atomic.damaged_lines(self.metrics)
+        _, lines = atomic.read_json_lines(self.metrics)
         return [f"{self.metrics} is damaged in line {', '.join(map(str, lines[:5]))}"] if lines else []
 
     def save(self, server: ServerState, keep: int) -> None:

@@ -133,17 +133,8 @@ def append_line(path: Path, line: str) -> None:
         os.fsync(log.fileno())
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects in a log. Only a line that is damaged, or that a crash cut off, is left out."""
-    return _json_lines(path)[0]
-
-
-def damaged_lines(path: Path) -> list[int]:
-    """Return the numbers of the lines of a log that cannot be read; the last one may have been cut off by a crash."""
-    return _json_lines(path)[1]
-
-
-def _json_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """Return the objects in a log, and the numbers of its damaged lines (a last line may be cut off by a crash)."""
     found: list[dict[str, Any]] = []
     damaged: list[int] = []
     lines = read_regular(path).split(b"\n") if path.exists() else [b""]
@@ -166,7 +157,7 @@ def keep_lines(path: Path, kept: Callable[[dict[str, Any]], bool]) -> str | None
     """
     if not path.exists():
         return None
-    found, damaged = _json_lines(path)
+    found, damaged = read_json_lines(path)
     names = (path.with_name(f"{path.name}.damaged-{number}") for number in range(1, 10_000))
     aside = next(name for name in names if not name.exists())
     if damaged:

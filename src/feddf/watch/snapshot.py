@@ -11,7 +11,7 @@ from typing import Any
 
 from feddf.config.errors import FeddfError, reason
 from feddf.report.read import Run, differing, read_run, run_folders, short_names
-from feddf.runtime.atomic import damaged_lines, is_held, read_regular
+from feddf.runtime.atomic import is_held, read_json_lines, read_regular
 
 Json = dict[str, Any]
 LONGEST = 300
@@ -32,7 +32,7 @@ class Snapshots:
         for path in dict.fromkeys(folder for given in self._paths for folder in run_folders(given)):
             try:
                 found.append(self._read(path))
-                if lines := damaged_lines(path / "metrics.jsonl"):
+                if lines := read_json_lines(path / "metrics.jsonl")[1]:
                     where = ", ".join(map(str, lines[:5]))
                     problems.append({"path": str(path), "reason": f"its log is damaged in line {where}"})
             except FeddfError as error:
