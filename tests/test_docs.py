@@ -119,7 +119,7 @@ def test_commands_are_valid(page: Path) -> None:
 def test_what_is_reproduced_has_a_name(page: Path) -> None:
     if page.name == "CHANGELOG.md":  # which also names what is gone
         return
-    known = {*NAMES, "all", "NAME", "ARTIFACT", "report", "bound", "attacks"}
+    known = {*NAMES, "all", "NAME", "ARTIFACT", "report", "bound", "attacks", "check", "regions"}
     for names in re.findall(r"python -m reproduction ([\w,-]+)", page.read_text(encoding="utf-8")):
         assert names.startswith("--") or set(names.split(",")) <= known, names
     assert not re.search(r"feddf (reproduce|bound|attack-matrix)\b", page.read_text(encoding="utf-8"))

@@ -5,22 +5,14 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
-
-from feddf import evaluate
 from feddf.config import Record, Settings
 from feddf.config.keys import flat
 from feddf.data.partition import class_counts
-from feddf.data.unlabeled import all_rows
-from feddf.engines import in_process
 from feddf.engines.open import Profile, Watch, open_engines, report_progress, unwatched
-from feddf.fusion.ensemble import avg_logits
-from feddf.rounds import run_round, run_rounds
+from feddf.rounds import run_rounds
 from feddf.runs.build import Parts
 from feddf.runs.loading import with_tokenizer
 from feddf.runs.loggers import open_loggers
@@ -30,7 +22,7 @@ from feddf.runs.store import RunFolder
 from feddf.runtime.atomic import write_atomically
 from feddf.saved.model import ModelSpec, of_inputs
 from feddf.saved.model_folder import CARD, CONFIG
-from feddf.types import Engine, Inputs, Round, ServerState, WeightedLogits
+from feddf.types import Engine, Round, ServerState
 
 
 def run_experiment(
@@ -171,44 +163,4 @@ def _specs(parts: Parts) -> dict[str, ModelSpec]:
     return {
         spec.label: ModelSpec(spec.model, *form, spec.options, parts.prototypes[spec.label].fit is not None)
         for spec in parts.experiment.prototypes
-    }
-
-
-# Figure 1 (and its detail in appendix C.1)
-
-
-def draw_regions(parts: Parts, path: Path, extent: float = 3.0, resolution: int = 160) -> list[tuple[str, float]]:
-    """Draw the decision regions of the toy's local, averaged, fused and ensemble models; return their accuracies."""
-    from feddf.report.plots import decision_regions  # matplotlib takes a second to load
-
-    train, test, pool = parts.task.train, parts.task.data.test, parts.task.pool
-    line = torch.linspace(-extent, extent, resolution)
-    plane = Inputs(torch.stack(torch.meshgrid(line, line, indexing="xy"), dim=-1).reshape(-1, 2), test.inputs.encode)
-
-    def predict(models: Sequence[nn.Module], inputs: Inputs) -> Tensor:
-        return avg_logits(WeightedLogits(evaluate.logits(model, inputs)) for model in models)
-
-    panels = []
-    for title, models in _first_models(parts).items():
-        image = predict(models, plane).reshape(resolution, resolution, 3).numpy()
-        panels.append((title, evaluate.accuracy_of(predict(models, test.inputs), test.labels), image))
-    shards = {client.id: indices for client, indices in zip(parts.federation.clients, parts.task.shards, strict=True)}
-    shards["all data"] = torch.arange(len(train))
-    points = [(title, train.inputs.raw[one].numpy(), train.labels[one].numpy()) for title, one in shards.items()]
-    decision_regions(panels, points, all_rows(pool.raw).numpy() if pool else None, path, extent)
-    return [(title, accuracy) for title, accuracy, _ in panels]
-
-
-def _first_models(parts: Parts) -> dict[str, list[nn.Module]]:
-    """Run the first round again (same seed, same bytes), and return its models, those of an ensemble together."""
-    parts.engine.become(in_process)
-    method, name = parts.method, parts.experiment.prototypes[0].label
-    run = partial(run_round, engine=in_process, train=parts.train, fuse=method.fuse, parts=method.parts)
-    closed, load = run(parts.server, parts.federation), parts.prototypes[name].load
-    trained = {update.client_id: parts.prototypes[update.prototype].load(update.state) for update in closed.updates}
-    return {
-        **{client: [model] for client, model in trained.items()},
-        "averaged (FedAvg)": [load(closed.fused.start[name])],
-        f"fused ({parts.experiment.fusion.method})": [load(closed.server.models[name])],
-        "ensemble": list(trained.values()),
     }
