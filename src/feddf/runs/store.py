@@ -190,7 +190,7 @@ class RunFolder:
         return None, complaints
 
     def _checkpoint_files(self) -> list[Path]:
-        found = [path for path in self.checkpoints.glob("*") if re.fullmatch(r"round-\d{4,}\.safetensors", path.name)]
+        found = [one for one in self.checkpoints.glob("*") if re.fullmatch(r"round-[0-9]{4,}\.safetensors", one.name)]
         return sorted(found, key=lambda path: int(path.stem.removeprefix("round-")), reverse=True)
 
     def finish(self, models: Mapping[str, State]) -> None:
