@@ -170,6 +170,25 @@ def check() -> None:
 
 
 @app.command()
+def regions(
+    overrides: Overrides = None,
+    seed: Annotated[int, typer.Option(help="The seed of data, models and training.")] = 5,
+    out: Annotated[Path, typer.Option(help="The picture to write: png, svg or pdf.")] = Path("regions.png"),
+) -> None:
+    """Draw the decision regions of Figure 1: local, averaged, fused and ensemble models of the preset toy (20 s)."""
+    from feddf.config import load
+    from feddf.report.tables import percent, right
+    from feddf.runs.build import build
+    from reproduction.regions import draw_regions
+
+    table = Table("model", *right("accuracy"), title="Accuracy on the global distribution, in %")
+    for title, accuracy in draw_regions(build(load("toy", [*(overrides or []), f"seed={seed}"])), out):
+        table.add_row(title, percent(accuracy))
+    out_console.print(table)
+    say(f"decision regions: {out}")
+
+
+@app.command()
 def bound(
     run: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
     overrides: Overrides = None,

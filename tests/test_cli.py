@@ -189,7 +189,7 @@ def test_a_report_on_several_runs_leaves_their_own_pictures_alone(place: Path) -
 
 def test_a_run_leaves_a_complete_folder(place: Path) -> None:
     names = {path.name for path in (place / "out").iterdir()}
-    assert {"config.toml", "metrics.jsonl", "checkpoints", "models", "curves.png", "regions.png"} <= names
+    assert {"config.toml", "metrics.jsonl", "checkpoints", "models", "curves.png"} <= names
     assert (place / "out" / "models" / "mlp.safetensors").stat().st_size > 1000
     records = [json.loads(line) for line in (place / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [record["round"] for record in records] == [1, 2]
@@ -306,13 +306,6 @@ def test_own_modules_in_the_working_folder(place: Path) -> None:
     words = ("data.name=mine:points", "rounds=1", "engine=processes", "workers=1", "--out", "own")
     done = feddf("run", "small.toml", *words, cwd=place)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_toy_is_drawn_whatever_its_clients_and_method(place: Path) -> None:
-    words = ("clients.total=12", "fraction=0.25", "method=fedavg", "rounds=1", "--out", "crowd")
-    done = feddf("run", "small.toml", *words, cwd=place)
-    assert done.returncode == 0, done.stderr
-    assert (place / "crowd" / "regions.png").exists()
 
 
 def test_when_all_clients_fail_the_code_is_its_own(tmp_path: Path) -> None:

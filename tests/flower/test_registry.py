@@ -13,8 +13,7 @@ from torch import nn
 
 from feddf.config import ClientsConfig, ConfigError, DistillConfig, FusionConfig
 from feddf.flower import FedDF, FlowerConfig, FlowerSettings, announce
-from feddf.flower.registry import FORGET_AFTER, ClientRegistry, most_clients
-from feddf.flower.transport import MessageQueue
+from feddf.flower.transport import FORGET_AFTER, ClientRegistry, MessageQueue
 from feddf.types import Client
 from flower.local_grid import LocalGrid, Node
 
@@ -39,11 +38,11 @@ def known(registry: ClientRegistry) -> list[str]:
 
 
 def test_a_node_that_comes_back_under_new_names_does_not_fill_the_registry(tmp_path: Path) -> None:
-    registry = registry_of(tmp_path, most_clients(3))
+    registry = registry_of(tmp_path, most=14)
     steady = {1: "a", 2: "b", 3: "c"}
     for number in range(100):
         connected = connect(registry, {**steady, 100 + number: f"liar-{number}"})
-        assert len(registry.clients) <= most_clients(3)
+        assert len(registry.clients) <= 14
         registry.begin_round()
         assert len(set(known(registry)) - connected.keys()) <= FORGET_AFTER + 1  # so a quorum can be had
     assert {"a", "b", "c"} <= set(known(registry))

@@ -24,8 +24,7 @@ from hypothesis.extra import numpy as arrays_of
 
 from feddf.config import ClientsConfig
 from feddf.flower import announce
-from feddf.flower.registry import ClientRegistry
-from feddf.flower.transport import MessageQueue, exchange
+from feddf.flower.transport import ClientRegistry, MessageQueue, exchange
 from feddf.flower.wire import from_arrays, from_payload, job_message, reply_from, to_arrays
 from feddf.fusion.weights import class_counts
 from feddf.models.binary import BinaryState

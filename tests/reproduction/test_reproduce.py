@@ -252,6 +252,14 @@ def test_every_configuration_in_a_result_names_the_kept_runs_beside_it() -> None
     assert checked > 200
 
 
+def test_the_toy_is_drawn_whatever_its_clients_and_method(tmp_path: Path) -> None:
+    words = ["clients.total=12", "fraction=0.25", "method=fedavg", "local.epochs=1", "--seed", "3"]
+    result = CliRunner().invoke(app, ["regions", *words, "--out", str(tmp_path / "crowd.png")])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "crowd.png").read_bytes().startswith(b"\x89PNG")
+    assert all(row in result.output for row in ("averaged (FedAvg)", "fused (fedavg)", "ensemble"))
+
+
 def test_one_that_cannot_be_run_does_not_keep_the_others_from_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

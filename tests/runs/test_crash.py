@@ -118,7 +118,7 @@ PLACES = {
     # where the server kills itself: (module, function, the call at which it happens, before or after it)
     "while clients train": ("feddf.rounds", "admit", 5, "before"),
     "while students learn": ("feddf.fusion.ensemble.CachedTargets", "__call__", 4 * STEPS + 10, "before"),
-    "while models are tested": ("feddf.runs.record.Recorder", "record", 2, "before"),
+    "while models are tested": ("feddf.runs.run.Recorder", "record", 2, "before"),
     "before a log line": ("feddf.runs.store.RunFolder", "append", 2, "before"),
     "between log line and checkpoint": ("feddf.runs.store.RunFolder", "append", 2, "after"),
     "after a checkpoint": ("feddf.runs.store.RunFolder", "save", 2, "after"),

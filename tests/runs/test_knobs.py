@@ -174,7 +174,7 @@ def test_an_ensemble_that_is_not_logged_is_not_asked(monkeypatch: pytest.MonkeyP
             asked.extend(teacher.id for teacher in teachers)
             return super().__call__(teachers)
 
-    monkeypatch.setattr("feddf.runs.record.Evaluation", Noted)
+    monkeypatch.setattr("feddf.runs.run.Evaluation", Noted)
     digests, records = remembered.__wrapped__(json.dumps({"run.log_ensemble": False}))
     assert "fused cnn" in asked
     assert not [name for name in asked if name.startswith("client-")]

@@ -21,7 +21,7 @@ from feddf.fusion.swag import swag
 from feddf.fusion.weights import CLASS_COUNTS
 from feddf.rounds import run_round
 from feddf.runs.methods import make_method
-from feddf.runs.record import Recorder
+from feddf.runs.run import Recorder
 from feddf.runs.spool import LOST
 from feddf.runtime.execution import Execution
 from feddf.states import n_bytes

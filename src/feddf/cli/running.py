@@ -88,16 +88,6 @@ def _finish(parts: Parts, folder: RunFolder, timeline: Profile | None, as_json: 
     """Run what is left of a run, and show its results."""
     run_to_the_end(parts, folder, timeline, quiet=as_json)
     summary([folder.path], folder.path / "curves.png", as_json=as_json)
-    if parts.experiment.data.name == "toy" and not as_json:
-        from feddf.report.tables import percent, right
-        from feddf.runs.run import draw_regions
-
-        picture = folder.path / "regions.png"
-        table = Table("model", *right("accuracy"), title="Accuracy on the global distribution, in %")
-        for title, accuracy in draw_regions(parts, picture):
-            table.add_row(title, percent(accuracy))
-        out_console.print(table)
-        say(f"decision regions: {picture}")
 
 
 def warn(warnings: Sequence[str]) -> None:

@@ -27,8 +27,7 @@ from feddf.runtime.device import threads as on_threads
 from feddf.runtime.execution import Execution
 from feddf.types import Augment, Engine, Examples, Failure, Job, LocalTrain, Part, Prototype, Reply, Resources
 
-Of = Callable[[Context], str]
-"""Something that a node's context tells."""
+Of = Callable[[Context], str]  # something that a node's context tells
 
 
 def name_by_partition(context: Context) -> str:
@@ -109,15 +108,9 @@ class _Node:
         with self.threads():
             told, own, parts = self._asked(message, context)
             examples = as_examples(self.data(context), own)
-            update = partial(
-                local_update,
-                prototypes={own.name: own},
-                train=examples,
-                local=local_config(told),
-                half=combine_halves([part.half for part in parts]),
-                augment=self.augment,
-                execution=self.execution,
-            )
+            update = partial(local_update, prototypes={own.name: own}, train=examples, local=local_config(told))
+            half = combine_halves([part.half for part in parts])
+            update = partial(update, half=half, augment=self.augment, execution=self.execution)
             if any(part.keeps for part in parts):
                 update = partial(_update_with_state, update, self.states(context) if self.states else None, told)
             return Message(reply_content(update(job_from(message, own.name, len(examples)))), reply_to=message)

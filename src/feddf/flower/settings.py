@@ -24,9 +24,7 @@ from feddf.types import Examples, Inputs, Part, Prototype, Resources
 
 Architectures = Mapping[str, Prototype | Callable[[], nn.Module]]
 Labeled = Examples | tuple[Tensor, Tensor]
-
-MakePart = Callable[..., Part]
-"""What a part's name stands for: a function of the client's resources, and of what the half is told."""
+MakePart = Callable[..., Part]  # of the client's resources, and of what the half is told
 
 OVER_FLOWER: Mapping[str, Mapping[str, Any]] = {
     "clients": {"fraction": 1.0},  # all take part
@@ -80,9 +78,6 @@ def settings_of(experiment: Experiment) -> FlowerSettings:
     return parse(experiment.model_dump(include=set(Settings.model_fields)), FlowerSettings)
 
 
-# What clients are told
-
-
 def parts_config(parts: Sequence[Part]) -> dict[str, str]:
     """Return the entry that names a method's parts, if it has any: as JSON, each with what its half is told."""
     named = {part.name: dict(part.told) for part in parts if part.name}
@@ -111,8 +106,7 @@ def train_config(settings: FlowerSettings, parts: Sequence[Part]) -> dict[str, A
         if not part.name and (part.half is not Part.half or part.fit):
             allowed = "its clients' half does not travel by itself: give its Part the name by which clients find it"
             raise ConfigError.at("fusion.method", settings.fusion.method, allowed)
-    fraction = settings.flower.evaluate_fraction
-    if fraction and not all(part.weights_down for part in parts):
+    if (fraction := settings.flower.evaluate_fraction) and not all(part.weights_down for part in parts):
         raise ConfigError.at("flower.evaluate_fraction", fraction, "this method sends clients no weights; set it to 0")
     local = {f"local-{name}": value for name, value in settings.local.model_dump().items()}
     named = parts_config(parts)
@@ -123,9 +117,6 @@ def train_config(settings: FlowerSettings, parts: Sequence[Part]) -> dict[str, A
 def local_config(told: Mapping[str, Any]) -> LocalConfig:
     """Return the section ``[local]`` from what a client was told."""
     return LocalConfig(**{name: told[f"local-{name}"] for name in LocalConfig.model_fields if f"local-{name}" in told})
-
-
-# Architectures and data
 
 
 def as_prototypes(given: Architectures) -> dict[str, Prototype]:
@@ -148,9 +139,9 @@ def as_examples(given: Labeled, prototype: Prototype | None = None) -> Examples:
     if isinstance(given, Examples):
         return given
     inputs, labels = as_inputs(given[0]), given[1]
-    if prototype is not None:
-        return Examples(inputs, labels, classes(classes_of({prototype.name: prototype}, inputs)))
-    return Examples(inputs, labels, classes(int(labels.max()) + 1 if labels.numel() else 1))
+    if prototype is None:
+        return Examples(inputs, labels, classes(int(labels.max()) + 1 if labels.numel() else 1))
+    return Examples(inputs, labels, classes(classes_of({prototype.name: prototype}, inputs)))
 
 
 def classes_of(prototypes: Mapping[str, Prototype], inputs: Inputs) -> int:

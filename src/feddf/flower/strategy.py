@@ -16,28 +16,20 @@ from torch import Tensor
 
 from feddf.config import ConfigError, Experiment, Record, differences, with_values
 from feddf.engines.open import open_engines
-from feddf.flower.registry import ClientRegistry, most_clients
 from feddf.flower.settings import Architectures, FlowerSettings, Labeled, parts_config, server_data, settings_of
 from feddf.flower.settings import train_config as told_in_training
-from feddf.flower.transport import MessageQueue, exchange
+from feddf.flower.transport import ClientRegistry, MessageQueue, exchange
 from feddf.flower.wire import job_message, packed, reply_from, unpacked
 from feddf.robust.defense import bounded_counts
 from feddf.rounds import Federation, collect, run_round, sample
 from feddf.runs.build import build
 from feddf.runs.methods import build_method
-from feddf.runs.record import Recorder, mean_metrics
-from feddf.runs.run import record_rounds
+from feddf.runs.run import Recorder, mean_metrics, record_rounds
 from feddf.runs.spool import DiskSpool
 from feddf.runs.store import RunFolder
 from feddf.seeds import derive
 from feddf.states import init_state
 from feddf.types import Engine, Failure, Inputs, Job, Method, Part, Prototype, Reply, Round, ServerState, State
-
-EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
-"""A user's own evaluation of the fused weights after a round."""
-
-METRICS_ONLY = (Part(weights_up=False),)
-"""What is asked of clients that try a model."""
 
 _log = logging.getLogger("flwr")
 
@@ -108,7 +100,7 @@ class FedDF(Strategy):
         timeout: float | None = None,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFunction | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run the rounds that the folder does not hold yet, and return Flower's result.
 
@@ -150,9 +142,8 @@ class FedDF(Strategy):
         if not (self.folder / "config.toml").exists():
             return RunFolder.create(self.folder, self.settings)
         folder = RunFolder.open(self.folder)
-        before = folder.settings(FlowerSettings)
-        if changed := differences(before, self.settings, also_free=("rounds", "clients.timeout")):
-            found = "; ".join(changed)
+        before, free = folder.settings(FlowerSettings), ("rounds", "clients.timeout")
+        if found := "; ".join(differences(before, self.settings, also_free=free)):
             raise ConfigError(f"{self.folder} holds a run with other settings: {found}; use another folder")
         return folder
 
@@ -173,7 +164,7 @@ class FedDF(Strategy):
     def _rounds(self, grid: Grid, method: Method, told: Mapping[str, Any], spool: DiskSpool) -> Iterator[Round]:
         """Run rounds over the clients behind a grid; new ones join between them."""
         clients, seed, known = self.settings.clients, self.settings.seed, list(self._resources.prototypes)
-        path, most = self.folder / "registry.json", most_clients(clients.total)
+        path, most = self.folder / "registry.json", 2 * clients.total + 8
         self._jobs = MessageQueue(grid)
         self._registry = ClientRegistry(MessageQueue(grid), path, known, self._names, most)
         self._registry.gather(clients, self.wait, self.poll)
@@ -202,7 +193,7 @@ class FedDF(Strategy):
 
         return run
 
-    def _evaluate(self, function: EvaluateFunction | None, number: int, result: Result) -> None:
+    def _evaluate(self, function: Callable[..., MetricRecord | None] | None, number: int, result: Result) -> None:
         """Put what the user's own function finds of the fused models into Flower's result."""
         found = function(number, packed(self.models)) if function is not None else None
         if found is not None:
@@ -216,8 +207,9 @@ class FedDF(Strategy):
         config = self.settings.clients.model_copy(update={"fraction": fraction})
         asked = sample(Federation(self._registry.clients, config, derive(seed, "evaluate")), number)
         jobs = [Job(one, number, server.sent_to(one), derive(seed, "evaluate", one.id)) for one in asked]
-        engine = self._engine(MessageType.EVALUATE, told, METRICS_ONLY)
-        found, failures = collect(engine, _train_remotely, jobs, parts=METRICS_ONLY)
+        parts = (Part(weights_up=False),)  # only metrics come back
+        engine = self._engine(MessageType.EVALUATE, told, parts)
+        found, failures = collect(engine, _train_remotely, jobs, parts=parts)
         means = mean_metrics([(update.n_examples, update.metrics) for update in found])
         silent = {failure.client_id: failure.reason for failure in failures}
         return {**record, "evaluated_by_clients": {"means": means, "failures": silent}}

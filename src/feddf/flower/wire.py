@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from io import BytesIO
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -186,12 +185,8 @@ def _counted(metrics: MetricRecord) -> tuple[int, dict[str, float]]:
         count = int(count)
     if not isinstance(count, int):
         raise ValueError(f"its metrics have no '{COUNT}', the number of examples that it was trained on")
-    numbers = {
-        name: value
-        for name, value in metrics.items()
-        if isinstance(value, int | float) and name != COUNT and METRIC_NAME.fullmatch(name)
-    }
-    return count, dict(islice(numbers.items(), MOST_METRICS))
+    named = [(name, value) for name, value in metrics.items() if name != COUNT and METRIC_NAME.fullmatch(name)]
+    return count, dict([(name, value) for name, value in named if isinstance(value, int | float)][:MOST_METRICS])
 
 
 def _only(records: Mapping[str, Any], kind: str) -> Any:

@@ -16,14 +16,12 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.collections import EllipseCollection
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from feddf.config.keys import all_keys, short
 from feddf.report.read import Run, differing, method_name, setting
-from feddf.report.tables import percent
 from feddf.runtime.atomic import write_atomically
 
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F"]
@@ -156,39 +154,6 @@ def sweep(runs: Sequence[Run], name: str, path: Path) -> None:
     axes.minorticks_off()
     axes.set(xlabel=f"{short(name)} ({all_keys()[name].meaning})", title=fill(_title(runs), 70))
     _finish(figure, axes, f"test accuracy in % after round {last}", path)
-
-
-@in_one_style()
-def decision_regions(
-    panels: Sequence[tuple[str, float, NDArray[np.float32]]],
-    shards: Sequence[tuple[str, NDArray[np.float32], NDArray[np.int64]]],
-    pool: NDArray[np.float32] | None,
-    path: Path,
-    extent: float = 3.0,
-) -> None:
-    """Draw the paper's Figure 1: data in the top row, class probabilities as colors in the bottom row.
-
-    A panel is (title, accuracy, H×W×3 probabilities); a shard is (title, N×2 points, N labels).
-    """
-    columns = max(len(panels), len(shards) + 1)
-    palette = np.array([to_rgb(color) for color in COLORS[:3]])
-    figure = Figure(figsize=(2.2 * columns, 5), layout="constrained")
-    grid = figure.subplots(2, columns)
-    for axes in grid.flat:
-        axes.set(xlim=(-extent, extent), ylim=(-extent, extent), aspect="equal", xticks=[], yticks=[])
-    clouds: list[Any] = [(title, points, palette[labels], 5) for title, points, labels in shards]
-    if pool is not None:
-        clouds.append((f"unlabeled pool ({len(pool)})", pool, "gray", 6))
-    for axes, (title, points, colors, size) in zip(grid[0], clouds, strict=False):
-        axes.scatter(points[:, 0], points[:, 1], c=colors, s=size)
-        axes.set_title(title)
-    for axes in [*grid[0][len(clouds) :], *grid[1][len(panels) :]]:
-        axes.axis("off")
-    for axes, (title, accuracy, image) in zip(grid[1], panels, strict=False):
-        mixed = np.clip(image @ palette, 0, 1)  # a class is its color, a doubt the mixture
-        axes.imshow(mixed, origin="lower", extent=(-extent, extent, -extent, extent), interpolation="bilinear")
-        axes.set_title(f"{title}\n{percent(accuracy)} % on all data")
-    save_figure(figure, path)
 
 
 @in_one_style()

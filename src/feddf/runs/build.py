@@ -88,17 +88,12 @@ def build(experiment: Experiment, *, trust: bool = False) -> Parts:
     engine = DeferredEngine()
     method, fitted = build_method(resources, experiment, engine, models)
     federation = Federation(clients, experiment.clients, seed, method.rounds_per_cohort)
-    train = partial(
-        local_update,
-        prototypes=fitted,
-        train=task.train,
-        local=experiment.local,
-        augment=flip_crop if augments(experiment, task.data) else None,
-        half=combine_halves([part.half for part in method.parts]),
-        execution=of_clients(experiment.run),
-    )
-    server, warnings = ServerState(0, models), _warnings(task)
-    parts = Parts(experiment, task, fitted, federation, server, train, method, engine, warnings)
+    half = combine_halves([part.half for part in method.parts])
+    cropped = flip_crop if augments(experiment, task.data) else None
+    train = partial(local_update, prototypes=fitted, train=task.train, local=experiment.local)
+    train = partial(train, half=half, augment=cropped, execution=of_clients(experiment.run))
+    server = ServerState(0, models)
+    parts = Parts(experiment, task, fitted, federation, server, train, method, engine, _warnings(task))
     if experiment.attack.kind == "none":
         return parts
     attack: Attack = ATTACKS[experiment.attack.kind](parts)

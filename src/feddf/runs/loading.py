@@ -16,26 +16,15 @@ from torch import Tensor, nn
 from feddf.config import ConfigError, DataConfig, Experiment, PoolConfig, PrototypeConfig, SourceConfig
 from feddf.config.errors import FeddfError, reason
 from feddf.config.names import DATASETS, SOURCES
+from feddf.data import unlabeled
 from feddf.data.datasets import Dataset, wrong_labels
 from feddf.data.files import read_all_images
 from feddf.data.text import TEXTS, tokenizer
-from feddf.data.unlabeled import (
-    all_rows,
-    choose,
-    load_generator,
-    noise,
-    of_classes,
-    resize,
-    sample_images,
-    uniform_points,
-    with_views,
-)
 from feddf.runtime.packages import transformers
 from feddf.seeds import derive
-from feddf.types import Examples, Inputs, Rows
+from feddf.types import Inputs, Rows
 
-ENOUGH = 10_000
-"""Inputs of a source that could give any number of them, where the configuration does not say how many."""
+ENOUGH = 10_000  # inputs of a source that could give any number of them, where the configuration does not say
 
 
 def load_dataset(key: str, name: str, data: DataConfig) -> Dataset:
@@ -70,12 +59,10 @@ def _resized(data: Dataset, side: int) -> Dataset:
     raw = data.train.inputs.raw
     if len(raw.shape) != 4 or tuple(raw.shape[2:]) == (side, side):
         return data
-
-    def small(examples: Examples) -> Examples:
-        rows = resize(all_rows(examples.inputs.raw), (raw.shape[1], side, side), raw.dtype)
-        return replace(examples, inputs=Inputs(rows, data.train.inputs.encode))
-
-    return replace(data, train=small(data.train), test=small(data.test))
+    shape, encode, parts = (raw.shape[1], side, side), data.train.inputs.encode, (data.train, data.test)
+    rows = [unlabeled.resize(unlabeled.all_rows(one.inputs.raw), shape, raw.dtype) for one in parts]
+    train, test = (replace(one, inputs=Inputs(some, encode)) for one, some in zip(parts, rows, strict=True))
+    return replace(data, train=train, test=test)
 
 
 def with_tokenizer(experiment: Experiment) -> DataConfig:
@@ -98,9 +85,6 @@ def check_vocabulary(prototype: PrototypeConfig, data: DataConfig) -> None:
     if found.padding != (model.pad_token_id or 0):
         allowed = f"it pads with token {found.padding}, and the model {path} with {model.pad_token_id}"
         raise ConfigError.at("data.tokenizer", data.tokenizer, allowed)
-
-
-# The unlabeled pool
 
 
 @dataclass(frozen=True)
@@ -128,45 +112,43 @@ def pool_of(pool: PoolConfig, task: PoolTask, seed: int, *, flips: bool = False)
 
     Only images have several, which are shifted, and mirrored if ``flips``; other inputs stay as they are.
     """
-    seeds = [seed, *(derive(seed, number) for number in range(1, len(pool.sources)))]
-    parts = [_adapted(source, task, one) for source, one in zip(pool.sources, seeds, strict=True)]
+    parts = []
+    for number, source in enumerate(pool.sources):
+        read = SOURCES[source.name] if source.name in SOURCES else from_dataset  # noqa: SIM401 (get imports)
+        try:
+            found = read(source, task, derive(seed, number) if number else seed)
+            parts.append(unlabeled.resize(found, task.shape, task.dtype))
+        except (ValueError, OSError) as error:
+            raise ConfigError.at("pool.sources", source.name, str(error)) from None
     whole = torch.cat(parts) if len(parts) > 1 else parts[0]
     if pool.size is not None and len(whole) > pool.size:
-        whole = choose(whole, pool.size, derive(seed, "size"))
+        whole = unlabeled.choose(whole, pool.size, derive(seed, "size"))
     if len(whole) < 2:
         raise ConfigError.at("pool.sources", pool.names, f"a pool needs at least two inputs, and this has {len(whole)}")
     views = pool.views if whole.ndim == 4 else 1
-    return (with_views(whole, views, flips, derive(seed, "views")) if views > 1 else whole), views
-
-
-def _adapted(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
-    read = SOURCES[source.name] if source.name in SOURCES else from_dataset  # noqa: SIM401 (get imports)
-    try:
-        return resize(read(source, task, seed), task.shape, task.dtype)
-    except (ValueError, OSError) as error:
-        raise ConfigError.at("pool.sources", source.name, str(error)) from None
+    return (unlabeled.with_views(whole, views, flips, derive(seed, "views")) if views > 1 else whole), views
 
 
 def from_plane(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     """Points in (−3, 3)², as in the paper's toy example: 60 unless a size is given."""
-    return uniform_points((2,), task.wanted(source) or 60, -3.0, 3.0, seed)
+    return unlabeled.uniform_points((2,), task.wanted(source) or 60, -3.0, 3.0, seed)
 
 
 def from_noise(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     """Uniform noise."""
-    return noise(task.shape, task.dtype, task.wanted(source) or ENOUGH, seed)
+    return unlabeled.noise(task.shape, task.dtype, task.wanted(source) or ENOUGH, seed)
 
 
 def from_generator(path: str, source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     """Images of a generator in a ``.pt2`` file, made on the CPU."""
-    make, latent = load_generator(Path(path).expanduser(), trust=task.trust)
-    return sample_images(make, task.wanted(source) or ENOUGH, latent, seed)
+    make, latent = unlabeled.load_generator(Path(path).expanduser(), trust=task.trust)
+    return unlabeled.sample_images(make, task.wanted(source) or ENOUGH, latent, seed)
 
 
 def from_images(path: str, source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     """Every image file in a folder and the folders below it, whatever they are called."""
     rows = read_all_images(Path(path).expanduser(), task.shape[-1] if len(task.shape) == 3 else None)
-    return choose(rows, min(task.wanted(source) or len(rows), len(rows)), seed)
+    return unlabeled.choose(rows, min(task.wanted(source) or len(rows), len(rows)), seed)
 
 
 def from_held(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
@@ -174,29 +156,26 @@ def from_held(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     rows = task.held.get(source.name)
     if rows is None:
         raise ValueError("there are no clients here; name other unlabeled inputs")
-    return choose(rows, source.size or min(task.size or len(rows), len(rows)), seed)  # the pool's size is a most here
+    return unlabeled.choose(
+        rows, source.size or min(task.size or len(rows), len(rows)), seed
+    )  # the pool's size is a most here
 
 
 def from_dataset(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     """Inputs of another data set, all or some of its classes; or images of a generator of the user's own."""
     found = task.load(source.name)
     if isinstance(found, nn.Module):
-        return sample_images(found, task.wanted(source) or ENOUGH, (100,), seed)
-    rows = _of_classes(source, _checked(found, "a feddf.Dataset or a generator"), task, seed)
-    if source.fraction is not None:
-        return choose(rows, max(2, round(source.fraction * len(rows))), seed)
-    return choose(rows, task.wanted(source), seed)
-
-
-def _of_classes(source: SourceConfig, data: Dataset, task: PoolTask, seed: int) -> Rows:
-    inputs = data.unlabeled or data.train.inputs
-    if source.classes is None and not source.avoid:
-        return inputs.raw
-    avoid = source.avoid
-    if isinstance(avoid, str):
-        avoid = _checked(task.load(avoid), "a feddf.Dataset").classes
-    chosen = of_classes(data.train.labels, data.train.n_classes, data.classes, source.classes, avoid, seed)
-    return data.train.inputs.take(chosen).raw
+        return unlabeled.sample_images(found, task.wanted(source) or ENOUGH, (100,), seed)
+    data, avoid = _checked(found, "a feddf.Dataset or a generator"), source.avoid
+    inputs, labels = data.unlabeled or data.train.inputs, data.train.labels
+    if source.classes is not None or avoid:
+        if isinstance(avoid, str):
+            avoid = _checked(task.load(avoid), "a feddf.Dataset").classes
+        inputs = data.train.inputs.take(
+            unlabeled.of_classes(labels, data.train.n_classes, data.classes, source.classes, avoid, seed)
+        )
+    few = None if source.fraction is None else max(2, round(source.fraction * len(inputs.raw)))
+    return unlabeled.choose(inputs.raw, few or task.wanted(source), seed)
 
 
 def _checked(found: object, expected: str) -> Dataset:

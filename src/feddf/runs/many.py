@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -92,13 +93,11 @@ def run_many(
     few clients sent a usable update would fail again: the reason is kept in its folder. Any other failure ends all.
     """
     _open_folders(wanted, complain)
-    left = unfinished(wanted)
-    if parallel:
-        yield from _run_in_processes(left, parallel, trust)
-        return
     run = run or partial(_run_here, trust=trust)
-    for path in left:
-        yield path, run(path, wanted[path]) or ""
+    if parallel:
+        yield from _run_in_processes(unfinished(wanted), parallel, trust)
+    else:
+        yield from ((path, run(path, wanted[path]) or "") for path in unfinished(wanted))
 
 
 def _open_folders(wanted: Mapping[Path, Experiment], complain: Say) -> None:
@@ -142,13 +141,9 @@ def _run_here(path: Path, experiment: Experiment, trust: bool) -> str | None:
         for _ in run_experiment(build(experiment, trust=trust), RunFolder.open(path)):
             pass
     except QuorumError as error:
-        return _fail(path, str(error))
+        write_atomically(path / FAILED, str(error).encode())
+        return str(error)
     return None
-
-
-def _fail(path: Path, reason: str) -> str:
-    write_atomically(path / FAILED, reason.encode())
-    return reason
 
 
 def _run_in_processes(paths: Sequence[Path], parallel: int, trust: bool) -> Iterator[tuple[Path, str]]:
@@ -165,9 +160,10 @@ def _run_in_processes(paths: Sequence[Path], parallel: int, trust: bool) -> Iter
         if process.returncode == 0:
             return ""
         reason = (complaint.strip().splitlines() or [f"exit code {process.returncode}"])[-1].removeprefix("error: ")
-        if process.returncode == QuorumError.exit_code:
-            return _fail(path, reason)
-        raise StoreError(f"{path}: {reason}")
+        if process.returncode != QuorumError.exit_code:
+            raise StoreError(f"{path}: {reason}")
+        write_atomically(path / FAILED, reason.encode())
+        return reason
 
     with ThreadPoolExecutor(parallel) as pool:
         futures = {pool.submit(resume, path): path for path in paths}
@@ -175,24 +171,18 @@ def _run_in_processes(paths: Sequence[Path], parallel: int, trust: bool) -> Iter
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BaseException:
-            for future in futures:
-                future.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
             for process in list(running):
                 process.terminate()
             raise
 
-
-# Tuning
 
 PAPER: dict[str, tuple[float, ...]] = {
     "local.lr": (0.01, 0.05, 0.1, 0.5, 1.0, 1.5),
     "local.prox_mu": (0.001, 0.01, 0.1, 1.0),
     "fusion.momentum": (0.1, 0.2, 0.3, 0.4),
 }
-"""The initial grids of appendix C.2."""
-
-EVENLY_SPACED = {"fusion.momentum"}
-"""Extended by adding the step; all others by multiplying with the ratio."""
+"""The initial grids of appendix C.2. Momentum is extended by adding the step, all others by the ratio."""
 
 
 @dataclass(frozen=True)
@@ -236,12 +226,13 @@ def tune(
         best = max(trials, key=lambda trial: trial.score)
         if best.failure:
             raise ConfigError(f"no setting came to its end; the last reason was: {best.failure}")
-        further = {
-            key: value
-            for key in grids
-            if left[key] and (value := beyond(key, grids[key], best.values[key])) is not None
-            if _allowed(experiment, {**best.values, key: value})
-        }
+        further: dict[str, float] = {}
+        for key in grids:
+            value = beyond(key, grids[key], best.values[key]) if left[key] else None
+            if value is not None:
+                with suppress(ConfigError):  # a value that is not allowed
+                    with_values(experiment, {**best.values, key: value})
+                    further[key] = value
         if not further:
             return trials, best
         for key, value in further.items():
@@ -260,7 +251,7 @@ def beyond(key: str, values: Sequence[float], best: float) -> float | None:
     if len(values) < 2 or best not in (values[0], values[-1]):
         return None
     edge, inside = (values[0], values[1]) if best == values[0] else (values[-1], values[-2])
-    if key in EVENLY_SPACED or 0 in (edge, inside):
+    if key == "fusion.momentum" or 0 in (edge, inside):
         return round(2 * edge - inside, 10)
     return float(f"{edge * edge / inside:.3g}")
 
@@ -302,11 +293,3 @@ def _trials(
         mine = [folder(setting, seed) for seed in seeds]
         failures = "; ".join(filter(None, map(failure_of, mine)))
         yield Trial(setting, [] if failures else [read_run(path) for path in mine], failures)
-
-
-def _allowed(experiment: Experiment, setting: Mapping[str, float]) -> bool:
-    try:
-        with_values(experiment, setting)
-    except ConfigError:
-        return False
-    return True

@@ -142,9 +142,6 @@ def robust_settings(settings: Settings, resources: Resources) -> Settings:
     return with_values(settings, changes)
 
 
-# Methods by name
-
-
 def fedavg(resources: Resources, settings: Settings, engine: Engine) -> Fusion:
     """FedAvg."""
     return average.fedavg(averaging_rule(resources, settings))
@@ -212,9 +209,6 @@ def lone_threads(resources: Resources, batch: int) -> int:
     with torch.random.fork_rng(devices=[]):
         model = prototype.build()
     return threads_for(model, resources.pool.batch(torch.zeros(1, dtype=torch.long)), batch)
-
-
-# What is asked of clients
 
 
 def named_part(name: str, resources: Resources, told: Mapping[str, bool | int | float | str] = {}) -> Part:

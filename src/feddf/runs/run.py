@@ -1,36 +1,39 @@
-"""Run an experiment: iterate over rounds, record each one, keep its checkpoint; at the end describe its models."""
+"""Run an experiment: try each round's models, record it, keep its checkpoint; at the end describe the models."""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from math import isfinite
 from pathlib import Path
+from time import perf_counter
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from feddf import evaluate
-from feddf.config import Record, Settings
+from feddf.config import Record, RunConfig, Settings
 from feddf.config.keys import flat
+from feddf.config.records import ModelRecord
 from feddf.data.partition import class_counts
-from feddf.data.unlabeled import all_rows
-from feddf.engines import in_process
 from feddf.engines.open import Profile, Watch, open_engines, report_progress, unwatched
-from feddf.fusion.ensemble import avg_logits
-from feddf.rounds import run_round, run_rounds
+from feddf.evaluate import Evaluation, Predictions, Teacher, accuracy_of, models_of, teacher_of
+from feddf.fusion.ensemble import Ensemble
+from feddf.models.binary import wire
+from feddf.rounds import run_rounds
 from feddf.runs.build import Parts
 from feddf.runs.loading import with_tokenizer
 from feddf.runs.loggers import open_loggers
-from feddf.runs.record import Recorder
-from feddf.runs.spool import ClientStates, DiskSpool
+from feddf.runs.spool import LOST, ClientStates, DiskSpool
 from feddf.runs.store import RunFolder
 from feddf.runtime.atomic import write_atomically
+from feddf.runtime.execution import of_answers
 from feddf.saved.model import ModelSpec, of_inputs
 from feddf.saved.model_folder import CARD, CONFIG
-from feddf.types import Engine, Inputs, Round, ServerState, WeightedLogits
+from feddf.states import n_bytes
+from feddf.types import Engine, Examples, Failure, Prototype, Round, ServerState
 
 
 def run_experiment(
@@ -60,11 +63,11 @@ def run_experiment(
     with folder.locked(), open_engines(experiment.run, experiment.clients.timeout) as engines:
         server = folder.latest()[0] or parts.server
         folder.forget_after(server.round)
-        counts = class_counts(task.train.labels, task.shards, task.train.n_classes).tolist()
-        held = {"classes": list(task.data.classes), "counts": counts}
+        counts = class_counts(task.train.labels, task.shards, task.train.n_classes)
+        held = {"classes": list(task.data.classes), "counts": counts.tolist()}
         write_atomically(folder.path / "partition.json", json.dumps(held).encode())
-        on_test = staged(engines.server, "evaluate")
-        recorder = Recorder(on_test, parts.prototypes, task.data.test, task.validation, experiment.run)
+        tried = staged(engines.server, "evaluate")
+        recorder = Recorder(tried, parts.prototypes, task.data.test, task.validation, experiment.run)
         parts.engine.become(staged(engines.server, "fuse"))
         engine = staged(engines.clients, "train")
         if parts.attack:
@@ -115,18 +118,169 @@ def record_rounds(
         folder.finish(server.models)
 
 
-# What makes the models in a run's folder usable without the experiment
+NO_ENSEMBLE: dict[str, float | None] = {"ensemble": None, "avg_logits": None}
 
-_CARD = """---
+
+class Recorder:
+    """Makes the record of each round, by trying models on the test and validation data. Made once for all rounds."""
+
+    def __init__(
+        self, engine: Engine, prototypes: Mapping[str, Prototype], test: Examples, validation: Examples, run: RunConfig
+    ) -> None:
+        self._prototypes, self._test, self._validation, self._run = prototypes, test, validation, run
+        execution = of_answers(run)
+        self._on_test = Evaluation(engine, test.inputs, execution)
+        self._on_validation = Evaluation(engine, validation.inputs, execution)
+
+    def record(self, closed: Round) -> Record:
+        """Return the record of a round.
+
+        Test accuracies before (line 11) and after fusion (line 15), of the ensemble that taught, of plain AvgLogits of
+        the clients and of each client, as the run logs them, or why the ensemble was not measured; the fused models'
+        validation accuracy, by which hyper-parameters are tuned; bytes down and up.
+        """
+        began, updates = perf_counter(), closed.updates
+        teachers, models, ensembles = self._tested(closed)
+        if len(self._validation):
+            for one in self._on_validation(models_of(closed.server.models, self._prototypes)):
+                models[one.client_id]["validation"] = _score(_known(one, "validation").logits, self._validation)
+        notes = dict(closed.fused.notes)
+        seconds = {**closed.seconds, **notes.pop("seconds", {}), "evaluate": perf_counter() - began}
+        why, measured = closed.fused.no_ensemble, self._run.log_ensemble and len(self._test)
+        unmeasured = measured and ensembles["ensemble"] is None and (closed.fused.ensemble is not None or why)
+        names = [update.client_id for update in updates]
+        lost = [update.client_id for update in updates if LOST in update.metrics]
+        found: dict[str, Any] = {
+            "round": closed.server.round,
+            "clients": names,
+            **(ensembles if self._run.log_ensemble else NO_ENSEMBLE),
+            **({"no_ensemble": why or "no teacher's answers are finite"} if unmeasured else {}),
+            "models": models,
+            "metrics_of_clients": mean_metrics([(update.n_examples, update.metrics) for update in updates]),
+            **({"accuracy_of_clients": {n: teachers.get(n) for n in names}} if self._run.log_clients else {}),
+            "bytes_down": {name: closed.bytes_down[name] for name in names},
+            "bytes_up": {one.client_id: sum(map(n_bytes, [wire(one.state), *one.payload.values()])) for one in updates},
+            "dropped": [{"client": failure.client_id, "reason": failure.reason} for failure in closed.failures],
+            "attempts": closed.attempts,
+            "seconds": {stage: round(value, 4) for stage, value in seconds.items()},
+            **({"lost_states": lost} if lost else {}),
+            **notes,
+        }
+        return cast(Record, found)
+
+    def _tested(self, closed: Round) -> tuple[dict[str, float], dict[str, ModelRecord], dict[str, float | None]]:
+        """Return the test accuracies of clients, of each prototype before and after fusion, and of ensembles.
+
+        Those are the one that taught (``ensemble``, sampled models included), and plain AvgLogits of all clients.
+        """
+        before, after = closed.fused.start, closed.server.models
+        if not len(self._test):
+            return {}, {name: {"averaged": None, "fused": None} for name in sorted(after)}, NO_ENSEMBLE
+        asked: list[Teacher] = []
+        ensemble: Ensemble | None = closed.fused.ensemble if self._run.log_ensemble else None
+        if self._run.log_clients or self._run.log_ensemble:  # most of the work, where there are many
+            asked = [teacher_of(update, self._prototypes) for update in closed.updates if update.state]
+            names = {teacher.id for teacher in asked}
+            asked += [one for one in ensemble.teachers if one.id not in names] if ensemble else []  # sampled models
+        changed = {name: state for name, state in after.items() if state is not before[name]}
+        fused = [*models_of(before, self._prototypes, "averaged"), *models_of(changed, self._prototypes, "fused")]
+        outcomes = self._on_test([*asked, *fused])  # at once: no worker waits for another
+        clients = {update.client_id for update in closed.updates}
+        accuracies, ensembles = self._ensembles(islice(outcomes, len(asked)), clients, ensemble)
+        scores = {one.client_id: _score(_known(one, "evaluation").logits, self._test) for one in outcomes}
+        models: dict[str, ModelRecord] = {}
+        for name in sorted(after):
+            averaged = scores[f"averaged {name}"]
+            models[name] = {"averaged": averaged, "fused": scores.get(f"fused {name}", averaged)}
+        return accuracies, models, ensembles
+
+    def _ensembles(
+        self, outcomes: Iterable[Predictions | Failure], clients: set[str], ensemble: Ensemble | None
+    ) -> tuple[dict[str, float], dict[str, float | None]]:
+        """Return the clients' accuracies and those of ensembles; one teacher's answers are in memory at a time."""
+        members = {teacher.id for teacher in ensemble.teachers} if ensemble else set()
+        accuracies: dict[str, float] = {}
+        finite: set[str] = set()
+        total = torch.zeros((), dtype=torch.float64)
+
+        def answers() -> Iterator[Predictions]:
+            nonlocal total
+            for outcome in outcomes:
+                if isinstance(outcome, Failure):
+                    continue  # only its share in the measured ensembles is lost
+                name, logits = outcome.client_id, outcome.logits
+                if name in clients:
+                    accuracies[name] = _score(logits, self._test)
+                if not bool(torch.isfinite(logits).all()):
+                    continue
+                finite.add(name)
+                if name in clients:
+                    total = total + logits.to(torch.float64)
+                if name in members:
+                    yield outcome
+
+        found, stream = None, answers()
+        if ensemble is not None:
+            try:
+                found = _score(ensemble(stream), self._test)
+            except ValueError:
+                if finite & members:  # else it has nothing to combine
+                    raise
+        for _ in stream:  # the clients that did not teach
+            pass
+        heard = len(finite & clients)
+        return accuracies, {"ensemble": found, "avg_logits": _score(total / heard, self._test) if heard else None}
+
+
+def _known(outcome: Predictions | Failure, work: str) -> Predictions:
+    """Return what a model of the server answers; there is no record without it."""
+    if isinstance(outcome, Failure):
+        raise RuntimeError(f"the {work} of {outcome.client_id} failed: {outcome.reason}")
+    return outcome
+
+
+def _score(predictions: Tensor, examples: Examples) -> float:
+    return accuracy_of(predictions, examples.labels, examples.outputs)
+
+
+def mean_metrics(found: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
+    """Return Σ n_k m_k / Σ n_k of every metric that all clients have, where it is finite."""
+    total = sum(count for count, _ in found)
+    if not total:
+        return {}
+    shared = set.intersection(*(set(metrics) for _, metrics in found))
+    means = {name: sum(count / total * metrics[name] for count, metrics in found) for name in sorted(shared)}
+    return {name: mean for name, mean in means.items() if isfinite(mean)}
+
+
+def describe(parts: Parts, folder: Path, records: Sequence[Record]) -> None:
+    """Write how the models in ``models/`` are built and fed, and the card; classes without names are numbers."""
+    data = parts.task.data
+    numbers = tuple(str(number) for number in range(data.train.n_classes))
+    classes = data.classes if len(data.classes) == len(numbers) else numbers
+    form = data.shape, classes, of_inputs(data.train.inputs, with_tokenizer(parts.experiment).tokenizer)
+    specs = {
+        spec.label: ModelSpec(spec.model, *form, spec.options, parts.prototypes[spec.label].fit is not None)
+        for spec in parts.experiment.prototypes
+    }
+    values = {"feddf": {"prototypes": {name: spec.describe() for name, spec in specs.items()}}}
+    write_atomically(folder / CONFIG, json.dumps(values, indent=2, ensure_ascii=False).encode())
+    experiment, last = parts.experiment, records[-1] if records else None
+    fused = {name: model["fused"] for name, model in last["models"].items()} if last else {}
+    scores = {name: f"{100 * score:.1f}" for name, score in fused.items() if score is not None}
+    about = f"{experiment.description}\n\n" if experiment.description else ""
+    rows = "\n".join(f"| {name} | `{spec.model}` | {scores.get(name, '')} |" for name, spec in specs.items())
+    clients, chosen = experiment.clients.total, f', prototype="{next(iter(specs))}"' if len(specs) > 1 else ""
+    card = f"""---
 library_name: feddf
 tags:
 - feddf
 - federated-learning
 ---
-# {name}
+# {experiment.name}
 
-{description}Models of `{method}` after {rounds} rounds with {clients} clients on `{data}` ({n_classes} classes); \
-the whole configuration is in `config.toml`.
+{about}Models of `{experiment.fusion.method}` after {last["round"] if last else 0} rounds with {clients} clients \
+on `{experiment.data.name}` ({data.train.n_classes} classes); the whole configuration is in `config.toml`.
 
 | prototype | architecture | test accuracy % |
 |---|---|---:|
@@ -137,78 +291,4 @@ import feddf
 model = feddf.load_model("FOLDER"{chosen})
 ```
 """
-
-
-def describe(parts: Parts, folder: Path, records: Sequence[Record]) -> None:
-    """Write how the models in ``models/`` are built and fed, and the card."""
-    specs = _specs(parts)
-    values = {"feddf": {"prototypes": {name: spec.describe() for name, spec in specs.items()}}}
-    write_atomically(folder / CONFIG, json.dumps(values, indent=2, ensure_ascii=False).encode())
-    experiment, last = parts.experiment, records[-1] if records else None
-    fused = {name: model["fused"] for name, model in last["models"].items()} if last else {}
-    scores = {name: f"{100 * score:.1f}" for name, score in fused.items() if score is not None}
-    card = _CARD.format(
-        name=experiment.name,
-        description=f"{experiment.description}\n\n" if experiment.description else "",
-        method=experiment.fusion.method,
-        rounds=last["round"] if last else 0,
-        clients=experiment.clients.total,
-        data=experiment.data.name,
-        n_classes=parts.task.data.train.n_classes,
-        rows="\n".join(f"| {name} | `{spec.model}` | {scores.get(name, '')} |" for name, spec in specs.items()),
-        chosen=f', prototype="{next(iter(specs))}"' if len(specs) > 1 else "",
-    )
     write_atomically(folder / CARD, card.encode())
-
-
-def _specs(parts: Parts) -> dict[str, ModelSpec]:
-    """Return the description of every prototype; classes without names are numbers."""
-    data = parts.task.data
-    numbers = tuple(str(number) for number in range(data.train.n_classes))
-    classes = data.classes if len(data.classes) == len(numbers) else numbers
-    preprocess = of_inputs(data.train.inputs, with_tokenizer(parts.experiment).tokenizer)
-    form = data.shape, classes, preprocess
-    return {
-        spec.label: ModelSpec(spec.model, *form, spec.options, parts.prototypes[spec.label].fit is not None)
-        for spec in parts.experiment.prototypes
-    }
-
-
-# Figure 1 (and its detail in appendix C.1)
-
-
-def draw_regions(parts: Parts, path: Path, extent: float = 3.0, resolution: int = 160) -> list[tuple[str, float]]:
-    """Draw the decision regions of the toy's local, averaged, fused and ensemble models; return their accuracies."""
-    from feddf.report.plots import decision_regions  # matplotlib takes a second to load
-
-    train, test, pool = parts.task.train, parts.task.data.test, parts.task.pool
-    line = torch.linspace(-extent, extent, resolution)
-    plane = Inputs(torch.stack(torch.meshgrid(line, line, indexing="xy"), dim=-1).reshape(-1, 2), test.inputs.encode)
-
-    def predict(models: Sequence[nn.Module], inputs: Inputs) -> Tensor:
-        return avg_logits(WeightedLogits(evaluate.logits(model, inputs)) for model in models)
-
-    panels = []
-    for title, models in _first_models(parts).items():
-        image = predict(models, plane).reshape(resolution, resolution, 3).numpy()
-        panels.append((title, evaluate.accuracy_of(predict(models, test.inputs), test.labels), image))
-    shards = {client.id: indices for client, indices in zip(parts.federation.clients, parts.task.shards, strict=True)}
-    shards["all data"] = torch.arange(len(train))
-    points = [(title, train.inputs.raw[one].numpy(), train.labels[one].numpy()) for title, one in shards.items()]
-    decision_regions(panels, points, all_rows(pool.raw).numpy() if pool else None, path, extent)
-    return [(title, accuracy) for title, accuracy, _ in panels]
-
-
-def _first_models(parts: Parts) -> dict[str, list[nn.Module]]:
-    """Run the first round again (same seed, same bytes), and return its models, those of an ensemble together."""
-    parts.engine.become(in_process)
-    method, name = parts.method, parts.experiment.prototypes[0].label
-    run = partial(run_round, engine=in_process, train=parts.train, fuse=method.fuse, parts=method.parts)
-    closed, load = run(parts.server, parts.federation), parts.prototypes[name].load
-    trained = {update.client_id: parts.prototypes[update.prototype].load(update.state) for update in closed.updates}
-    return {
-        **{client: [model] for client, model in trained.items()},
-        "averaged (FedAvg)": [load(closed.fused.start[name])],
-        f"fused ({parts.experiment.fusion.method})": [load(closed.server.models[name])],
-        "ensemble": list(trained.values()),
-    }

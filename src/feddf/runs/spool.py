@@ -29,11 +29,8 @@ from feddf.runtime.atomic import new_file, read_checked, real_folder, write_chec
 from feddf.states import digest
 from feddf.types import Engine, Failure, Job, Payload, Reply, State, Update
 
-LOST = "lost_state"
-"""The metric of a client that began anew because the state that it had kept is lost."""
-
-_FIELDS = "client_id", "prototype", "round", "n_examples", "metrics"
-"""What an update says besides its tensors."""
+LOST = "lost_state"  # the metric of a client that began anew because the state that it had kept is lost
+_FIELDS = "client_id", "prototype", "round", "n_examples", "metrics"  # what an update says besides its tensors
 
 
 @dataclass(frozen=True)
@@ -115,11 +112,10 @@ def _name(job: Job) -> str:
     return f"{job.seed} {job.counted} {_digest(job.state, job.payload)}"
 
 
-_DTYPES = {
+_DTYPES = {  # by safetensors' names
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-"""Safetensors' names."""
 
 
 class StateOnDisk(Mapping[str, Tensor]):

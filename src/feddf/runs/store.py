@@ -35,8 +35,6 @@ from feddf.runtime.device import described
 from feddf.runtime.execution import can_compile, device_for
 from feddf.types import ServerState, State
 
-CHECKPOINT = re.compile(r"round-[0-9]{4,}\.safetensors")
-
 
 class StoreError(FeddfError):
     """A run folder cannot be used as asked; the message says why and what would be right."""
@@ -131,9 +129,9 @@ class RunFolder:
             content = atomic.read_checked(path) if checked else atomic.read_regular(path)
             return tomllib.loads(content.decode("utf-8"))
         except (OSError, ValueError) as error:  # a TOMLDecodeError is a ValueError
-            hint = ": it was changed after the run began (remove config.sha256 to take it so)"
-            changed = checked and isinstance(error, ValueError)
-            raise StoreError(f"cannot read {path}: {error}{hint if changed else ''}") from error
+            changed = ": it was changed after the run began (remove config.sha256 to take it so)"
+            hint = changed if checked and isinstance(error, ValueError) else ""
+            raise StoreError(f"cannot read {path}: {error}{hint}") from error
 
     def check_trust(self, trust: bool = False) -> None:
         """Raise where this folder came from somebody else and its configuration names code that would be run."""
@@ -192,7 +190,7 @@ class RunFolder:
         return None, complaints
 
     def _checkpoint_files(self) -> list[Path]:
-        found = [path for path in self.checkpoints.glob("round-*.safetensors") if CHECKPOINT.fullmatch(path.name)]
+        found = [one for one in self.checkpoints.glob("*") if re.fullmatch(r"round-[0-9]{4,}\.safetensors", one.name)]
         return sorted(found, key=lambda path: int(path.stem.removeprefix("round-")), reverse=True)
 
     def finish(self, models: Mapping[str, State]) -> None:
@@ -229,9 +227,6 @@ def _texts(value: object) -> Iterator[str]:
     elif isinstance(value, Mapping | list | tuple):
         for part in value.values() if isinstance(value, Mapping) else value:
             yield from _texts(part)
-
-
-# Nested states as safetensors
 
 
 def by_path(states: Mapping[str, Any], *above: str) -> dict[str, Tensor]:
