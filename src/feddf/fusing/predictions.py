@@ -34,9 +34,6 @@ from feddf.saved.model import Preprocess, described
 VERSION = 1
 """Counts up when the same teacher and inputs would give other bytes."""
 
-SMALLEST = 1e-12
-"""Probabilities are taken to be at least this much, where they become logits."""
-
 Progress = Callable[[str, int, int], None]
 """(teacher, inputs done, all inputs) -> nothing; all of them at once where the predictions were cached."""
 
@@ -81,16 +78,12 @@ class PredictionCache:
         teacher.check_outputs(found.shape[1])
         return found
 
-    def n_outputs(self, teacher: TrainedModel) -> int:
-        """Return a teacher's number of outputs."""
-        return int(self.logits(teacher).shape[1])
-
     def _path(self, teacher: TrainedModel, name: str) -> Path:
         inputs, preprocess = self.sets[name].fingerprint, teacher.fed(self.student)
         if teacher.content is None:
             return self.scratch / f"{hashlib.sha256(f'{teacher.id} {inputs}'.encode()).hexdigest()[:32]}.npy"
         said = [VERSION, teacher.content, inputs, described(preprocess) if preprocess else None, teacher.outputs]
-        run = teacher.executed(self.execution)
+        run = self.execution if teacher.moves else Execution()
         if (run.device, run.precision) != ("cpu", "float32"):  # elsewhere the last bits are others
             said += [name_of(torch.device(run.device)), run.precision]
         return self.folder / f"{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]}.npy"
@@ -141,7 +134,7 @@ def open_teacher(
     teacher: TrainedModel, preprocess: Preprocess | None, execution: Execution = Execution()
 ) -> Iterator[PredictAll]:
     """Open a teacher on a device, and give what predicts with it."""
-    run = teacher.executed(execution)
+    run = execution if teacher.moves else Execution()
     with run.begun() as device, teacher.open(device) as predict:
         forward = in_precision(predict, run.precision)
 
@@ -174,12 +167,12 @@ def _predict(teacher: TrainedModel, predict: PredictBatch, batch: Tensor) -> Ten
 
 
 def _as_logits(teacher: TrainedModel, outputs: Tensor) -> Tensor:
-    """Return a teacher's outputs as logits; probabilities are checked for being some."""
+    """Return a teacher's outputs as logits; probabilities are checked to be some, and count as 1e-12 at least."""
     if teacher.outputs == "logits":
         return outputs
     if bool((outputs < -1e-4).any()) or bool(((outputs.sum(dim=1) - 1).abs() > 1e-2).any()):
         raise TeacherError(f"teacher {teacher.id}: its outputs are not probabilities; say outputs = 'logits'")
-    return outputs.clamp(min=SMALLEST).log()
+    return outputs.clamp(min=1e-12).log()
 
 
 def _check_finite(teacher: TrainedModel, logits: Tensor, first: int) -> None:

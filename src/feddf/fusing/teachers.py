@@ -17,7 +17,6 @@ from feddf.config.fuse_config import InputsConfig, TeacherConfig
 from feddf.config.names import TEACHER_FORMATS
 from feddf.evaluate import evaluation_mode, fold_batchnorm
 from feddf.runtime.device import device_of
-from feddf.runtime.execution import Execution
 from feddf.saved.model import Features, Images, LoadedModel, ModelSpec, Preprocess, Tokens
 from feddf.saved.model_folder import description
 from feddf.types import State
@@ -68,10 +67,6 @@ class TrainedModel:
             if channels == student.shape[0]:
                 return replace(student, shape=(channels, height, width))
         return self.preprocess or student
-
-    def executed(self, execution: Execution) -> Execution:
-        """Return how it is executed: as all others, or on the CPU if it works there only."""
-        return execution if self.moves else Execution()
 
     def named(self, classes: tuple[str, ...]) -> TrainedModel:
         """Return it with names for its outputs; a student that starts as it has the same."""

@@ -64,8 +64,7 @@ class _PassedOn(torch.autograd.Function):
 
 def inner_layers(model: nn.Module) -> list[str]:
     """Return the names of the convolutions and linear layers between the first one and the last."""
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
-    return names[1:-1]
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)][1:-1]
 
 
 def binarize(model: nn.Module, estimator: Estimator) -> list[str]:
