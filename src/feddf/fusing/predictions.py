@@ -22,6 +22,7 @@ from torch import Tensor
 
 from feddf.batches import batches
 from feddf.config.errors import FeddfError, first_line
+from feddf.data.files import read_cached
 from feddf.evaluate import BATCH, BATCH_ON_DEVICE
 from feddf.fusing.inputs import RawInputs
 from feddf.fusing.teachers import PredictBatch, TeacherError, TrainedModel
@@ -67,10 +68,10 @@ class PredictionCache:
     def logits(self, teacher: TrainedModel, name: str = "pool") -> Tensor:
         """Return a teacher's logits over its own classes for every input of a set."""
         path, count = self._path(teacher, name), len(self.sets[name])
-        found = _read(path, count)
+        found = read_cached(path, count, np.float32)
         if found is None:
             self._evaluate(teacher)
-            found = _read(path, count)
+            found = read_cached(path, count, np.float32)
             assert found is not None, "it has just been written"
         elif path not in self._shown:
             self.progress(teacher.id, count, count)
@@ -93,7 +94,7 @@ class PredictionCache:
         with open_teacher(teacher, teacher.fed(self.student), self.execution) as predict:
             for name, inputs in self.sets.items():
                 path = self._path(teacher, name)
-                if _read(path, len(inputs)) is None:
+                if read_cached(path, len(inputs), np.float32) is None:
                     self._write(teacher, inputs, predict, path)
                     self._shown.add(path)
         self.evaluated.append(teacher.id)
@@ -115,14 +116,6 @@ class PredictionCache:
                 whole.flush()
         except OSError as error:
             raise FeddfError(f"cannot cache predictions in {path.parent}: {error.strerror or error}") from error
-
-
-def _read(path: Path, n: int) -> Tensor | None:
-    try:
-        found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None
-    return torch.from_numpy(found) if found.ndim == 2 and len(found) == n and found.dtype == np.float32 else None
 
 
 PredictAll = Callable[[RawInputs], Iterator[Tensor]]
