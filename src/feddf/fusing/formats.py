@@ -294,7 +294,6 @@ def _images(place: str) -> Images:
 
 def _content(place: str, described: Any) -> str:
     """Return a hash of a folder's files; of a model on the hub, of its name and revision."""
-    if Path(place).is_dir():
-        return file_hash(sorted(Path(place).glob("*.safetensors")), described.to_json_string())
+    weights, more = sorted(Path(place).glob("*.safetensors")), described.to_json_string()
     revision = getattr(described, "_commit_hash", None) or ""
-    return hashlib.sha256(f"{place} {revision} {described.to_json_string()}".encode()).hexdigest()
+    return file_hash(weights, more) if Path(place).is_dir() else file_hash([], f"{place} {revision} {more}")

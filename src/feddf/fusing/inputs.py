@@ -46,11 +46,10 @@ class RawInputs:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the inputs' content."""
-        if isinstance(self.rows, Tensor):
-            sha = hashlib.sha256(repr((str(self.rows.dtype), tuple(self.rows.shape))).encode())
-            sha.update(self.rows.contiguous().view(torch.uint8).numpy().data)
-        else:
-            sha = hashlib.sha256("\0".join(self.rows).encode())
+        if not isinstance(self.rows, Tensor):
+            return hashlib.sha256("\0".join(self.rows).encode()).hexdigest()
+        sha = hashlib.sha256(repr((str(self.rows.dtype), tuple(self.rows.shape))).encode())
+        sha.update(self.rows.contiguous().view(torch.uint8).numpy().data)
         return sha.hexdigest()
 
     def inputs(self, preprocess: Preprocess | None) -> Inputs:

@@ -75,7 +75,7 @@ class PredictionCache:
             assert found is not None, "it has just been written"
         elif path not in self._shown:
             self.progress(teacher.id, count, count)
-        self._shown.add(path)
+            self._shown.add(path)
         teacher.check_outputs(found.shape[1])
         return found
 
@@ -149,9 +149,8 @@ def _predict(teacher: TrainedModel, predict: PredictBatch, batch: Tensor) -> Ten
     except FeddfError:
         raise
     except Exception as error:  # a user's model may fail in any way
-        said = f"does it take others (size, channels, max_tokens)? It says: {first_line(error)}"
-        shape = tuple(batch.shape)
-        raise TeacherError(f"teacher {teacher.id} cannot predict for inputs of shape {shape}; {said}") from error
+        said = f"{tuple(batch.shape)}; does it take others (size, channels, max_tokens)? It says: {first_line(error)}"
+        raise TeacherError(f"teacher {teacher.id} cannot predict for inputs of shape {said}") from error
     if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(batch) or outputs.shape[1] < 2:
         given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         allowed = f"one row of logits an input is needed, for a batch of {len(batch)}"

@@ -135,10 +135,8 @@ def from_description(values: dict[str, Any]) -> Preprocess:
     kind = KINDS.get(str(values.get("kind")))
     if kind is None:
         raise ValueError(f"a preprocessing is one of {', '.join(KINDS)}, not {values.get('kind')!r}")
-    known = {field.name for field in fields(kind)}
-    given: dict[str, Any] = {name: value for name, value in values.items() if name in known}
-    given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    return kind(**given)
+    given: dict[str, Any] = {field.name: values[field.name] for field in fields(kind) if field.name in values}
+    return kind(**given | {name: tuple(value) for name, value in given.items() if isinstance(value, list)})
 
 
 def of_inputs(inputs: Inputs, tokenizer: str | None = None) -> Preprocess | None:

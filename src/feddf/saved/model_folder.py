@@ -122,14 +122,11 @@ def write_model(folder: Path, module: nn.Module, spec: ModelSpec, facts: Mapping
 
     A transformer is written in the layout that ``from_pretrained`` reads, with its tokenizer.
     """
-    values: dict[str, Any] = {}
-    state: State = module.state_dict()
+    values, state = dict[str, Any](), module.state_dict()
     metadata = {"feddf": json.dumps(dict(facts), sort_keys=True)}
     if isinstance(module, Transformer):
-        values = _pretrained(folder, module, spec)
-        state = module.network.state_dict()
-        spec = _at(spec, HERE, pretrained=False)
-        metadata = {"format": "pt", **metadata}
+        values, state = _pretrained(folder, module, spec), module.network.state_dict()
+        spec, metadata = _at(spec, HERE, pretrained=False), {"format": "pt", **metadata}
     tensors = {key: tensor.detach().contiguous().clone() for key, tensor in state.items()}
     write_atomically(folder / WEIGHTS, _with_sorted_metadata(safetensors.torch.save(tensors, metadata)))
     text = json.dumps({**values, "feddf": spec.describe()}, indent=2, ensure_ascii=False)
