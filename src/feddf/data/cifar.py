@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickletools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,7 @@ def decode(content: bytes) -> Any:
 
 
 def _gather(name: str, values: list[Any], stack: list[Any]) -> None:
-    """Put values onto the stack as a tuple, or into the list or dict on top of it.
-
-    A dict's keys are plain: to hash a tuple of a million tuples would crash the process.
-    """
+    """Put values onto the stack as a tuple, or into the list or dict on top; its keys are plain: no tuple is hashed."""
     if name.startswith("TUPLE"):
         stack.append(tuple(values))
     elif name.startswith("APPEND"):
@@ -81,10 +79,6 @@ def _gather(name: str, values: list[Any], stack: list[Any]) -> None:
         _as(dict, stack[-1]).update(zip(values[::2], values[1::2], strict=True))
     else:
         raise ValueError("a key in it is neither text nor a number")
-
-
-def _bytes_of(text: str) -> bytes:
-    return text.encode("latin-1")  # python 2's strings are bytes
 
 
 def _name(asked: str) -> str:
@@ -103,7 +97,7 @@ _VALUES: dict[str, Callable[[Any], Any]] = {
     "NEWTRUE": lambda _: True,
     "NEWFALSE": lambda _: False,
     **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1"), int),
-    **dict.fromkeys(("BINSTRING", "SHORT_BINSTRING"), _bytes_of),
+    **dict.fromkeys(("BINSTRING", "SHORT_BINSTRING"), partial(bytes, encoding="latin-1")),  # python 2's strings
     **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"), bytes),
     **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE"), str),
     "GLOBAL": _name,
@@ -118,7 +112,7 @@ def _call(function: Any, arguments: tuple[Any, ...]) -> Any:
         case "dtype", ("u1" | "|u1" | b"u1" | b"|u1", *_):
             return "u1"
         case "encode", (str(text), "latin1" | b"latin1"):
-            return _bytes_of(text)
+            return text.encode("latin-1")
     raise ValueError("it has a call that no such file needs")
 
 

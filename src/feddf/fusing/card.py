@@ -18,20 +18,11 @@ def card(name: str, report: Report, configuration: str, description: dict[str, A
     kind = (description["preprocessing"] or {}).get("kind", "")
     task, given = KINDS.get(kind, ("tabular-classification", "[[0.1, 0.2]]"))
     usage = f'import feddf\nmodel = feddf.load_model("FOLDER")\nprint(model.predict({given}))'
-    parts = [
-        _front(name, report, task),
-        f"# {name}",
-        _summary(report, description["model"]),
-        f"```python\n{usage}\n```",
-        *(_measured(report, which) for which in report.sets),
-        _teachers(report),
-        _classes(report),
-        _agreement(report),
-        _outliers(report),
-        note,
-        "## Configuration\n\nWhat differs from the defaults; all of it is in `fuse.toml`.",
-        f"```toml\n{configuration.strip()}\n```",
-    ]
+    parts = [_front(name, report, task), f"# {name}", _summary(report, description["model"])]
+    parts += [f"```python\n{usage}\n```", *(_measured(report, which) for which in report.sets)]
+    parts += [_teachers(report), _classes(report), _agreement(report), _outliers(report), note]
+    parts += ["## Configuration\n\nWhat differs from the defaults; all of it is in `fuse.toml`."]
+    parts += [f"```toml\n{configuration.strip()}\n```"]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -270,10 +270,7 @@ def _place(path: str, name: str) -> str:
 
 
 def _images(place: str) -> Images:
-    """Return the preprocessing in ``preprocessor_config.json``: size, mean and deviation.
-
-    Without that file it has the values that most image models were trained with.
-    """
+    """Return size, mean and deviation of ``preprocessor_config.json``; without it, those of most image models."""
     try:
         if Path(place).is_dir():
             found = dict(json.loads((Path(place) / "preprocessor_config.json").read_text(encoding="utf-8")))

@@ -152,10 +152,7 @@ def read_teachers(configs: Sequence[TeacherConfig], *, trust: bool = False) -> l
 
 
 def read_teacher(config: TeacherConfig, *, trust: bool = False) -> list[TrainedModel]:
-    """Return the teacher in a file or folder; a run folder of several prototypes gives several.
-
-    With ``trust``, code runs that the file holds (``.pt2``), or that a folder made elsewhere names.
-    """
+    """Return the teachers in a file or folder (a run may have several); with ``trust``, code of theirs runs."""
     make = TEACHER_FORMATS[config.format or format_of(Path(config.path).expanduser())]
     return [_as_configured(teacher, config) for teacher in make(config, trust)]
 

@@ -76,10 +76,7 @@ def binarize(model: nn.Module, estimator: Estimator) -> list[str]:
 
 
 def _binary_client(model: nn.Module, training: Training, estimator: Estimator) -> Steps:
-    """Let a client train and send a binarized model: a client half.
-
-    Full-precision weights learn behind binarized ones and are forgotten at the end; one bit a weight is sent.
-    """
+    """Full-precision weights learn behind binarized ones, which alone are sent, one bit a weight: a client half."""
     names = binarize(model, estimator)
     if not names:
         raise ValueError("it has no layer between its first and its last that could be binarized")

@@ -186,15 +186,9 @@ class ModelSpec:
 
     def describe(self) -> dict[str, Any]:
         """Return the description as JSON; one that names code has a mark that says whose it is."""
-        values = {
-            "format": FORMAT,
-            "model": self.model,
-            "options": dict(self.options),
-            "fits": self.fits,
-            "shape": list(self.shape),
-            "classes": list(self.classes),
-            "preprocessing": described(self.preprocess) if self.preprocess else None,
-        }
+        fed = described(self.preprocess) if self.preprocess else None
+        values = {"format": FORMAT, "model": self.model, "options": dict(self.options), "fits": self.fits}
+        values |= {"shape": list(self.shape), "classes": list(self.classes), "preprocessing": fed}
         return (
             {**values, ORIGIN: signed(json.dumps(values, sort_keys=True).encode())}
             if names_code(self.model)
