@@ -70,10 +70,8 @@ def _digits(name: str, size: str, host: str, *sha256s: str) -> Entry:
     """Return a data set in the four files of MNIST, each compressed on its own."""
     parts = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
     files = tuple(f"{name}/{part}" for part in parts)
-    downloads = tuple(
-        Download(f"{host}/{part}.gz", name, (file,), f"sha256:{sha256}")
-        for part, file, sha256 in zip(parts, files, sha256s, strict=True)
-    )
+    every = zip(parts, files, sha256s, strict=True)
+    downloads = tuple(Download(f"{host}/{part}.gz", name, (file,), f"sha256:{sha256}") for part, file, sha256 in every)
     return Entry(name, files, f"feddf data fetch {name} ({size})", downloads)
 
 
@@ -99,23 +97,16 @@ _ENTRIES = (
             "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
     _one("sst2", "7 MB", "https://dl.fbaipublicfiles.com/glue/data/SST-2.zip",
          "md5:9f81648d4199384278b86e315dac217c", "SST-2/train.tsv", "SST-2/dev.tsv"),
-    Entry(
-        "imagenet32",
-        (*(f"Imagenet32_train_npz/train_data_batch_{i}.npz" for i in range(1, 11)), "Imagenet32_val_npz/val_data.npz"),
-        "needs an account at image-net.org: there, the downsampled images of 32x32 as npz; unpack them as "
-        "Imagenet32_train_npz/train_data_batch_1.npz to _10.npz and Imagenet32_val_npz/val_data.npz",
-    ),
-    Entry(
-        "ag_news",
-        ("ag_news_csv/train.csv", "ag_news_csv/test.csv"),
-        "ag_news_csv.tar.gz of Zhang, Zhao and LeCun (Character-level Convolutional Networks for Text "
-        "Classification), from the folder that they share; unpack it as ag_news_csv/train.csv and test.csv",
-    ),
-    Entry(
-        "tiny-imagenet",
-        ("tiny-imagenet-32/",),
-        "any folder of images will do; put it at tiny-imagenet-32/ (Tiny ImageNet itself: cs231n.stanford.edu)",
-    ),
+    Entry("imagenet32",
+          (*(f"Imagenet32_train_npz/train_data_batch_{i}.npz" for i in range(1, 11)),
+           "Imagenet32_val_npz/val_data.npz"),
+          "needs an account at image-net.org: there, the downsampled images of 32x32 as npz; unpack them as "
+          "Imagenet32_train_npz/train_data_batch_1.npz to _10.npz and Imagenet32_val_npz/val_data.npz"),
+    Entry("ag_news", ("ag_news_csv/train.csv", "ag_news_csv/test.csv"),
+          "ag_news_csv.tar.gz of Zhang, Zhao and LeCun (Character-level Convolutional Networks for Text "
+          "Classification), from the folder that they share; unpack it as ag_news_csv/train.csv and test.csv"),
+    Entry("tiny-imagenet", ("tiny-imagenet-32/",),
+          "any folder of images will do; put it at tiny-imagenet-32/ (Tiny ImageNet itself: cs231n.stanford.edu)"),
 )  # fmt: skip
 
 CATALOG: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
@@ -217,14 +208,13 @@ def mismatch(path: Path, checksum: str | None) -> str | None:
 
 def _opened(url: str) -> HTTPResponse:
     try:
-        reply: HTTPResponse = urlopen(Request(url, headers={"User-Agent": "feddf"}), timeout=SILENCE)
+        return cast(HTTPResponse, urlopen(Request(url, headers={"User-Agent": "feddf"}), timeout=SILENCE))
     except HTTPError as error:
         error.close()
         raise DownloadError(f"cannot fetch {url}: the server answered {error.code} {error.reason}") from error
     except (OSError, HTTPException, ValueError) as error:
         reason = error.reason if isinstance(error, URLError) and isinstance(error.reason, Exception) else error
         raise DownloadError(f"cannot fetch {url}: {first_line(reason)}") from error
-    return reply
 
 
 def _blocks(url: str, reply: HTTPResponse) -> Iterator[bytes]:

@@ -154,10 +154,9 @@ class MappedRows:
 
     @property
     def _array(self) -> NDArray[np.uint8]:
-        if self.row is None:
-            array: NDArray[np.uint8] = np.load(self.path, mmap_mode="r")
-        else:
-            array = np.memmap(self.path, np.uint8, "r").reshape(-1, *self.row)
+        plain = self.row is not None
+        whole: NDArray[np.uint8] = np.memmap(self.path, np.uint8, "r") if plain else np.load(self.path, mmap_mode="r")
+        array = whole.reshape(-1, *self.row) if self.row is not None else whole
         return array.swapaxes(-1, -2) if self.turned else array
 
     @property

@@ -129,7 +129,7 @@ def fuse(
     pool, spec = _pool(unlabeled, student if isinstance(student, StudentSpec) else StudentSpec(student))
     given = {"validation": validation, "test": test}
     labeled = {name: as_labeled(one, pool) for name, one in given.items() if one is not None}
-    sets = {"pool": pool, **{name: one.raw for name, one in labeled.items()}}
+    sets = {"pool": pool} | {name: one.raw for name, one in labeled.items()}
     run = run.model_copy(update={"device": device}) if device is not None else run
     distill = distill or DistillConfig(early_stopping="validation" if validation is not None else "held-out-loss")
     with TemporaryDirectory(prefix="feddf-predictions-") as scratch:

@@ -39,6 +39,9 @@ Progress = Callable[[str, int, int], None]
 """(teacher, inputs done, all inputs) -> nothing; all of them at once where the predictions were cached."""
 
 
+Predict = Callable[[RawInputs], Iterator[Tensor]]
+
+
 def quiet(teacher: str, done: int, total: int) -> None:
     """Show no progress."""
 
@@ -99,7 +102,7 @@ class PredictionCache:
                     self._shown.add(path)
         self.evaluated.append(teacher.id)
 
-    def _write(self, teacher: TrainedModel, inputs: RawInputs, predict: PredictAll, path: Path) -> None:
+    def _write(self, teacher: TrainedModel, inputs: RawInputs, predict: Predict, path: Path) -> None:
         done = 0
         self.progress(teacher.id, done, len(inputs))
         try:
@@ -118,15 +121,11 @@ class PredictionCache:
             raise FeddfError(f"cannot cache predictions in {path.parent}: {error.strerror or error}") from error
 
 
-PredictAll = Callable[[RawInputs], Iterator[Tensor]]
-"""Raw inputs -> logits on the CPU, a batch at a time."""
-
-
 @contextmanager
 def open_teacher(
     teacher: TrainedModel, preprocess: Preprocess | None, execution: Execution = Execution()
-) -> Iterator[PredictAll]:
-    """Open a teacher on a device, and give what predicts with it."""
+) -> Iterator[Predict]:
+    """Open a teacher on a device, and give what predicts with it: raw inputs -> logits on the CPU, in batches."""
     run = execution if teacher.moves else Execution()
     with run.begun() as device, teacher.open(device) as predict:
         forward = in_precision(predict, run.precision)
