@@ -100,7 +100,7 @@ def test_what_is_no_generator_is_refused_in_one_line(name: str, tmp_path: Path) 
     (tmp_path / "folder.pt2").mkdir()
     (tmp_path / "generator.safetensors").write_bytes(b"nothing")
     with pytest.raises(
-        ValueError, match=rf"{name} is not a (generator|program).*(\.pt2|torch\.export\.save)"
+        ValueError, match=rf"{name} is not a (generator|whole program).*(\.pt2|torch\.export\.save)"
     ) as raised:
         load_generator(tmp_path / name, trust=True)
     assert "\n" not in str(raised.value)

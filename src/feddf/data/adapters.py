@@ -88,7 +88,9 @@ def from_hugging_face(
             raise ConfigError.at("dataset", sorted(dataset), "needs a part called 'train'")
         test = test if test is not None else dataset.get("test", dataset.get("validation"))
         dataset = dataset["train"]
-    label = label or _labels_of(dataset)
+    label = label or next((name for name in LABELS if name in dataset.column_names), None)
+    if label is None:
+        raise ConfigError(f"no column is called {' or '.join(LABELS)}; name it: label=...")
     column = column or _inputs_of(dataset, label)
     names = tuple(getattr(dataset.features.get(label), "names", None) or ())
     tested = None if test is None else _part(test[column], test[label])
@@ -134,13 +136,6 @@ def _dataset(name: str, train: Part, test: Part | None, classes: tuple[str, ...]
     if wrong := wrong_labels(found.train) or wrong_labels(found.test):
         raise ConfigError(f"the data set '{name}' has {wrong}")
     return found
-
-
-def _labels_of(dataset: Any) -> str:
-    found = [name for name in LABELS if name in dataset.column_names]
-    if not found:
-        raise ConfigError(f"no column is called {' or '.join(LABELS)}; name it: label=...")
-    return found[0]
 
 
 def _inputs_of(dataset: Any, label: str) -> str:

@@ -70,78 +70,44 @@ def _digits(name: str, size: str, host: str, *sha256s: str) -> Entry:
     """Return a data set in the four files of MNIST, each compressed on its own."""
     parts = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
     files = tuple(f"{name}/{part}" for part in parts)
-    downloads = tuple(
-        Download(f"{host}/{part}.gz", name, (file,), f"sha256:{sha256}")
-        for part, file, sha256 in zip(parts, files, sha256s, strict=True)
-    )
+    every = zip(parts, files, sha256s, strict=True)
+    downloads = tuple(Download(f"{host}/{part}.gz", name, (file,), f"sha256:{sha256}") for part, file, sha256 in every)
     return Entry(name, files, f"feddf data fetch {name} ({size})", downloads)
 
 
 _ENTRIES = (
-    _one(
-        "cifar10",
-        "170 MB",
-        "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-        "sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-        *(f"cifar-10-batches-py/{part}" for part in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")),
-    ),
-    _one(
-        "cifar100",
-        "169 MB",
-        "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-        "sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-        *("cifar-100-python/train", "cifar-100-python/test"),
-    ),
-    _one(
-        "stl10",
-        "2.6 GB",
-        "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
-        "md5:91f7769df0f17e558f3565bffb0c7dfb",
-        *(f"stl10_binary/{part}.bin" for part in ("unlabeled_X", "train_X", "train_y", "test_X", "test_y")),
-    ),
-    _digits(
-        "mnist",
-        "12 MB",
-        "https://ossci-datasets.s3.amazonaws.com/mnist",
-        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-    ),
-    _digits(
-        "fashion-mnist",
-        "31 MB",
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-    ),
-    _one(
-        "sst2",
-        "7 MB",
-        "https://dl.fbaipublicfiles.com/glue/data/SST-2.zip",
-        "md5:9f81648d4199384278b86e315dac217c",
-        *("SST-2/train.tsv", "SST-2/dev.tsv"),
-    ),
-    Entry(
-        "imagenet32",
-        (*(f"Imagenet32_train_npz/train_data_batch_{i}.npz" for i in range(1, 11)), "Imagenet32_val_npz/val_data.npz"),
-        "needs an account at image-net.org: there, the downsampled images of 32x32 as npz; unpack them as "
-        "Imagenet32_train_npz/train_data_batch_1.npz to _10.npz and Imagenet32_val_npz/val_data.npz",
-    ),
-    Entry(
-        "ag_news",
-        ("ag_news_csv/train.csv", "ag_news_csv/test.csv"),
-        "ag_news_csv.tar.gz of Zhang, Zhao and LeCun (Character-level Convolutional Networks for Text "
-        "Classification), from the folder that they share; unpack it as ag_news_csv/train.csv and test.csv",
-    ),
-    Entry(
-        "tiny-imagenet",
-        ("tiny-imagenet-32/",),
-        "any folder of images will do; put it at tiny-imagenet-32/ (Tiny ImageNet itself: cs231n.stanford.edu)",
-    ),
-)
+    _one("cifar10", "170 MB", "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+         "sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+         *(f"cifar-10-batches-py/{part}" for part in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"))),
+    _one("cifar100", "169 MB", "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+         "sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+         "cifar-100-python/train", "cifar-100-python/test"),
+    _one("stl10", "2.6 GB", "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
+         "md5:91f7769df0f17e558f3565bffb0c7dfb",
+         *(f"stl10_binary/{part}.bin" for part in ("unlabeled_X", "train_X", "train_y", "test_X", "test_y"))),
+    _digits("mnist", "12 MB", "https://ossci-datasets.s3.amazonaws.com/mnist",
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+    _digits("fashion-mnist", "31 MB", "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+    _one("sst2", "7 MB", "https://dl.fbaipublicfiles.com/glue/data/SST-2.zip",
+         "md5:9f81648d4199384278b86e315dac217c", "SST-2/train.tsv", "SST-2/dev.tsv"),
+    Entry("imagenet32",
+          (*(f"Imagenet32_train_npz/train_data_batch_{i}.npz" for i in range(1, 11)),
+           "Imagenet32_val_npz/val_data.npz"),
+          "needs an account at image-net.org: there, the downsampled images of 32x32 as npz; unpack them as "
+          "Imagenet32_train_npz/train_data_batch_1.npz to _10.npz and Imagenet32_val_npz/val_data.npz"),
+    Entry("ag_news", ("ag_news_csv/train.csv", "ag_news_csv/test.csv"),
+          "ag_news_csv.tar.gz of Zhang, Zhao and LeCun (Character-level Convolutional Networks for Text "
+          "Classification), from the folder that they share; unpack it as ag_news_csv/train.csv and test.csv"),
+    Entry("tiny-imagenet", ("tiny-imagenet-32/",),
+          "any folder of images will do; put it at tiny-imagenet-32/ (Tiny ImageNet itself: cs231n.stanford.edu)"),
+)  # fmt: skip
 
 CATALOG: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
 
@@ -213,10 +179,7 @@ def _bring(download: Download, folder: Path, progress: Progress) -> None:
 def fetch(
     url: str, target: Path, checksum: str | None, progress: Callable[[int, int | None], None] = lambda done, total: None
 ) -> None:
-    """Download ``url`` to ``target``, which appears only when it is whole and its checksum (if any) is right.
-
-    A download that breaks off leaves nothing, and starts again the next time.
-    """
+    """Download ``url`` to ``target``, which appears only when it is whole and its checksum (if any) is right."""
     if not url.startswith(("http://", "https://")):
         raise DownloadError(f"cannot fetch {url}: an address must start with http:// or https://")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -245,14 +208,13 @@ def mismatch(path: Path, checksum: str | None) -> str | None:
 
 def _opened(url: str) -> HTTPResponse:
     try:
-        reply: HTTPResponse = urlopen(Request(url, headers={"User-Agent": "feddf"}), timeout=SILENCE)
+        return cast(HTTPResponse, urlopen(Request(url, headers={"User-Agent": "feddf"}), timeout=SILENCE))
     except HTTPError as error:
         error.close()
         raise DownloadError(f"cannot fetch {url}: the server answered {error.code} {error.reason}") from error
     except (OSError, HTTPException, ValueError) as error:
         reason = error.reason if isinstance(error, URLError) and isinstance(error.reason, Exception) else error
         raise DownloadError(f"cannot fetch {url}: {first_line(reason)}") from error
-    return reply
 
 
 def _blocks(url: str, reply: HTTPResponse) -> Iterator[bytes]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import pickletools
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import prod
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from feddf.config.errors import first_line
@@ -24,32 +24,29 @@ from feddf.config.errors import first_line
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-@dataclass
 class _Array:
-    """An array of bytes that is being described."""
+    """An array of bytes; it has its values when it has been described."""
 
-    shape: tuple[int, ...] = ()
-    content: bytes = b""
-    fortran: bool = False
+    values: NDArray[np.uint8]
 
 
 def decode(content: bytes) -> Any:
     """Return the dicts, lists, numbers, bytes and arrays of bytes in a pickle; raise ``ValueError`` for any other."""
     stack: list[Any] = []
     below_marks: list[list[Any]] = []
-    memo: dict[int, Any] = {}
+    memo: dict[Any, Any] = {}
     for opcode, argument, _ in pickletools.genops(content):
         match opcode.name:
             case name if name in _VALUES:
                 stack.append(_VALUES[name](argument))
-            case "BINPUT" | "LONG_BINPUT" | "PUT" | "MEMOIZE":
-                memo[len(memo) if argument is None else int(argument)] = stack[-1]
-            case "BINGET" | "LONG_BINGET" | "GET":
-                stack.append(memo[int(argument or 0)])
+            case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
+                memo[len(memo) if argument is None else argument] = stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                stack.append(memo[argument])
             case "MARK":
                 below_marks.append(stack)
                 stack = []
-            case "TUPLE" | "LIST" | "DICT" | "APPENDS" | "SETITEMS" as name:
+            case "TUPLE" | "APPENDS" | "SETITEMS" as name:
                 values, stack = stack, below_marks.pop()
                 _gather(name, values, stack)
             case "TUPLE1" | "TUPLE2" | "TUPLE3" | "APPEND" | "SETITEM" as name:
@@ -73,24 +70,15 @@ def decode(content: bytes) -> Any:
 
 
 def _gather(name: str, values: list[Any], stack: list[Any]) -> None:
-    """Put values onto the stack as a tuple, list or dict, or into the list or dict on top of it.
-
-    A dict's keys are plain: to hash a tuple of a million tuples would crash the process.
-    """
-    if name in ("LIST", "DICT"):
-        stack.append([] if name == "LIST" else {})
+    """Put values onto the stack as a tuple, or into the list or dict on top; its keys are plain: no tuple is hashed."""
     if name.startswith("TUPLE"):
         stack.append(tuple(values))
-    elif name in ("LIST", "APPEND", "APPENDS"):
+    elif name.startswith("APPEND"):
         _as(list, stack[-1]).extend(values)
     elif all(type(key) in (bytes, str, int) for key in values[::2]):
         _as(dict, stack[-1]).update(zip(values[::2], values[1::2], strict=True))
     else:
         raise ValueError("a key in it is neither text nor a number")
-
-
-def _bytes_of(text: str) -> bytes:
-    return text.encode("latin-1")  # python 2's strings are bytes
 
 
 def _name(asked: str) -> str:
@@ -108,10 +96,10 @@ _VALUES: dict[str, Callable[[Any], Any]] = {
     "NONE": lambda _: None,
     "NEWTRUE": lambda _: True,
     "NEWFALSE": lambda _: False,
-    **dict.fromkeys(("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1"), int),
-    **dict.fromkeys(("STRING", "BINSTRING", "SHORT_BINSTRING"), _bytes_of),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1"), int),
+    **dict.fromkeys(("BINSTRING", "SHORT_BINSTRING"), partial(bytes, encoding="latin-1")),  # python 2's strings
     **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"), bytes),
-    **dict.fromkeys(("UNICODE", "BINUNICODE", "SHORT_BINUNICODE"), str),
+    **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE"), str),
     "GLOBAL": _name,
 }
 
@@ -124,7 +112,7 @@ def _call(function: Any, arguments: tuple[Any, ...]) -> Any:
         case "dtype", ("u1" | "|u1" | b"u1" | b"|u1", *_):
             return "u1"
         case "encode", (str(text), "latin1" | b"latin1"):
-            return _bytes_of(text)
+            return text.encode("latin-1")
     raise ValueError("it has a call that no such file needs")
 
 
@@ -135,11 +123,10 @@ def _describe(array: Any, state: Any) -> None:
     if not isinstance(array, _Array) or not isinstance(state, tuple) or len(state) != 5:
         raise ValueError("it describes something that is no array")
     _, shape, kind, fortran, content = state
-    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError("an array in it has no shape")
-    if kind != "u1" or not isinstance(content, bytes) or prod(shape) != len(content):
-        raise ValueError("an array in it is not of as many bytes as its shape says")
-    array.shape, array.content, array.fortran = shape, content, fortran in (True, 1)
+    if kind != "u1" or not all(type(size) is int and size >= 0 for size in _as(tuple, shape)):
+        raise ValueError("an array in it is not of bytes, or has no shape")
+    flat = np.frombuffer(_as(bytes, content), np.uint8)
+    array.values = flat.reshape(shape, order="F" if fortran in (True, 1) else "C")
 
 
 def _as(kind: type, value: Any) -> Any:
@@ -160,10 +147,8 @@ def read(path: Path, label_key: str) -> tuple[Tensor, Tensor]:
     """Return (N×3×32×32 bytes, N labels) of one batch file."""
     try:
         content = _content(path)
-        array, labels = _as(_Array, content["data"]), _as(list, content[label_key])
-        flat = np.frombuffer(array.content, np.uint8).reshape(array.shape, order="F" if array.fortran else "C")
-        images = torch.from_numpy(flat.reshape(-1, 3, 32, 32).copy())
-        numbers = torch.tensor([_as(int, label) for label in labels], dtype=torch.int64)
+        images = torch.from_numpy(_as(_Array, content["data"]).values.reshape(-1, 3, 32, 32).copy())
+        numbers = torch.tensor([_as(int, label) for label in _as(list, content[label_key])], dtype=torch.int64)
     except Exception as error:  # a damaged pickle can fail in any way
         raise ValueError(f"{path} is not a CIFAR batch file: {first_line(error)}") from error
     if len(images) != len(numbers):

@@ -67,12 +67,9 @@ def wrong_labels(examples: Examples) -> str | None:
     return None
 
 
-# From raw storage to what the models expect, a batch at a time. Values, so that they travel between processes
-
-
 @dataclass(frozen=True)
 class Pixels:
-    """Bytes to floats, each channel normalized: (x / 255 − mean) / std."""
+    """Bytes to floats, each channel normalized: (x / 255 − mean) / std. A value, which other processes can be sent."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -120,9 +117,6 @@ def flip_crop(images: Tensor, generator: torch.Generator) -> Tensor:
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: N, C, top, left, height, width
     cropped = windows[torch.arange(n, device=images.device), :, top, left]
     return torch.where(flip, cropped.flip(3), cropped)
-
-
-# What the loaders are made of
 
 
 def of_parts(
@@ -225,9 +219,8 @@ def cifar100(data: DataConfig) -> Dataset:
 
 def _idx(name: str, encode: Pixels, classes: tuple[str, ...], data: DataConfig) -> Dataset:
     """MNIST and Fashion-MNIST: the four unpacked idx files in a folder of that name."""
-    pixels, labels, test_pixels, test_labels = (files.read_idx(path) for path in needed(name, data.folder))
-    train = pixels.unsqueeze(1), labels.to(torch.int64)
-    test = test_pixels.unsqueeze(1), test_labels.to(torch.int64)
+    found = [files.read_idx(path) for path in needed(name, data.folder)]
+    train, test = ((pixels.unsqueeze(1), labels.to(torch.int64)) for pixels, labels in (found[:2], found[2:]))
     return of_parts(name, train, test, encode, 10, classes=classes)
 
 
@@ -239,10 +232,8 @@ fashion_mnist = partial(_idx, "fashion-mnist", Pixels((0.2860,), (0.3530,)), _CL
 def stl10(data: DataConfig) -> Dataset:
     """STL-10's 96×96 images: ``stl10_binary`` in the data folder. Its unlabeled 100,000 stay on disk."""
     unlabeled, train_x, train_y, test_x, test_y = needed("stl10", data.folder)
-    train, test = (
-        (files.read_stl10_images(pixels), files.read_stl10_labels(labels))
-        for pixels, labels in ((train_x, train_y), (test_x, test_y))
-    )
+    train = files.read_stl10_images(train_x), files.read_stl10_labels(train_y)
+    test = files.read_stl10_images(test_x), files.read_stl10_labels(test_y)
     encode = Pixels((0.4467, 0.4398, 0.4066), (0.2603, 0.2566, 0.2713))
     classes = ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
     found = of_parts("stl10", train, test, encode, 10, flips=True, classes=classes)

@@ -78,6 +78,15 @@ def _member(path: Path, name: str) -> NDArray[np.generic]:
         raise ValueError(f"{path} is not a batch of downsampled ImageNet: {first_line(error)}") from error
 
 
+def read_cached(path: Path, n: int, dtype: type[np.generic]) -> Tensor | None:
+    """Return the n rows of a file that ``np.save`` wrote; ``None`` if there is none, or if it holds something else."""
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return torch.from_numpy(found) if found.ndim == 2 and len(found) == n and found.dtype == dtype else None
+
+
 def read_folder(folder: Path, size: int | None = None) -> tuple[tuple[Tensor, Tensor], list[str]]:
     """Return (images as N×3×H×W bytes, labels), and the class names, of a folder with a folder for each class.
 
@@ -145,10 +154,9 @@ class MappedRows:
 
     @property
     def _array(self) -> NDArray[np.uint8]:
-        if self.row is None:
-            array: NDArray[np.uint8] = np.load(self.path, mmap_mode="r")
-        else:
-            array = np.memmap(self.path, np.uint8, "r").reshape(-1, *self.row)
+        plain = self.row is not None
+        whole: NDArray[np.uint8] = np.memmap(self.path, np.uint8, "r") if plain else np.load(self.path, mmap_mode="r")
+        array = whole.reshape(-1, *self.row) if self.row is not None else whole
         return array.swapaxes(-1, -2) if self.turned else array
 
     @property

@@ -81,10 +81,8 @@ def dirichlet(labels: Tensor, clients: int, partition: PartitionConfig, *, n_cla
     concentration = partition.alpha * n_classes * prior[present]
     mixes = numpy_generator(derive(seed, "mixes")).dirichlet(concentration, size=clients)
     random = numpy_generator(derive(seed, "deal"))
-    by_class = [
-        _cut(random.permutation(np.flatnonzero(numbers == label)), mix)
-        for label, mix in zip(present, mixes.T, strict=True)
-    ]
+    members = [random.permutation(np.flatnonzero(numbers == label)) for label in present]
+    by_class = [_cut(those, mix) for those, mix in zip(members, mixes.T, strict=True)]
     shards = [np.concatenate(parts) for parts in zip(*by_class, strict=True)]
     return [_tensor(shard) for shard in _fill_up(shards, least, random)]
 
@@ -114,23 +112,18 @@ def _dealt_fairly(
     members: Indices, labels: Indices, clients: int, alpha: float, n_classes: int, random: np.random.Generator
 ) -> list[Indices]:
     """Deal one group's examples until the smallest shard has half the mean size; the best of 1,000 if none has."""
-    fair = len(members) / clients
-    best: list[Indices] = []
+    best, smallest, fair = list[Indices](), -1, len(members) / clients
     for _ in range(1_000):
-        by_class: list[list[Indices]] = []
-        sizes = np.zeros(clients)
+        by_class, sizes = list[list[Indices]](), np.zeros(clients)
         for label in range(n_classes):
             shares = random.dirichlet([alpha] * clients) * (sizes < fair)
             by_class.append(_cut(random.permutation(members[labels == label]), shares))
             sizes += [len(part) for part in by_class[-1]]
-        best = max(best, [np.concatenate(parts) for parts in zip(*by_class, strict=True)], key=_smallest)
-        if _smallest(best) >= fair / 2:
+        if sizes.min() > smallest:
+            best, smallest = [np.concatenate(parts) for parts in zip(*by_class, strict=True)], sizes.min()
+        if smallest >= fair / 2:
             break
     return best
-
-
-def _smallest(shards: list[Indices]) -> int:
-    return min(map(len, shards), default=-1)
 
 
 def by_shards(labels: Tensor, clients: int, partition: PartitionConfig, *, n_classes: int, seed: int) -> Shards:
@@ -179,14 +172,9 @@ def skew(counts: Indices) -> Skew:
     sizes = counts.sum(axis=1)
     mixes = counts[sizes > 0] / sizes[sizes > 0, None]
     entropy = -np.sum(mixes * np.log(np.where(mixes > 0, mixes, 1.0)), axis=1)
-    return Skew(
-        float(mixes.max(axis=1).mean()),
-        float(np.exp(entropy).mean()),
-        int(sizes.min()),
-        float(np.median(sizes)),
-        int(sizes.max()),
-        int((counts.sum(axis=0) == 0).sum()),
-    )
+    share, effective = float(mixes.max(axis=1).mean()), float(np.exp(entropy).mean())
+    absent = int((counts.sum(axis=0) == 0).sum())
+    return Skew(share, effective, int(sizes.min()), float(np.median(sizes)), int(sizes.max()), absent)
 
 
 def _cut(members: Indices, shares: NDArray[np.float64]) -> list[Indices]:

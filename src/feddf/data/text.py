@@ -19,6 +19,7 @@ from torch import Tensor
 from feddf.config.errors import ConfigError, first_line
 from feddf.config.sections import DataConfig
 from feddf.data.datasets import Dataset, needed
+from feddf.data.files import read_cached
 from feddf.outputs import classes
 from feddf.runtime.atomic import new_file, real_folder
 from feddf.runtime.packages import transformers
@@ -103,7 +104,7 @@ def _examples(path: Path, source: TextSource, tokenize: Tokenize, fingerprint: s
     texts = source.read(path)
     key = hashlib.sha256(f"{fingerprint} {hashlib.sha256(path.read_bytes()).hexdigest()}".encode()).hexdigest()[:20]
     stored = path.parents[1] / ".feddf" / f"tokens-{key}.npy"
-    tokens = _stored(stored, len(texts.sentences))
+    tokens = read_cached(stored, len(texts.sentences), np.int32)
     if tokens is None:
         tokens = tokenize(texts.sentences)
         with suppress(OSError):  # a folder that cannot be written to: it is tokenized again the next time
@@ -111,14 +112,6 @@ def _examples(path: Path, source: TextSource, tokenize: Tokenize, fingerprint: s
             with new_file(stored) as temporary, temporary.open("wb") as file:
                 np.save(file, tokens.numpy())
     return Examples(Inputs(tokens, widened), texts.labels, classes(len(source.classes)))
-
-
-def _stored(path: Path, n: int) -> Tensor | None:
-    try:
-        found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None
-    return torch.from_numpy(found) if found.ndim == 2 and len(found) == n and found.dtype == np.int32 else None
 
 
 @dataclass(frozen=True)

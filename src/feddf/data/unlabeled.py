@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from feddf.config.errors import first_line
 from feddf.evaluate import evaluation_mode
 from feddf.runtime.atomic import check_program
 from feddf.runtime.device import CPU, device_of, moved, threads
+from feddf.runtime.packages import silence
 from feddf.seeds import derive, numpy_generator, torch_generator
 from feddf.types import Inputs, Rows
 
@@ -209,30 +210,37 @@ def load_generator(path: Path, *, trust: bool = False) -> tuple[Make, tuple[int,
     if path.suffix != ".pt2" or not path.is_file():
         raise ValueError(f"{path} is not a generator: name a .pt2 file (examples/train_generator.py writes one)")
     check_program(path, trust)
-    try:
-        program = torch.export.load(path)
-        run = program.module()
-    except Exception as error:  # a damaged archive can fail in any way
-        raise ValueError(f"{path} is not a program written by torch.export.save: {first_line(error)}") from error
-    arguments, named = cast(tuple[tuple[Any, ...], dict[str, Any]], program.example_inputs or ((), {}))
-    if len(arguments) != 1 or named or not isinstance(arguments[0], Tensor) or arguments[0].ndim < 2:
-        raise ValueError(f"{path} must take one argument, a batch of latents, and be exported with an example of it")
-    size = _batch_size(program)
+    program, (size, *_) = read_program(path, "latents")
+    example, run = next(iter((program.example_inputs or [()])[0]), None), program.module()
+    if not isinstance(example, Tensor) or example.ndim < 2:
+        raise ValueError(f"{path} must be exported with an example of a batch of latents as its argument")
+    if not isinstance(size, int):  # it takes several
+        allowed = program.range_constraints.get(size.node.expr)
+        size = int(min(LATENTS, allowed.upper if allowed is not None else LATENTS))
 
     def make(latents: Tensor) -> Tensor:
-        """Run the program on batches of any size; it may take a single size only."""
-        short = -len(latents) % size
-        filled = torch.cat([latents, latents.new_zeros((short, *latents.shape[1:]))])
-        return torch.cat([_check_images(run(part), size) for part in filled.split(size)])[: len(latents)]
+        return in_batches(lambda part: _check_images(run(part), size), latents, size)
 
-    return make, tuple(arguments[0].shape[1:])
+    return make, tuple(example.shape[1:])
 
 
-def _batch_size(program: torch.export.ExportedProgram) -> int:
-    """Return the size of batch that a program takes, the largest up to :data:`LATENTS` if it takes several."""
-    (name,) = program.graph_signature.user_inputs
-    size = next(node for node in program.graph.nodes if node.name == name).meta["val"].shape[0]
-    if isinstance(size, int):
-        return size
-    allowed = program.range_constraints.get(size.node.expr)
-    return int(min(LATENTS, allowed.upper if allowed is not None else LATENTS))
+def read_program(path: Path, what: str) -> tuple[Any, Sequence[Any]]:
+    """Return a program that ``torch.export.save`` wrote, and the sizes of a batch of ``what``, its one argument.
+
+    A size that is no number stands for several.
+    """
+    try:
+        with silence():
+            program = torch.export.load(path)
+    except Exception as error:  # a damaged archive can fail in any way
+        raise ValueError(f"{path} is not a whole program of torch.export.save: {first_line(error)}") from error
+    inputs = program.graph_signature.user_inputs
+    if len(inputs) != 1:
+        raise ValueError(f"{path} must take one argument, a batch of {what}, and takes {len(inputs)}")
+    return program, next(node for node in program.graph.nodes if node.name == inputs[0]).meta["val"].shape
+
+
+def in_batches(run: Make, inputs: Tensor, size: int) -> Tensor:
+    """Run a program that takes batches of one size; the last is filled up with copies, whose outputs are left out."""
+    parts = [(part, part[-1:].expand(size - len(part), *part.shape[1:])) for part in inputs.split(size)]
+    return torch.cat([run(torch.cat([part, copies]))[: len(part)] for part, copies in parts])

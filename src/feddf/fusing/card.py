@@ -9,33 +9,20 @@ from typing import Any
 
 from feddf.fusing.report import ENSEMBLE, STUDENT, Report
 
-MOST = 40
-"""Teachers up to which a card shows who agrees with whom; beyond that the matrix is in ``report.json`` only."""
-
-
-TASKS = {"images": "image-classification", "tokens": "text-classification"}
-GIVEN = {"images": '["picture.png"]', "tokens": '["a text"]'}
-"""What a model of some kind predicts for, as in the card's example."""
+KINDS = {"images": ("image-classification", '["picture.png"]'), "tokens": ("text-classification", '["a text"]')}
+"""The task of models of some kind, and what the card's example has one predict for."""
 
 
 def card(name: str, report: Report, configuration: str, description: dict[str, Any], note: str = "") -> str:
     """Return the card's text; ``configuration`` is its TOML, ``description`` the model's."""
     kind = (description["preprocessing"] or {}).get("kind", "")
-    usage = f'import feddf\nmodel = feddf.load_model("FOLDER")\nprint(model.predict({GIVEN.get(kind, "[[0.1, 0.2]]")}))'
-    parts = [
-        _front(name, report, TASKS.get(kind, "tabular-classification")),
-        f"# {name}",
-        _summary(report, description["model"]),
-        f"```python\n{usage}\n```",
-        *(_measured(report, which) for which in report.sets),
-        _teachers(report),
-        _classes(report),
-        _agreement(report),
-        _outliers(report),
-        note,
-        "## Configuration\n\nWhat differs from the defaults; all of it is in `fuse.toml`.",
-        f"```toml\n{configuration.strip()}\n```",
-    ]
+    task, given = KINDS.get(kind, ("tabular-classification", "[[0.1, 0.2]]"))
+    usage = f'import feddf\nmodel = feddf.load_model("FOLDER")\nprint(model.predict({given}))'
+    parts = [_front(name, report, task), f"# {name}", _summary(report, description["model"])]
+    parts += [f"```python\n{usage}\n```", *(_measured(report, which) for which in report.sets)]
+    parts += [_teachers(report), _classes(report), _agreement(report), _outliers(report), note]
+    parts += ["## Configuration\n\nWhat differs from the defaults; all of it is in `fuse.toml`."]
+    parts += [f"```toml\n{configuration.strip()}\n```"]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -44,11 +31,9 @@ def _front(name: str, report: Report, task: str) -> str:
     lines += ["- ensemble-distillation", "model-index:", f"- name: {json.dumps(name)}"]
     lines += ["  results:" if report.sets else "  results: []"]
     for which, figures in report.sets.items():
-        lines += [
-            f"  - task: {{type: {task}}}",
-            f"    dataset: {{type: {json.dumps(which)}, name: {json.dumps(which)}}}",
-        ]
-        lines += ["    metrics:", f"    - {{type: accuracy, value: {figures[STUDENT].accuracy:.4f}}}"]
+        quoted, accuracy = json.dumps(which), figures[STUDENT].accuracy
+        lines += [f"  - task: {{type: {task}}}", f"    dataset: {{type: {quoted}, name: {quoted}}}"]
+        lines += ["    metrics:", f"    - {{type: accuracy, value: {accuracy:.4f}}}"]
     return "\n".join([*lines, "---"])
 
 
@@ -87,7 +72,8 @@ def _classes(report: Report) -> str:
 
 
 def _agreement(report: Report) -> str:
-    if len(report.names) > MOST + 2:
+    """Return who agrees with whom; for more than 40 teachers that is in ``report.json`` only."""
+    if len(report.names) > 42:
         return ""
     shares = zip(report.names, report.agreement, strict=True)
     rows = [[name, *(f"{100 * value:.0f}" for value in row)] for name, row in shares]

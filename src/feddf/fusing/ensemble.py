@@ -23,7 +23,7 @@ from torch import Tensor
 from feddf.config.errors import ConfigError
 from feddf.config.fuse_config import FuseEnsembleConfig
 from feddf.config.names import DROP_RULES, TARGETS, TEACHER_WEIGHTS
-from feddf.evaluate import Accuracies, Predictions, Teacher, accuracy_of
+from feddf.evaluate import Predictions, Teacher, accuracy_of
 from feddf.fusing.predictions import PredictionCache
 from feddf.fusing.teachers import TeacherError, TrainedModel, columns_of, same
 from feddf.fusion.ensemble import Ensemble
@@ -120,11 +120,6 @@ class TeacherEnsemble:
         ensemble = replace(self.ensemble, temperature=temperature)
         return ensemble(Predictions(one.id, one.predict(name, Execution())) for one in ensemble.teachers)
 
-    @property
-    def dropped(self) -> frozenset[str]:
-        """The ids of the models that are left out of everything."""
-        return frozenset(self.notes.get("dropped_worst", {}).get("clients", {}))
-
 
 def combine_teachers(
     models: Sequence[TrainedModel],
@@ -137,10 +132,8 @@ def combine_teachers(
     mappings = {model.id: ClassMapping(columns_of(model.classes, classes), len(classes)) for model in models}
 
     def teacher(model: TrainedModel) -> Teacher:
-        def predict(name: str, execution: Execution) -> Tensor:
-            return predictions.logits(model, name)
-
-        return Teacher(model.id, predict, n_examples=model.examples, vote=mappings[model.id].vote)
+        vote = mappings[model.id].vote
+        return Teacher(model.id, lambda name, _: predictions.logits(model, name), n_examples=model.examples, vote=vote)
 
     def accuracies(teachers: Sequence[Teacher]) -> dict[str, float]:
         """A class that a teacher does not know it gets wrong."""
@@ -151,7 +144,9 @@ def combine_teachers(
     teachers = [teacher(model) for model in sorted(models, key=lambda one: one.id)]
     notes: dict[str, Any] = {}
     if config.drop_worst != "none":
-        teachers, notes = _drop(teachers, accuracies, _labeled(validation, "drop_worst", config.drop_worst), config)
+        judges = _labeled(validation, "drop_worst", config.drop_worst)
+        (gone, silent), notes = dropped(DROP_RULES[config.drop_worst], accuracies(teachers), judges)
+        teachers = [one for one in teachers if one.id not in gone | silent]
     weights = TEACHER_WEIGHTS[config.weights](teachers, Resources({}, validation=validation), accuracies)
     known = torch.stack([mappings[teacher.id].known for teacher in teachers]).sum(dim=0)
     if unknown := [name for name, count in zip(classes, known, strict=True) if count == 0]:
@@ -164,17 +159,3 @@ def _labeled(validation: Examples | None, key: str, given: str) -> Examples:
     if validation is None:
         raise ConfigError.at(f"ensemble.{key}", given, "it needs labeled examples")
     return validation
-
-
-def _drop(
-    teachers: Sequence[Teacher], measure: Accuracies, validation: Examples, config: FuseEnsembleConfig
-) -> tuple[list[Teacher], dict[str, Any]]:
-    """Return the teachers that the rule leaves, and a note on the others."""
-    accuracies = measure(teachers)
-    (clients, silent), saved = dropped(DROP_RULES[config.drop_worst], accuracies, validation)
-    note = {
-        "clients": {name: accuracies[name] for name in sorted(clients)},
-        "teachers": {name: accuracies[name] for name in sorted(silent)},
-        "kept_as_the_best": saved,
-    }
-    return [one for one in teachers if one.id not in clients | silent], {"dropped_worst": note}

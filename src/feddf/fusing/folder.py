@@ -37,12 +37,6 @@ from feddf.saved.model import LoadedModel, ModelError, Tokens
 from feddf.saved.model_folder import CARD, new_folder, write_model
 from feddf.seeds import derive
 
-ENOUGH = 64
-"""Inputs of the pool on which an ONNX file is compared with the student."""
-
-TOLERANCE = 1e-3
-"""The most that a logit of the ONNX file may differ by, relative to the largest logit."""
-
 
 def fuse_to_folder(config: FuseConfig, out: Path, progress: Progress = quiet, *, trust: bool = False) -> FusionResult:
     """Fuse as a configuration says, and write the result to a folder that is there whole or not at all."""
@@ -54,19 +48,12 @@ def fuse_to_folder(config: FuseConfig, out: Path, progress: Progress = quiet, *,
     pool = load_pool(config, [student.preprocess, *fed], trust=trust)
     given = {"validation": config.validation, "test": config.test}
     labeled = {key: load_labeled(one, key, pool, derive(config.seed, key)) for key, one in given.items() if one}
+    cache = Path(config.cache).expanduser() if config.cache else None
     result = fuse(
-        teachers,
-        student,
-        pool,
-        validation=labeled.get("validation"),
-        test=labeled.get("test"),
-        ensemble=config.ensemble,
-        distill=config.distill,
-        run=config.run,
-        seed=config.seed,
-        cache=Path(config.cache).expanduser() if config.cache else None,
+        teachers, student, pool, validation=labeled.get("validation"), test=labeled.get("test"),
+        ensemble=config.ensemble, distill=config.distill, run=config.run, seed=config.seed, cache=cache,
         progress=progress,
-    )
+    )  # fmt: skip
     _write(result, config, pool, out)
     return result
 
@@ -113,7 +100,7 @@ def _write(result: FusionResult, config: FuseConfig, pool: RawInputs, out: Path)
     with new_folder(out) as folder:
         note = ""
         if config.onnx:
-            few = pool.first(ENOUGH, model.preprocess)
+            few = pool.first(64, model.preprocess)
             most = write_onnx(model.network, few.batch(torch.arange(len(few))), folder / "model.onnx")
             note = f"`model.onnx` is the same model: its logits for {len(few)} inputs differ by at most {most:.1e}."
         write_model(folder, model.network, model.spec, facts)
@@ -127,7 +114,7 @@ def _write(result: FusionResult, config: FuseConfig, pool: RawInputs, out: Path)
 def write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> float:
     """Write a model as ONNX, for batches of any size, and return the largest difference of a logit on ``inputs``.
 
-    A file that differs is not kept.
+    A file that differs by more than a thousandth of the largest logit is not kept.
     """
     try:
         with evaluation_mode(model), torch.inference_mode(mode=False), torch.no_grad(), silence():
@@ -141,13 +128,12 @@ def write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> float:
             program.save(path, external_data=False)
         found = [(_run(path, inputs[:count]), expected[:count]) for count in (len(inputs), 1)]
     except ImportError as error:
-        needed = "the packages onnx and onnxscript: pip install 'feddf[onnx]'"
-        raise FeddfError(f"an ONNX file needs {needed} ({error})") from error
+        raise FeddfError(f"an ONNX file needs onnx and onnxscript: pip install 'feddf[onnx]' ({error})") from error
     except Exception as error:  # the exporter may fail in any way
         path.unlink(missing_ok=True)
         raise FeddfError(f"the student cannot be written as ONNX: {first_line(error)}") from error
     difference = max(float((one - other).abs().max()) for one, other in found)
-    if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
+    if not difference <= 1e-3 * max(1.0, float(expected.abs().max())):
         path.unlink(missing_ok=True)
         raise FeddfError(f"the ONNX file gives other logits than the student: they differ by up to {difference:g}")
     return difference

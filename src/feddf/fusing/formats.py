@@ -21,10 +21,11 @@ from torch import Tensor
 from feddf.config.errors import first_line
 from feddf.config.fuse_config import TeacherConfig
 from feddf.config.names import MODELS
+from feddf.data.unlabeled import in_batches, read_program
 from feddf.fusing.teachers import PredictBatch, Sizes, TeacherError, TrainedModel, predicting, preprocess_of
 from feddf.runtime.atomic import check_program
 from feddf.runtime.device import CPU
-from feddf.runtime.packages import onnxruntime, silence, transformers
+from feddf.runtime.packages import onnxruntime, transformers
 from feddf.saved.model import Images, ModelSpec, Preprocess, Tokens, loaded
 from feddf.saved.model_folder import at_home, read_state, specs
 from feddf.types import State
@@ -37,9 +38,6 @@ def file_hash(paths: Sequence[Path], more: str = "") -> str:
         with path.open("rb") as file:
             sha.update(hashlib.file_digest(file, "sha256").digest())
     return sha.hexdigest()
-
-
-# Weights of feddf's architectures
 
 
 def of_feddf(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -102,8 +100,6 @@ def _with_outputs(spec: ModelSpec, state: State) -> ModelSpec:
     return spec if spec.classes else replace(spec, classes=("0", "1"))
 
 
-# Programs, which say themselves which sizes they take
-
 Load = Callable[[Path, str, torch.device], tuple[Sizes, PredictBatch]]
 """Reads a file (of a teacher's name), and returns the sizes of a batch that it takes, and what predicts with it."""
 
@@ -155,10 +151,7 @@ def _of_file(config: TeacherConfig, files: Sequence[Path], load: Load, *, moves:
 
 
 def _in_its_sizes(name: str, sizes: Sizes, predict: PredictBatch, inputs: Tensor) -> Tensor:
-    """Predict for inputs of the sizes that a file takes.
-
-    Where it takes batches of one size, the last one is filled up with copies, whose outputs are left out.
-    """
+    """Predict for inputs of the sizes that a file takes."""
     batch, *takes = sizes
     shape = inputs.shape[1:]
     if len(takes) != len(shape) or any(size not in (None, given) for size, given in zip(takes, shape, strict=True)):
@@ -166,35 +159,23 @@ def _in_its_sizes(name: str, sizes: Sizes, predict: PredictBatch, inputs: Tensor
         key = "size and channels" if inputs.is_floating_point() else "max_tokens"
         said = f"its file takes inputs of {wanted}, and it would be fed {given}"
         raise TeacherError(f"teacher {name}: {said}; say how it is fed with {key}")
-    if batch is None:
-        return predict(inputs)
-    outputs = []
-    for part in inputs.split(batch):
-        copies = part[-1:].expand(batch - len(part), *shape)
-        outputs.append(predict(torch.cat([part, copies]))[: len(part)])
-    return torch.cat(outputs)
+    return predict(inputs) if batch is None else in_batches(predict, inputs, batch)
 
 
 def _load_program(path: Path, name: str, device: torch.device) -> tuple[Sizes, PredictBatch]:
     from torch.export.passes import move_to_device_pass
 
     try:
-        with silence():
-            program: Any = torch.export.load(path)
-    except Exception as error:  # a damaged archive can fail in any way
-        why = f"{path} is not a whole program of torch.export: {first_line(error)}"
-        raise TeacherError(f"teacher {name}: {why}") from error
-    inputs = program.graph_signature.user_inputs
-    if len(inputs) != 1:
-        raise TeacherError(f"teacher {name}: it takes {len(inputs)} inputs, and a classifier takes one")
-    node = next(node for node in program.graph.nodes if node.name == inputs[0])
+        program, shape = read_program(path, "inputs")
+    except ValueError as error:
+        raise TeacherError(f"teacher {name}: {error}") from error
     module = (program if device == CPU else move_to_device_pass(program, device)).module()
 
     def predict(batch: Tensor) -> Any:
         outputs = module(batch)
         return outputs[0] if isinstance(outputs, tuple | list) else outputs  # of several, most have the logits first
 
-    return tuple(size if isinstance(size, int) else None for size in node.meta["val"].shape), predict
+    return tuple(size if isinstance(size, int) else None for size in shape), predict
 
 
 ONNX_TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
@@ -235,9 +216,6 @@ def _session(path: Path, name: str) -> Any:
         raise TeacherError(f"teacher {name}: {path} is not a whole ONNX model: {first_line(error)}") from error
 
 
-# Hugging Face
-
-
 def of_pretrained(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return an image or text classifier of transformers as a teacher, with the class names in its configuration.
 
@@ -250,13 +228,17 @@ def of_pretrained(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
         described = library.AutoConfig.from_pretrained(place, trust_remote_code=False)
     except Exception as error:
         raise TeacherError(f"teacher {name}: {path} is no model of transformers: {first_line(error)}") from error
-    kind = _kind(described.architectures or ["nothing"], name)
+    found = described.architectures or ["nothing"]
+    kinds = [kind for kind in ("Image", "Sequence") for one in found if one.endswith(f"For{kind}Classification")]
+    if not kinds:
+        known = "not a model for image or text classification"
+        raise TeacherError(f"teacher {name}: it is {', '.join(found)}, and {known}")
     tokens = Tokens(config.tokenizer or place, config.max_tokens)
-    preprocess = preprocess_of(config, _images(place)) if kind == "Image" else tokens
+    preprocess = preprocess_of(config, _images(place)) if kinds[0] == "Image" else tokens
 
     @contextmanager
     def open_pretrained(device: torch.device) -> Iterator[PredictBatch]:
-        automatic = getattr(library, f"AutoModelFor{kind}Classification")
+        automatic = getattr(library, f"AutoModelFor{kinds[0]}Classification")
         try:
             model = automatic.from_pretrained(place, use_safetensors=True, trust_remote_code=False).eval().to(device)
         except Exception as error:
@@ -287,19 +269,8 @@ def _place(path: str, name: str) -> str:
     return str(local) if local.is_dir() else path
 
 
-def _kind(architectures: Sequence[str], name: str) -> str:
-    for kind in ("Image", "Sequence"):
-        if any(one.endswith(f"For{kind}Classification") for one in architectures):
-            return kind
-    known = "not a model for image or text classification"
-    raise TeacherError(f"teacher {name}: it is {', '.join(architectures)}, and {known}")
-
-
 def _images(place: str) -> Images:
-    """Return the preprocessing in ``preprocessor_config.json``: size, mean and deviation.
-
-    Without that file it has the values that most image models were trained with.
-    """
+    """Return size, mean and deviation of ``preprocessor_config.json``; without it, those of most image models."""
     try:
         if Path(place).is_dir():
             found = dict(json.loads((Path(place) / "preprocessor_config.json").read_text(encoding="utf-8")))
@@ -312,14 +283,14 @@ def _images(place: str) -> Images:
     if found.get("do_center_crop") and crop is not None:
         side = crop if isinstance(crop, int) else crop.get("height", side)
     plain = not found.get("do_normalize", True)
-    mean = (0.0,) * 3 if plain else tuple(found.get("image_mean", (0.5,) * 3))
-    std = (1.0,) * 3 if plain else tuple(found.get("image_std", (0.5,) * 3))
-    return Images((3, int(side), int(side)), mean, std)
+    mean, std = (
+        ((0.0,) * 3, (1.0,) * 3) if plain else (found.get(f"image_{one}", (0.5,) * 3) for one in ("mean", "std"))
+    )
+    return Images((3, int(side), int(side)), tuple(mean), tuple(std))
 
 
 def _content(place: str, described: Any) -> str:
     """Return a hash of a folder's files; of a model on the hub, of its name and revision."""
-    if Path(place).is_dir():
-        return file_hash(sorted(Path(place).glob("*.safetensors")), described.to_json_string())
+    weights, more = sorted(Path(place).glob("*.safetensors")), described.to_json_string()
     revision = getattr(described, "_commit_hash", None) or ""
-    return hashlib.sha256(f"{place} {revision} {described.to_json_string()}".encode()).hexdigest()
+    return file_hash(weights, more) if Path(place).is_dir() else file_hash([], f"{place} {revision} {more}")

@@ -129,7 +129,7 @@ def fuse(
     pool, spec = _pool(unlabeled, student if isinstance(student, StudentSpec) else StudentSpec(student))
     given = {"validation": validation, "test": test}
     labeled = {name: as_labeled(one, pool) for name, one in given.items() if one is not None}
-    sets = {"pool": pool, **{name: one.raw for name, one in labeled.items()}}
+    sets = {"pool": pool} | {name: one.raw for name, one in labeled.items()}
     run = run.model_copy(update={"device": device}) if device is not None else run
     distill = distill or DistillConfig(early_stopping="validation" if validation is not None else "held-out-loss")
     with TemporaryDirectory(prefix="feddf-predictions-") as scratch:
@@ -149,7 +149,7 @@ def _fuse(
     seed: int,
 ) -> FusionResult:
     pool = predictions.sets["pool"]
-    models, classes = agree_on_classes(teachers, student.classes, predictions.n_outputs)
+    models, classes = agree_on_classes(teachers, student.classes, lambda one: predictions.logits(one).shape[1])
     student = complete_student(student, models, classes, pool)
     labeled = {name: one.among(classes) for name, one in labeled.items()}
     held = labeled.get("validation")
@@ -160,7 +160,7 @@ def _fuse(
     resources = Resources({STUDENT: prototype}, pool.stored(student.preprocess), validation)
     execution = of_students(run, 1, partial(lone_threads, resources, distill.batch_size))
     learn = make_students(resources, distill, in_process, execution)
-    start = first_weights(student, models, ensemble.dropped, seed)
+    start = first_weights(student, models, ensemble.notes.get("dropped_worst", {}).get("clients", {}), seed)
     learned = learn({STUDENT: [start]}, CachedTargets(targets), derive(seed, "fuse"))
     state, facts = learned[STUDENT].state, {"distillation": notes(learned), **ensemble.notes}
     with of_answers(run).begun() as device:
@@ -180,9 +180,6 @@ def _pool(given: Tensor | Inputs | RawInputs | Sequence[str], student: StudentSp
     if len(given) < 2:
         raise ConfigError(f"the pool is empty: it has {len(given)} inputs, and needs at least two")
     return given, student
-
-
-# The student
 
 
 def complete_student(

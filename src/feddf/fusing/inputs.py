@@ -16,7 +16,7 @@ from feddf.config.sections import DataConfig, PoolConfig
 from feddf.data.catalog import CATALOG, root_of
 from feddf.data.datasets import plain
 from feddf.data.text import TEXTS, Texts
-from feddf.data.unlabeled import all_rows, choose
+from feddf.data.unlabeled import all_rows, choose, resize
 from feddf.fusing.teachers import columns_of
 from feddf.outputs import classes
 from feddf.runs.loading import PoolTask, load_dataset, load_named, pool_of
@@ -46,11 +46,10 @@ class RawInputs:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the inputs' content."""
-        if isinstance(self.rows, Tensor):
-            sha = hashlib.sha256(repr((str(self.rows.dtype), tuple(self.rows.shape))).encode())
-            sha.update(self.rows.contiguous().view(torch.uint8).numpy().data)
-        else:
-            sha = hashlib.sha256("\0".join(self.rows).encode())
+        if not isinstance(self.rows, Tensor):
+            return hashlib.sha256("\0".join(self.rows).encode()).hexdigest()
+        sha = hashlib.sha256(repr((str(self.rows.dtype), tuple(self.rows.shape))).encode())
+        sha.update(self.rows.contiguous().view(torch.uint8).numpy().data)
         return sha.hexdigest()
 
     def inputs(self, preprocess: Preprocess | None) -> Inputs:
@@ -71,7 +70,7 @@ class RawInputs:
         """Return the inputs for a model that sees them many times: resized once."""
         inputs = self.inputs(preprocess)
         if isinstance(preprocess, Images):
-            return replace(inputs, raw=preprocess.resized(all_rows(inputs.raw)))
+            return replace(inputs, raw=resize(all_rows(inputs.raw), preprocess.shape))
         return inputs
 
     def first(self, size: int, preprocess: Preprocess | None) -> Inputs:
@@ -119,9 +118,6 @@ def as_labeled(given: Examples | Labeled, pool: RawInputs) -> Labeled:
     return Labeled(RawInputs(all_rows(given.inputs.raw), pool.encode), given.labels, given.n_classes)
 
 
-# What a configuration names
-
-
 def load_pool(config: FuseConfig, preprocesses: Sequence[Preprocess | None], *, trust: bool = False) -> RawInputs:
     """Return the pool of a configuration, in the largest form that some model takes, in color if some model does."""
     pool, seed = config.pool, derive(config.seed, "pool")
@@ -158,8 +154,8 @@ def load_labeled(config: LabeledConfig, key: str, pool: RawInputs, seed: int) ->
     if len(names) < count:
         raise ConfigError.at(f"{key}.classes", list(names), f"it has {count} classes")
     if config.size is not None and config.size < len(labels):
-        chosen = choose(torch.arange(len(labels)), config.size, seed)
-        rows, labels = rows[chosen] if isinstance(rows, Tensor) else _taken(rows, chosen), labels[chosen]
+        rows = choose(rows, config.size, seed) if isinstance(rows, Tensor) else _some(rows, config.size, seed)
+        labels = choose(labels, config.size, seed)
     return Labeled(RawInputs(rows, pool.encode), labels, count, names, bool(config.classes), key, config.name)
 
 
@@ -167,7 +163,10 @@ def _texts(pool: PoolConfig, folder: str | None, seed: int) -> tuple[str, ...]:
     found: tuple[str, ...] = ()
     for source in pool.sources:
         if source.name.startswith(LINES):
-            texts = _lines(source.name)
+            try:
+                texts = read_lines(source.name.removeprefix(LINES))
+            except ModelError as error:
+                raise ConfigError.at("pool.sources", source.name, str(error)) from None
         else:
             texts = _dataset_texts(source.name, folder, "pool.sources", "train")[0].sentences
         size = source.size or (max(2, round(source.fraction * len(texts))) if source.fraction else len(texts))
@@ -179,18 +178,8 @@ def _texts(pool: PoolConfig, folder: str | None, seed: int) -> tuple[str, ...]:
 
 
 def _some(texts: Sequence[str], most: int, seed: int) -> tuple[str, ...]:
-    return _taken(texts, choose(torch.arange(len(texts)), min(most, len(texts)), seed))
-
-
-def _taken(texts: Sequence[str], chosen: Tensor) -> tuple[str, ...]:
+    chosen = choose(torch.arange(len(texts)), min(most, len(texts)), seed)
     return tuple(texts[number] for number in chosen.tolist())
-
-
-def _lines(name: str) -> list[str]:
-    try:
-        return read_lines(name.removeprefix(LINES))
-    except ModelError as error:
-        raise ConfigError.at("pool.sources", name, str(error)) from None
 
 
 def _dataset_texts(name: str, folder: str | None, key: str, part: str) -> tuple[Texts, tuple[str, ...]]:

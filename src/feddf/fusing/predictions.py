@@ -22,6 +22,7 @@ from torch import Tensor
 
 from feddf.batches import batches
 from feddf.config.errors import FeddfError, first_line
+from feddf.data.files import read_cached
 from feddf.evaluate import BATCH, BATCH_ON_DEVICE
 from feddf.fusing.inputs import RawInputs
 from feddf.fusing.teachers import PredictBatch, TeacherError, TrainedModel
@@ -34,11 +35,11 @@ from feddf.saved.model import Preprocess, described
 VERSION = 1
 """Counts up when the same teacher and inputs would give other bytes."""
 
-SMALLEST = 1e-12
-"""Probabilities are taken to be at least this much, where they become logits."""
-
 Progress = Callable[[str, int, int], None]
 """(teacher, inputs done, all inputs) -> nothing; all of them at once where the predictions were cached."""
+
+
+Predict = Callable[[RawInputs], Iterator[Tensor]]
 
 
 def quiet(teacher: str, done: int, total: int) -> None:
@@ -70,27 +71,23 @@ class PredictionCache:
     def logits(self, teacher: TrainedModel, name: str = "pool") -> Tensor:
         """Return a teacher's logits over its own classes for every input of a set."""
         path, count = self._path(teacher, name), len(self.sets[name])
-        found = _read(path, count)
+        found = read_cached(path, count, np.float32)
         if found is None:
             self._evaluate(teacher)
-            found = _read(path, count)
+            found = read_cached(path, count, np.float32)
             assert found is not None, "it has just been written"
         elif path not in self._shown:
             self.progress(teacher.id, count, count)
-        self._shown.add(path)
+            self._shown.add(path)
         teacher.check_outputs(found.shape[1])
         return found
-
-    def n_outputs(self, teacher: TrainedModel) -> int:
-        """Return a teacher's number of outputs."""
-        return int(self.logits(teacher).shape[1])
 
     def _path(self, teacher: TrainedModel, name: str) -> Path:
         inputs, preprocess = self.sets[name].fingerprint, teacher.fed(self.student)
         if teacher.content is None:
             return self.scratch / f"{hashlib.sha256(f'{teacher.id} {inputs}'.encode()).hexdigest()[:32]}.npy"
         said = [VERSION, teacher.content, inputs, described(preprocess) if preprocess else None, teacher.outputs]
-        run = teacher.executed(self.execution)
+        run = self.execution if teacher.moves else Execution()
         if (run.device, run.precision) != ("cpu", "float32"):  # elsewhere the last bits are others
             said += [name_of(torch.device(run.device)), run.precision]
         return self.folder / f"{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]}.npy"
@@ -100,12 +97,12 @@ class PredictionCache:
         with open_teacher(teacher, teacher.fed(self.student), self.execution) as predict:
             for name, inputs in self.sets.items():
                 path = self._path(teacher, name)
-                if _read(path, len(inputs)) is None:
+                if read_cached(path, len(inputs), np.float32) is None:
                     self._write(teacher, inputs, predict, path)
                     self._shown.add(path)
         self.evaluated.append(teacher.id)
 
-    def _write(self, teacher: TrainedModel, inputs: RawInputs, predict: PredictAll, path: Path) -> None:
+    def _write(self, teacher: TrainedModel, inputs: RawInputs, predict: Predict, path: Path) -> None:
         done = 0
         self.progress(teacher.id, done, len(inputs))
         try:
@@ -124,24 +121,12 @@ class PredictionCache:
             raise FeddfError(f"cannot cache predictions in {path.parent}: {error.strerror or error}") from error
 
 
-def _read(path: Path, n: int) -> Tensor | None:
-    try:
-        found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None
-    return torch.from_numpy(found) if found.ndim == 2 and len(found) == n and found.dtype == np.float32 else None
-
-
-PredictAll = Callable[[RawInputs], Iterator[Tensor]]
-"""Raw inputs -> logits on the CPU, a batch at a time."""
-
-
 @contextmanager
 def open_teacher(
     teacher: TrainedModel, preprocess: Preprocess | None, execution: Execution = Execution()
-) -> Iterator[PredictAll]:
-    """Open a teacher on a device, and give what predicts with it."""
-    run = teacher.executed(execution)
+) -> Iterator[Predict]:
+    """Open a teacher on a device, and give what predicts with it: raw inputs -> logits on the CPU, in batches."""
+    run = execution if teacher.moves else Execution()
     with run.begun() as device, teacher.open(device) as predict:
         forward = in_precision(predict, run.precision)
 
@@ -163,9 +148,8 @@ def _predict(teacher: TrainedModel, predict: PredictBatch, batch: Tensor) -> Ten
     except FeddfError:
         raise
     except Exception as error:  # a user's model may fail in any way
-        said = f"does it take others (size, channels, max_tokens)? It says: {first_line(error)}"
-        shape = tuple(batch.shape)
-        raise TeacherError(f"teacher {teacher.id} cannot predict for inputs of shape {shape}; {said}") from error
+        said = f"{tuple(batch.shape)}; does it take others (size, channels, max_tokens)? It says: {first_line(error)}"
+        raise TeacherError(f"teacher {teacher.id} cannot predict for inputs of shape {said}") from error
     if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(batch) or outputs.shape[1] < 2:
         given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         allowed = f"one row of logits an input is needed, for a batch of {len(batch)}"
@@ -174,12 +158,12 @@ def _predict(teacher: TrainedModel, predict: PredictBatch, batch: Tensor) -> Ten
 
 
 def _as_logits(teacher: TrainedModel, outputs: Tensor) -> Tensor:
-    """Return a teacher's outputs as logits; probabilities are checked for being some."""
+    """Return a teacher's outputs as logits; probabilities are checked to be some, and count as 1e-12 at least."""
     if teacher.outputs == "logits":
         return outputs
     if bool((outputs < -1e-4).any()) or bool(((outputs.sum(dim=1) - 1).abs() > 1e-2).any()):
         raise TeacherError(f"teacher {teacher.id}: its outputs are not probabilities; say outputs = 'logits'")
-    return outputs.clamp(min=SMALLEST).log()
+    return outputs.clamp(min=1e-12).log()
 
 
 def _check_finite(teacher: TrainedModel, logits: Tensor, first: int) -> None:

@@ -69,8 +69,7 @@ def measure(
     """Measure teachers, ensemble and student, which is on a device; one teacher's logits are in memory at a time."""
     pool, models, classes = ensemble.predictions.sets["pool"], ensemble.models, ensemble.classes
     knows = {model.id: ensemble.mappings[model.id].known for model in models}
-    named: dict[str, Tensor] = {}
-    sets: dict[str, dict[str, Figures]] = {name: {} for name in labeled}
+    named, sets = dict[str, Tensor](), {name: dict[str, Figures]() for name in labeled}
     for model in models:
         named[model.id] = _predicted(ensemble.logits(model, "pool"))
         for name, one in labeled.items():
@@ -84,7 +83,7 @@ def measure(
         sets[name][STUDENT] = figures(probabilities, one.labels, everything)
     agreement = [[float((one == other).double().mean()) for other in named.values()] for one in named.values()]
     return Report(
-        teachers=tuple(_about(model) for model in models),
+        teachers=tuple(map(_about, models)),
         classes=classes,
         knows={name: tuple(known.bool().tolist()) for name, known in knows.items()},
         pool_size=len(pool),
@@ -106,15 +105,14 @@ def figures(probabilities: Tensor, labels: Tensor, known: Tensor) -> Figures:
     confidence, predicted = probabilities.max(dim=1)
     right = (predicted == labels).to(torch.float64)
     number = (confidence * BINS).long().clamp(max=BINS - 1)
-    bins = []
-    for each in range(BINS):
-        inside = number == each
-        means = [float(values[inside].mean()) if bool(inside.any()) else 0.0 for values in (confidence, right)]
-        bins.append(Bin(int(inside.sum()), *means))
+    inside = [number == each for each in range(BINS)]
+    bins = [Bin(int(one.sum()), _mean(confidence[one]), _mean(right[one])) for one in inside]
     ece = sum(one.count * abs(one.accuracy - one.confidence) for one in bins) / len(labels)
-    own = known[labels] > 0
-    own_accuracy = float(right[own].mean()) if bool(own.any()) else 0.0
-    return Figures(float(right.mean()), own_accuracy, ece, tuple(bins))
+    return Figures(float(right.mean()), _mean(right[known[labels] > 0]), ece, tuple(bins))
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.mean()) if len(values) else 0.0
 
 
 def outliers(agreement: Mapping[str, float]) -> dict[str, str]:
@@ -141,11 +139,9 @@ def _predicted(scores: Tensor) -> Tensor:
 
 
 def _about(teacher: TrainedModel) -> dict[str, Any]:
-    return {
-        "name": teacher.id,
-        "source": teacher.source,
-        "model": teacher.spec.model if teacher.spec else "",
-        "sha256": teacher.content,
-        "preprocessing": described(teacher.preprocess) if teacher.preprocess else None,
-        "outputs": teacher.outputs,
-    }
+    model, fed = (
+        teacher.spec.model if teacher.spec else "",
+        described(teacher.preprocess) if teacher.preprocess else None,
+    )
+    about = {"name": teacher.id, "source": teacher.source, "model": model, "sha256": teacher.content}
+    return {**about, "preprocessing": fed, "outputs": teacher.outputs}

@@ -17,7 +17,6 @@ from feddf.config.fuse_config import InputsConfig, TeacherConfig
 from feddf.config.names import TEACHER_FORMATS
 from feddf.evaluate import evaluation_mode, fold_batchnorm
 from feddf.runtime.device import device_of
-from feddf.runtime.execution import Execution
 from feddf.saved.model import Features, Images, LoadedModel, ModelSpec, Preprocess, Tokens
 from feddf.saved.model_folder import description
 from feddf.types import State
@@ -25,10 +24,10 @@ from feddf.types import State
 PredictBatch = Callable[[Tensor], Tensor]
 """Encoded inputs -> outputs, one row an input, both on the device that the teacher was opened on."""
 
-OutputKind = Literal["logits", "probabilities"]
-
 Sizes = tuple[int | None, ...]
 """The sizes of one input that a file prescribes, ``None`` where any will do."""
+
+OutputKind = Literal["logits", "probabilities"]
 
 
 class TeacherError(FeddfError):
@@ -68,10 +67,6 @@ class TrainedModel:
             if channels == student.shape[0]:
                 return replace(student, shape=(channels, height, width))
         return self.preprocess or student
-
-    def executed(self, execution: Execution) -> Execution:
-        """Return how it is executed: as all others, or on the CPU if it works there only."""
-        return execution if self.moves else Execution()
 
     def named(self, classes: tuple[str, ...]) -> TrainedModel:
         """Return it with names for its outputs; a student that starts as it has the same."""
@@ -125,10 +120,9 @@ def as_teachers(given: Sequence[TrainedModel | nn.Module | str | Path], trust: b
     for number, one in enumerate(given, 1):
         if isinstance(one, TrainedModel):
             found.append(one)
-        elif isinstance(one, LoadedModel):
-            found.append(of_module(one, f"teacher-{number}", classes=one.classes, preprocess=one.preprocess))
         elif isinstance(one, nn.Module):
-            found.append(of_module(one, f"teacher-{number}"))
+            classes, fed = (one.classes, one.preprocess) if isinstance(one, LoadedModel) else ((), None)
+            found.append(of_module(one, f"teacher-{number}", classes=classes, preprocess=fed))
         else:
             found += read_teachers([TeacherConfig(path=str(one))], trust=trust)
     if not found:
@@ -139,8 +133,16 @@ def as_teachers(given: Sequence[TrainedModel | nn.Module | str | Path], trust: b
 
 
 def read_teachers(configs: Sequence[TeacherConfig], *, trust: bool = False) -> list[TrainedModel]:
-    """Return the teachers that a configuration names, each under a name of its own."""
-    _refuse_contradictions(configs)
+    """Return the teachers that a configuration names, each under a name of its own.
+
+    Two maps must not make different classes of one name; numbers are no names: they differ from model to model.
+    """
+    meanings: dict[str, tuple[str, str]] = {}
+    for own, name, path in ((own, name, config.path) for config in configs for own, name in config.map.items()):
+        other, first = meanings.setdefault(own, (name, path))
+        if other != name and not own.removeprefix("LABEL_").isdigit():
+            both = f"'{own}' is '{other}' for {first}, and '{name}' for {path}"
+            raise TeacherError(f"two class maps contradict each other: {both}")
     found = [teacher for config in configs for teacher in read_teacher(config, trust=trust)]
     names = [teacher.id for teacher in found]
     return [
@@ -149,40 +151,22 @@ def read_teachers(configs: Sequence[TeacherConfig], *, trust: bool = False) -> l
     ]
 
 
-def _refuse_contradictions(configs: Sequence[TeacherConfig]) -> None:
-    """Two maps must not make different classes of one name; numbers are no names: they differ from model to model."""
-    meanings: dict[str, tuple[str, str]] = {}
-    for config in configs:
-        for own, name in config.map.items():
-            other, path = meanings.setdefault(own, (name, config.path))
-            if other != name and not own.removeprefix("LABEL_").isdigit():
-                both = f"'{own}' is '{other}' for {path}, and '{name}' for {config.path}"
-                raise TeacherError(f"two class maps contradict each other: {both}")
-
-
 def read_teacher(config: TeacherConfig, *, trust: bool = False) -> list[TrainedModel]:
-    """Return the teacher in a file or folder; a run folder of several prototypes gives several.
-
-    With ``trust``, code runs that the file holds (``.pt2``), or that a folder made elsewhere names.
-    """
+    """Return the teachers in a file or folder (a run may have several); with ``trust``, code of theirs runs."""
     make = TEACHER_FORMATS[config.format or format_of(Path(config.path).expanduser())]
     return [_as_configured(teacher, config) for teacher in make(config, trust)]
-
-
-PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt")
-OTHERS = (".joblib", ".npz", ".npy", ".h5", ".keras")
 
 
 def format_of(path: Path) -> str:
     """Return the format of a file or folder, by what its name ends in, or by what it holds; pickles are refused."""
     if path.is_dir() and description(path) is not None:
         return "feddf"
-    if path.suffix in PICKLES:
+    if path.suffix in (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt"):
         remedy = (
             'where you trust it, convert it: python -c "import torch; from safetensors.torch import save_file; '
             f"save_file(torch.load('{path.name}', weights_only=True), '{path.stem}.safetensors')\""
         )
-    elif path.suffix in OTHERS:
+    elif path.suffix in (".joblib", ".npz", ".npy", ".h5", ".keras"):
         remedy = "export the model to .onnx, or save a state dict with safetensors.torch.save_file(state, FILE)"
     else:
         return path.suffix[1:] if path.suffix in (".safetensors", ".onnx", ".pt2") else "hugging-face"
@@ -192,17 +176,15 @@ def format_of(path: Path) -> str:
 def _as_configured(teacher: TrainedModel, config: TeacherConfig) -> TrainedModel:
     """Return a teacher with what the configuration says about it instead of what its files say."""
     classes = config.classes or teacher.classes
-    if len(set(classes)) < len(classes):
-        twice = next(name for name in classes if classes.count(name) > 1)
-        raise TeacherError(f"teacher {teacher.id}: its class list names '{twice}' twice")
+    if twice := [name for name in classes if classes.count(name) > 1]:
+        raise TeacherError(f"teacher {teacher.id}: its class list names '{twice[0]}' twice")
     if unknown := [name for name in config.map if name not in classes]:
         said = nearest(unknown[0], classes) if classes else "it has no class list"
         raise TeacherError(f"teacher {teacher.id}: its map has a class '{unknown[0]}' that it does not know; {said}")
     renamed = tuple(config.map.get(name, name) for name in classes)
-    if len(set(renamed)) < len(renamed):
-        twice = next(name for name in renamed if renamed.count(name) > 1)
-        both = " and ".join(repr(own) for own, name in zip(classes, renamed, strict=True) if name == twice)
-        raise TeacherError(f"teacher {teacher.id}: its map makes '{twice}' of {both}; a class has one output")
+    if twice := [name for name in renamed if renamed.count(name) > 1]:
+        both = " and ".join(repr(own) for own, name in zip(classes, renamed, strict=True) if name == twice[0])
+        raise TeacherError(f"teacher {teacher.id}: its map makes '{twice[0]}' of {both}; a class has one output")
     said_so = {name: getattr(config, name) for name in ("outputs", "examples") if name in config.model_fields_set}
     return replace(teacher.named(renamed), **said_so)
 

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import sqrt
 from statistics import fmean, pstdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from feddf.types import Examples, Fused, Fusion, ServerState, Update
 
@@ -44,14 +44,17 @@ def released_rule(accuracies: Mapping[str, float], n_classes: int, n_examples: i
     return Dropped(below, frozenset(client for client, accuracy in accuracies.items() if accuracy < floor))
 
 
-def dropped(rule: DropRule, accuracies: Mapping[str, float], validation: Examples) -> tuple[Dropped, str | None]:
-    """Return who is dropped by a rule, and who is kept as the best of all where it would drop everyone."""
+def dropped(rule: DropRule, accuracies: Mapping[str, float], validation: Examples) -> tuple[Dropped, dict[str, Any]]:
+    """Return who is dropped by a rule, and a note on it; where it would drop everyone, the best of all is kept."""
     found = rule(accuracies, validation.n_classes, len(validation))
     clients, teachers = found if isinstance(found, Dropped) else Dropped(frozenset(found))
-    if not clients >= accuracies.keys():
-        return Dropped(clients, teachers), None
-    best = max(sorted(accuracies), key=lambda client: accuracies[client])
-    return Dropped(clients - {best}, teachers), best
+    best = None
+    if clients >= accuracies.keys():
+        best = max(sorted(accuracies), key=lambda client: accuracies[client])
+        clients -= {best}
+    left_out = {"clients": clients, "teachers": teachers}
+    note = {kind: {client: accuracies[client] for client in sorted(ids)} for kind, ids in left_out.items()}
+    return Dropped(clients, teachers), {"dropped_worst": {**note, "kept_as_the_best": best}}
 
 
 def drop_worst(
@@ -67,16 +70,10 @@ def drop_worst(
     """
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
-        accuracies = measure(updates)
-        (clients, teachers), saved = dropped(rule, accuracies, validation)
+        (clients, teachers), note = dropped(rule, measure(updates), validation)
         kept = [update for update in updates if update.client_id not in clients]
         marked = [replace(one, teaches=False) if one.client_id in teachers else one for one in kept]
         fused = inner(server, marked, seed)
-        note = {
-            "clients": {client: accuracies[client] for client in sorted(clients)},
-            "teachers": {client: accuracies[client] for client in sorted(teachers)},
-            "kept_as_the_best": saved,
-        }
-        return replace(fused, notes={**fused.notes, "dropped_worst": note})
+        return replace(fused, notes={**fused.notes, **note})
 
     return fuse

@@ -64,8 +64,7 @@ class _PassedOn(torch.autograd.Function):
 
 def inner_layers(model: nn.Module) -> list[str]:
     """Return the names of the convolutions and linear layers between the first one and the last."""
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
-    return names[1:-1]
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)][1:-1]
 
 
 def binarize(model: nn.Module, estimator: Estimator) -> list[str]:
@@ -77,10 +76,7 @@ def binarize(model: nn.Module, estimator: Estimator) -> list[str]:
 
 
 def _binary_client(model: nn.Module, training: Training, estimator: Estimator) -> Steps:
-    """Let a client train and send a binarized model: a client half.
-
-    Full-precision weights learn behind binarized ones and are forgotten at the end; one bit a weight is sent.
-    """
+    """Full-precision weights learn behind binarized ones, which alone are sent, one bit a weight: a client half."""
     names = binarize(model, estimator)
     if not names:
         raise ValueError("it has no layer between its first and its last that could be binarized")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -67,8 +68,7 @@ class VGG(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits."""
-        logits: Tensor = self.classifier(self.features(inputs))
-        return logits
+        return cast(Tensor, self.classifier(self.features(inputs)))
 
 
 vgg9_released = partial(VGG, plan=RELEASED, hidden=())
@@ -123,8 +123,7 @@ class ShuffleNetV2(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits."""
         features = self.head(self.units(self.stem(inputs)))
-        logits: Tensor = self.classifier(features.mean(dim=(2, 3)))
-        return logits
+        return cast(Tensor, self.classifier(features.mean(dim=(2, 3))))
 
 
 class Transformer(nn.Module):
@@ -152,5 +151,4 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of N×L token numbers."""
-        logits: Tensor = self.network(input_ids=tokens, attention_mask=(tokens != self.padding).long()).logits
-        return logits
+        return cast(Tensor, self.network(input_ids=tokens, attention_mask=(tokens != self.padding).long()).logits)

@@ -15,6 +15,8 @@ from feddf.models.small import Norm, Shape, norm_layer
 
 
 class _Block(nn.Module):
+    """Two 3×3 convolutions beside a shortcut."""
+
     def __init__(self, channels: int, out: int, stride: int, layer: Callable[[int], nn.Module], bias: bool) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, out, 3, stride, padding=1, bias=bias)
@@ -42,8 +44,7 @@ class ResNet(nn.Module):
         layer, bias = norm_layer(norm, groups), norm == "none"
         self.conv = nn.Conv2d(shape[0], width, 3, padding=1, bias=bias)
         self.norm = layer(width)
-        blocks: list[nn.Module] = []
-        channels = width
+        blocks, channels = list[nn.Module](), width
         for out in (width, 2 * width, 4 * width):
             for _ in range((depth - 2) // 6):
                 blocks.append(_Block(channels, out, out // channels, layer, bias))  # a wider stage halves the image

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Literal
+from typing import Literal, cast
 
 from torch import Tensor, nn
 
@@ -18,13 +18,11 @@ Norm = Literal["batch", "group", "none"]
 
 def norm_layer(norm: Norm, groups: int) -> Callable[[int], nn.Module]:
     """Return a function from a number of channels to the layer that normalizes them."""
-    if norm == "batch":
-        return nn.BatchNorm2d
-    if norm == "group":
-        return partial(nn.GroupNorm, groups)
-    if norm == "none":
-        return nn.Identity
-    raise ValueError(f"norm must be 'batch', 'group' or 'none', got {norm!r}")
+    grouped = partial(nn.GroupNorm, groups)
+    layers: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm2d, "group": grouped, "none": nn.Identity}
+    if norm not in layers:
+        raise ValueError(f"norm must be 'batch', 'group' or 'none', got {norm!r}")
+    return layers[norm]
 
 
 class MLP(nn.Module):
@@ -32,19 +30,12 @@ class MLP(nn.Module):
 
     def __init__(self, shape: Shape, n_classes: int, *, width: int = 128) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(prod(shape), width),
-            nn.ReLU(),
-            nn.Linear(width, width),
-            nn.ReLU(),
-            nn.Linear(width, n_classes),
-        )
+        first, second, last = nn.Linear(prod(shape), width), nn.Linear(width, width), nn.Linear(width, n_classes)
+        self.layers = nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), last)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits."""
-        logits: Tensor = self.layers(inputs)
-        return logits
+        return cast(Tensor, self.layers(inputs))
 
 
 class CNN(nn.Module):
@@ -69,5 +60,4 @@ class CNN(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits."""
-        logits: Tensor = self.classifier(self.features(inputs))
-        return logits
+        return cast(Tensor, self.classifier(self.features(inputs)))

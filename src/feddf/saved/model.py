@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -41,9 +41,6 @@ class ModelError(FeddfError):
     exit_code = 2
 
 
-# How a model is fed: values that are written down as JSON
-
-
 @dataclass(frozen=True)
 class Images:
     """Bytes, resized to ``shape`` (channels, height, width), in an order of colors: (x / 255 − mean) / std.
@@ -66,18 +63,14 @@ class Images:
 
     def __call__(self, raw: Tensor) -> Tensor:
         """Encode an N×C×H×W batch of bytes of any size."""
-        pixels = self.resized(raw)
+        pixels = resize(raw, self.shape)
         return Pixels(self.mean, self.std)(pixels.flip(1) if self.order == "BGR" else pixels)
-
-    def resized(self, raw: Tensor) -> Tensor:
-        """Return images as bytes at the model's own size."""
-        return resize(raw, self.shape)
 
     def read(self, given: Sequence[Any]) -> Tensor:
         """Return image files (or arrays of H×W or H×W×C bytes) as one batch of bytes at the model's own size."""
         _, height, width = self.shape
         side = height if height == width else None
-        return torch.cat([self.resized(_pixels(one, side)) for one in given])
+        return torch.cat([resize(_pixels(one, side), self.shape) for one in given])
 
 
 @dataclass(frozen=True)
@@ -142,10 +135,8 @@ def from_description(values: dict[str, Any]) -> Preprocess:
     kind = KINDS.get(str(values.get("kind")))
     if kind is None:
         raise ValueError(f"a preprocessing is one of {', '.join(KINDS)}, not {values.get('kind')!r}")
-    known = {field.name for field in fields(kind)}
-    given: dict[str, Any] = {name: value for name, value in values.items() if name in known}
-    given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    return kind(**given)
+    given: dict[str, Any] = {field.name: values[field.name] for field in fields(kind) if field.name in values}
+    return kind(**given | {name: tuple(value) for name, value in given.items() if isinstance(value, list)})
 
 
 def of_inputs(inputs: Inputs, tokenizer: str | None = None) -> Preprocess | None:
@@ -173,9 +164,6 @@ def _pixels(given: Any, side: int | None) -> Tensor:
     return torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)[None]
 
 
-# What a model is
-
-
 @dataclass(frozen=True)
 class ModelSpec:
     """All that is needed to use weights: the architecture with its options, the classes and the preprocessing.
@@ -198,16 +186,14 @@ class ModelSpec:
 
     def describe(self) -> dict[str, Any]:
         """Return the description as JSON; one that names code has a mark that says whose it is."""
-        values = {
-            "format": FORMAT,
-            "model": self.model,
-            "options": dict(self.options),
-            "fits": self.fits,
-            "shape": list(self.shape),
-            "classes": list(self.classes),
-            "preprocessing": described(self.preprocess) if self.preprocess else None,
-        }
-        return {**values, ORIGIN: signed(_bytes(values))} if names_code(self.model) else values
+        fed = described(self.preprocess) if self.preprocess else None
+        values = {"format": FORMAT, "model": self.model, "options": dict(self.options), "fits": self.fits}
+        values |= {"shape": list(self.shape), "classes": list(self.classes), "preprocessing": fed}
+        return (
+            {**values, ORIGIN: signed(json.dumps(values, sort_keys=True).encode())}
+            if names_code(self.model)
+            else values
+        )
 
     @classmethod
     def read(cls, values: Mapping[str, Any], where: str, *, trust: bool = False) -> ModelSpec:
@@ -217,9 +203,9 @@ class ModelSpec:
         """
         if values.get("format") != FORMAT:
             raise ModelError(f"{where} has the format {values.get('format')!r}, and this version reads {FORMAT}")
-        rest = {name: value for name, value in values.items() if name != ORIGIN}
-        model = str(values.get("model"))
-        if names_code(model) and not trust and not is_mine(_bytes(rest), values.get(ORIGIN)):
+        rest, model = {name: value for name, value in values.items() if name != ORIGIN}, str(values.get("model"))
+        marked = json.dumps(rest, sort_keys=True).encode()
+        if names_code(model) and not trust and not is_mine(marked, values.get(ORIGIN)):
             remedy = "look at that code, then load it by load_model(..., trust=True), or predict with --trust"
             raise ModelError(f"{where} was made elsewhere and has code run: {model!r:.100}; {remedy}")
         try:
@@ -228,10 +214,6 @@ class ModelSpec:
             return cls(model, tuple(values["shape"]), classes, preprocess, options, bool(values.get("fits", False)))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ModelError(f"{where} does not describe a model: {first_line(error)}") from error
-
-
-def _bytes(values: Mapping[str, Any]) -> bytes:
-    return json.dumps(values, sort_keys=True).encode()
 
 
 class Prediction(NamedTuple):
@@ -251,8 +233,7 @@ class LoadedModel(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits."""
-        logits: Tensor = self.network(inputs)
-        return logits
+        return cast(Tensor, self.network(inputs))
 
     def predict(self, given: Any, batch: int = BATCH) -> list[Prediction]:
         """Classify image files (or arrays of bytes), texts or rows of numbers, on the device that the model is on."""
@@ -276,10 +257,7 @@ def loaded(spec: ModelSpec, state: State, where: str, device: torch.device = CPU
     except FeddfError:
         raise
     except Exception as error:  # a user's own architecture may do anything
-        raise ModelError(f"{where} does not fit the model '{spec.model}': {fitting(error)}") from error
-
-
-def fitting(error: BaseException) -> str:
-    """Return the first line of an error that says something: torch's own first line names the class only."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[1] if len(lines) > 1 and lines[0].endswith(":") else first_line(error)
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        named = len(lines) > 1 and lines[0].endswith(":")  # torch's own first line names the class only
+        said = lines[1] if named else first_line(error)
+        raise ModelError(f"{where} does not fit the model '{spec.model}': {said}") from error

@@ -118,18 +118,12 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def write_model(folder: Path, module: nn.Module, spec: ModelSpec, facts: Mapping[str, Any]) -> None:
-    """Write weights and description of a model; ``facts`` go into the weights' metadata.
-
-    A transformer is written in the layout that ``from_pretrained`` reads, with its tokenizer.
-    """
-    values: dict[str, Any] = {}
-    state: State = module.state_dict()
+    """Write weights, with ``facts`` as metadata, and description; a transformer's as ``from_pretrained`` reads them."""
+    values, state = dict[str, Any](), module.state_dict()
     metadata = {"feddf": json.dumps(dict(facts), sort_keys=True)}
     if isinstance(module, Transformer):
-        values = _pretrained(folder, module, spec)
-        state = module.network.state_dict()
-        spec = _at(spec, HERE, pretrained=False)
-        metadata = {"format": "pt", **metadata}
+        values, state = _pretrained(folder, module, spec), module.network.state_dict()
+        spec, metadata = _at(spec, HERE, pretrained=False), {"format": "pt", **metadata}
     tensors = {key: tensor.detach().contiguous().clone() for key, tensor in state.items()}
     write_atomically(folder / WEIGHTS, _with_sorted_metadata(safetensors.torch.save(tensors, metadata)))
     text = json.dumps({**values, "feddf": spec.describe()}, indent=2, ensure_ascii=False)
@@ -188,6 +182,7 @@ def inputs_of(model: LoadedModel, paths: Sequence[str]) -> dict[str, Any]:
 
 
 def _image_files(path: Path) -> list[Path]:
+    """Return a file, or the images in a folder and the folders below it."""
     if path.is_dir():
         return sorted(one for one in path.rglob("*") if one.suffix.lower() in SUFFIXES and one.is_file())
     if not path.is_file():
