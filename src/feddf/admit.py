@@ -79,16 +79,21 @@ def _form(state: State, manifest: State) -> str | None:
     if complaint := different_keys(state.keys(), manifest):
         return complaint
     for key, expected in manifest.items():
-        tensor = state[key]
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
-            return f"{key} is not a dense tensor in memory"
-        if tensor.requires_grad:
-            return f"{key} carries a gradient"
-        if tensor.shape != expected.shape:
-            return f"{key} has shape {tuple(tensor.shape)}, and its prototype {tuple(expected.shape)}"
-        if tensor.dtype != expected.dtype:
-            return f"{key} is {tensor.dtype}, and its prototype {expected.dtype}"
+        if wrong := _misshapen(state[key], tuple(expected.shape), expected.dtype):
+            return f"{key} {wrong}"
     return None
+
+
+def _misshapen(tensor: object, shape: tuple[int | None, ...], dtype: torch.dtype) -> str | None:
+    """Return how a tensor differs in form from what was asked for; its values are not looked at."""
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return "is not a dense tensor in memory"
+    if tensor.requires_grad:
+        return "carries a gradient"
+    sizes = zip(tensor.shape, shape, strict=False)
+    if tensor.ndim != len(shape) or any(size not in (None, here) for here, size in sizes):
+        return f"has shape {tuple(tensor.shape)}, not {shape}"
+    return None if tensor.dtype == dtype else f"is {tensor.dtype}, not {dtype}"
 
 
 def different_keys(keys: Collection[str], manifest: Mapping[str, object]) -> str | None:
@@ -146,20 +151,15 @@ def _payload(reply: Reply, job: Job, parts: Sequence[Part]) -> str | None:
         if not isinstance(payload[name], Mapping) or set(payload[name]) != set(tensors):
             return f"its payload '{name}' does not have the tensors {', '.join(sorted(tensors)[:5])}"
         for key, expected in tensors.items():
-            if wrong := different_tensor(payload[name][key], expected):
+            if wrong := _unasked(payload[name][key], expected):
                 return f"its payload '{name}': {key} {wrong}"
     return next((wrong for part in parts if (wrong := part.complaint(reply))), None)
 
 
-def different_tensor(tensor: object, expected: TensorForm) -> str | None:
+def _unasked(tensor: Tensor, expected: TensorForm) -> str | None:
     """Return how a tensor of a payload differs from what was asked for, or ``None``."""
-    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
-        return "is not a dense tensor in memory"
-    if tensor.requires_grad or tensor.dtype != expected.dtype:
-        return f"is {tensor.dtype}, not {expected.dtype}"
-    sizes = zip(tensor.shape, expected.shape, strict=False)
-    if tensor.ndim != len(expected.shape) or any(size not in (None, here) for here, size in sizes):
-        return f"has shape {tuple(tensor.shape)}, not {expected.shape}"
+    if wrong := _misshapen(tensor, expected.shape, expected.dtype):
+        return wrong
     if tensor.numel() > LARGEST_PAYLOAD:
         return f"has {tensor.numel()} values"
     if not tensor.numel():
