@@ -416,7 +416,7 @@ class Resources:
     @property
     def labeled(self) -> Examples:
         """The validation examples, where there must be some."""
-        if self.validation is None or not len(self.validation):
+        if not self.validation:
             raise ValueError("this needs validation data, and the server has none")
         return self.validation
 
