@@ -41,9 +41,7 @@ TESTS = {
     "fusion/feddf": ["tests/fusion/test_feddf.py", "tests/fusion/test_ensemble.py"],
     "fusion/scaffold": ["tests/fusion/test_scaffold.py"],
     "fusion/select": ["tests/fusion/test_select.py", AUDIT],
-    "fusion/batchnorm": ["tests/fusion/test_batchnorm.py"],
     "fusion/swag": ["tests/fusion/test_swag.py", AUDIT],
-    "fusion/matching": ["tests/fusion/test_fedma.py"],
     "fusion/fedma": ["tests/fusion/test_fedma.py", AUDIT],
     "robust/rules": ["tests/fusion/test_robust.py"],
 }

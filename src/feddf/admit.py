@@ -11,14 +11,9 @@ from torch import Tensor
 
 from feddf.types import Failure, Form, Job, Part, Reply, State, TensorForm, Update
 
-LARGEST = 1e4
-"""No trained weight or running statistic comes near this; a scaled attack or a diverged client does."""
-
+LARGEST = 1e4  # no trained weight or running statistic comes near this; a scaled attack or a diverged client does
 MOST_EXAMPLES = 10**9
 MOST_STEPS = 10**12
-LARGEST_PAYLOAD = 10**9
-"""Numbers in one tensor of a payload whose size is the client's to say."""
-
 MOST_METRICS = 100
 METRIC_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
@@ -79,16 +74,21 @@ def _form(state: State, manifest: State) -> str | None:
     if complaint := different_keys(state.keys(), manifest):
         return complaint
     for key, expected in manifest.items():
-        tensor = state[key]
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
-            return f"{key} is not a dense tensor in memory"
-        if tensor.requires_grad:
-            return f"{key} carries a gradient"
-        if tensor.shape != expected.shape:
-            return f"{key} has shape {tuple(tensor.shape)}, and its prototype {tuple(expected.shape)}"
-        if tensor.dtype != expected.dtype:
-            return f"{key} is {tensor.dtype}, and its prototype {expected.dtype}"
+        if wrong := _misshapen(state[key], tuple(expected.shape), expected.dtype):
+            return f"{key} {wrong}"
     return None
+
+
+def _misshapen(tensor: object, shape: tuple[int | None, ...], dtype: torch.dtype) -> str | None:
+    """Return how a tensor differs in form from what was asked for; its values are not looked at."""
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return "is not a dense tensor in memory"
+    if tensor.requires_grad:
+        return "carries a gradient"
+    sizes = zip(tensor.shape, shape, strict=False)
+    if tensor.ndim != len(shape) or any(size not in (None, here) for here, size in sizes):
+        return f"has shape {tuple(tensor.shape)}, not {shape}"
+    return None if tensor.dtype == dtype else f"is {tensor.dtype}, not {dtype}"
 
 
 def different_keys(keys: Collection[str], manifest: Mapping[str, object]) -> str | None:
@@ -146,21 +146,16 @@ def _payload(reply: Reply, job: Job, parts: Sequence[Part]) -> str | None:
         if not isinstance(payload[name], Mapping) or set(payload[name]) != set(tensors):
             return f"its payload '{name}' does not have the tensors {', '.join(sorted(tensors)[:5])}"
         for key, expected in tensors.items():
-            if wrong := different_tensor(payload[name][key], expected):
+            if wrong := _unasked(payload[name][key], expected):
                 return f"its payload '{name}': {key} {wrong}"
     return next((wrong for part in parts if (wrong := part.complaint(reply))), None)
 
 
-def different_tensor(tensor: object, expected: TensorForm) -> str | None:
+def _unasked(tensor: Tensor, expected: TensorForm) -> str | None:
     """Return how a tensor of a payload differs from what was asked for, or ``None``."""
-    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
-        return "is not a dense tensor in memory"
-    if tensor.requires_grad or tensor.dtype != expected.dtype:
-        return f"is {tensor.dtype}, not {expected.dtype}"
-    sizes = zip(tensor.shape, expected.shape, strict=False)
-    if tensor.ndim != len(expected.shape) or any(size not in (None, here) for here, size in sizes):
-        return f"has shape {tuple(tensor.shape)}, not {expected.shape}"
-    if tensor.numel() > LARGEST_PAYLOAD:
+    if wrong := _misshapen(tensor, expected.shape, expected.dtype):
+        return wrong
+    if tensor.numel() > 10**9:  # its size may be the client's to say
         return f"has {tensor.numel()} values"
     if not tensor.numel():
         return None

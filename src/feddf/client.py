@@ -63,16 +63,10 @@ def local_update(
         places = combine_halves([half, *halves_of(local)])(model, training)
         losses = _train(model, indices, train, job.seed, local, shape, places, augment, execution)  # lines 3 to 5
         sent = places.finish() if places.finish else Sent()
-        return Reply(  # line 6
-            job.client.id,
-            job.client.prototype,
-            job.round,
-            state_of(model, like=job.state) if sent.state is None else sent.state,
-            len(indices),
-            {"train_loss": float(torch.stack(losses).mean())} if losses else {},
-            sent.payload,
-            sent.kept,
-        )
+        state = state_of(model, like=job.state) if sent.state is None else sent.state
+        known = job.id, job.client.prototype, job.round, state, len(indices)
+        metrics = {"train_loss": float(torch.stack(losses).mean())} if losses else {}
+        return Reply(*known, metrics, sent.payload, sent.kept)  # line 6
 
 
 def _train(

@@ -20,30 +20,10 @@ from feddf.outputs import Outputs, classes
 from feddf.runtime.device import CPU, accumulation_dtype, device_of
 from feddf.runtime.execution import Execution, forward_of
 from feddf.states import init_state
-from feddf.types import (
-    Engine,
-    Examples,
-    Failure,
-    Inputs,
-    Payload,
-    Prototype,
-    R,
-    Refusal,
-    Resources,
-    State,
-    Update,
-    Weight,
-    WeightedLogits,
-)
+from feddf.types import Engine, Examples, Failure, Inputs, Payload, Prototype, R, State, Update, Weight, WeightedLogits
 
-BATCH = 64
-"""Images in a forward pass: enough for full speed, and few enough to stay in a core's cache."""
-
-BATCH_ON_DEVICE = 512
-"""Images in a forward pass on an accelerator, which has more to do at once and no such cache."""
-
-ENOUGH_FOR_STATISTICS = 2048
-"""Inputs from which BatchNorm's statistics are estimated: a mean over them is within a few percent of one over all."""
+BATCH = 64  # images in a forward pass: enough for full speed, and few enough to stay in a core's cache
+BATCH_ON_DEVICE = 512  # on an accelerator, which has more to do at once and no such cache
 
 
 def accuracy(model: nn.Module, examples: Examples) -> float:
@@ -194,20 +174,6 @@ Accuracies = Callable[[Sequence[Teacher]], Mapping[str, float]]
 """Measures teachers on the server's validation data; returns their accuracies by their ids."""
 
 
-def validation_accuracies(resources: Resources, engine: Engine, execution: Execution = Execution()) -> Accuracies:
-    """Return what measures teachers on the validation data; a client whose model cannot be asked is refused."""
-    examples = resources.labeled
-    evaluation = Evaluation(engine, examples.inputs, execution)
-
-    def accuracies(teachers: Sequence[Teacher]) -> dict[str, float]:
-        found = evaluation.accuracies(teachers, examples)
-        if failed := [one for one in found.values() if isinstance(one, Failure)]:
-            raise Refusal([Failure(one.client_id, f"its model could not be asked: {one.reason}") for one in failed])
-        return {client: value for client, value in found.items() if not isinstance(value, Failure)}
-
-    return accuracies
-
-
 # What makes a forward pass right and fast
 
 
@@ -255,11 +221,12 @@ def _fold(traced: fx.GraphModule) -> fx.GraphModule:
     return traced
 
 
-def recalibrate(model: nn.Module, inputs: Inputs, most: int = ENOUGH_FOR_STATISTICS) -> None:
+def recalibrate(model: nn.Module, inputs: Inputs, most: int = 2048) -> None:
     """Replace the running mean and variance of every BatchNorm by those of ``inputs``; labels are not needed.
 
-    Each statistic becomes the plain mean over batches of inputs spread evenly over all. Everything but BatchNorm is in
-    eval mode meanwhile, and each module's mode is restored. It happens on the device that the model is on.
+    Each statistic becomes the plain mean over batches of at most so many inputs, spread evenly over all: a mean over
+    2,048 is within a few percent of one over all. Everything but BatchNorm is in eval mode meanwhile, and each module's
+    mode is restored. It happens on the device that the model is on.
     """
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-CHANNELS = 1
-"""The dimension of outputs along which one answer is given: the positions come after it."""
+CHANNELS = 1  # the dimension of outputs along which one answer is given: the positions come after it
 
 
 def class_probabilities(logits: Tensor) -> Tensor:

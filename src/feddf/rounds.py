@@ -5,7 +5,7 @@ Evaluating, logging, checkpointing and stopping belong to whoever iterates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from time import perf_counter
@@ -26,7 +26,6 @@ from feddf.types import (
     LocalTrain,
     Part,
     Refusal,
-    Reply,
     Round,
     ServerState,
     State,
@@ -148,13 +147,9 @@ def sample(federation: Federation, round_number: int, attempt: int = 0) -> list[
 
 
 def collect(
-    engine: Engine,
-    train: LocalTrain,
-    jobs: Sequence[Job],
-    spool: Spool | None = None,
-    parts: Sequence[Part] = (),
+    engine: Engine, train: LocalTrain, jobs: Sequence[Job], spool: Spool | None = None, parts: Sequence[Part] = ()
 ) -> tuple[list[Update], list[Failure]]:
-    """Train the sampled clients (lines 7 and 8); every update passes the gate once before it is kept.
+    """Train the sampled clients (lines 7 and 8); every update passes the gate before it is kept, and when recalled.
 
     Returns the admitted updates ordered by client id, because a floating-point sum depends on its order, and a failure
     for every client that has none. The same reply twice counts once.
@@ -164,10 +159,9 @@ def collect(
     failures: dict[str, Failure] = {}
     if spool is not None:
         recalled = {job.id: spool.recall(job) for job in jobs}
-        checked = {name: admit(_as_reply(one), asked, parts) for name, one in recalled.items() if one is not None}
+        checked = {name: admit(one, asked, parts) for name, one in recalled.items() if one is not None}
         admitted = {name: update for name, update in checked.items() if isinstance(update, Update)}
-    replies: Iterable[Reply | Failure] = engine(train, [sent_job(job, parts) for job in jobs if job.id not in admitted])
-    for reply in replies:
+    for reply in engine(train, [sent_job(job, parts) for job in jobs if job.id not in admitted]):
         outcome = _known(reply, asked) if isinstance(reply, Failure) else admit(reply, asked, parts)
         if isinstance(outcome, Update) and spool is not None and outcome.client_id not in admitted:
             outcome = spool.keep(asked[outcome.client_id], outcome)
@@ -180,12 +174,6 @@ def collect(
     return [admitted[name] for name in sorted(admitted)], [failed[name] for name in sorted(failed)]
 
 
-def _as_reply(update: Update) -> Reply:
-    """Return an update as it came: what was kept on disk passes the gate like all else."""
-    known = update.client_id, update.prototype, update.round, update.state, update.n_examples
-    return Reply(*known, update.metrics, update.payload)
-
-
 def _known(failure: Failure, asked: Mapping[str, Job]) -> Failure:
     known = isinstance(failure.client_id, str) and failure.client_id in asked
     return failure if known else Failure("unknown", f"somebody who was not asked: {failure.reason}"[:300])
@@ -196,17 +184,13 @@ def jobs_for(
 ) -> list[Job]:
     """Return what each client is asked to do in the round after ``server``, with the weights that the gate expects."""
     number = server.round + 1
-    return [
-        Job(
-            client,
-            number,
-            server.sent_to(client),
-            derive(federation.seed, "train", number, client.id),
-            {name: state for part in parts for name, state in part.send(server, client).items()},
-            server.counted.get(client.id, 0),
-        )
-        for client in clients
-    ]
+
+    def job_of(client: Client) -> Job:
+        seed = derive(federation.seed, "train", number, client.id)
+        payload = {name: state for part in parts for name, state in part.send(server, client).items()}
+        return Job(client, number, server.sent_to(client), seed, payload, server.counted.get(client.id, 0))
+
+    return [job_of(client) for client in clients]
 
 
 def sent_job(job: Job, parts: Sequence[Part]) -> Job:

@@ -32,14 +32,13 @@ def numpy_generator(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-_FORKED = ("cuda", "xpu")
-"""Devices whose generators torch can put aside. Apple's stays as the last seed left it."""
-
-
 @contextmanager
 def seed_torch(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seed torch's global generators (initial weights, dropout) inside the block, and restore them after."""
-    kind = device.type if device is not None else "cpu"
-    with torch.random.fork_rng([device] if kind in _FORKED else [], device_type=kind if kind in _FORKED else "cuda"):
+    """Seed torch's global generators (initial weights, dropout) inside the block, and restore them after.
+
+    Torch cannot put Apple's generator aside: it stays as the last seed left it.
+    """
+    there = device is not None and device.type in ("cuda", "xpu")
+    with torch.random.fork_rng([device] if there else [], device_type=device.type if device and there else "cuda"):
         torch.manual_seed(seed)
         yield

@@ -65,13 +65,8 @@ def n_bytes(state: State) -> int:
 
 def copy(state: State) -> dict[str, Tensor]:
     """Return a state with storage of its own, on the CPU: there weights travel, are averaged and are kept."""
-    return {key: _own(tensor.detach()) for key, tensor in state.items()}
-
-
-def _own(tensor: Tensor) -> Tensor:
-    if tensor.device.type == "cpu":
-        return tensor.clone(memory_format=torch.contiguous_format)
-    return tensor.to("cpu").contiguous()
+    plain = torch.contiguous_format
+    return {key: tensor.detach().to("cpu", copy=True, memory_format=plain) for key, tensor in state.items()}
 
 
 def on_cpu(state: State) -> State:

@@ -174,20 +174,13 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Update:
+class Update(Reply):
     """A reply that has passed the gate, and the server's marks on it.
 
     An update that does not teach (``teaches``) is averaged only. A teacher's weight is multiplied by the ``trust`` in
     its client.
     """
 
-    client_id: str
-    prototype: str
-    round: int
-    state: State
-    n_examples: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    payload: Payload = field(default_factory=dict)
     teaches: bool = True
     trust: float = 1.0
 
@@ -423,7 +416,7 @@ class Resources:
     @property
     def labeled(self) -> Examples:
         """The validation examples, where there must be some."""
-        if self.validation is None or not len(self.validation):
+        if not self.validation:
             raise ValueError("this needs validation data, and the server has none")
         return self.validation
 

@@ -16,16 +16,16 @@ from feddf.config import ClientsConfig, FedMAConfig, LocalConfig, with_values
 from feddf.config.names import MODELS
 from feddf.engines import in_process
 from feddf.evaluate import accuracy
-from feddf.fusion import matching
+from feddf.fusion import fedma as matching
 from feddf.fusion.fedma import (
     Layers,
     freeze_matched,
     layers_of,
+    match,
     match_and_average,
     matched_average,
     rounds_a_model,
 )
-from feddf.fusion.matching import match
 from feddf.outputs import classes
 from feddf.rounds import Federation, run_round, sample
 from feddf.runs.methods import fedma

@@ -9,8 +9,8 @@ import torch
 from conftest import Tiny, stripes, update_of
 from feddf.config import with_values
 from feddf.engines import in_process
-from feddf.evaluate import teacher_of, validation_accuracies
-from feddf.fusion.select import Dropped, drop_worst, random_guessers, released_rule
+from feddf.evaluate import teacher_of
+from feddf.fusion.select import Dropped, drop_worst, random_guessers, released_rule, validation_accuracies
 from feddf.robust.rules import assumed, lowest
 from feddf.runs.methods import fedavg, make_method
 from feddf.states import digest

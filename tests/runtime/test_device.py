@@ -30,7 +30,6 @@ def pretend_gpus(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
 def test_without_accelerators_auto_is_the_cpu_and_starts_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 0)
     monkeypatch.setattr(device, "works", pytest.fail)
-    device._automatic.cache_clear()
     assert device.choose("auto") == device.choose("cpu") == torch.device("cpu")
 
 
@@ -40,9 +39,7 @@ def test_auto_is_an_accelerator_that_passes_its_self_test(
 ) -> None:
     pretend_gpus(monkeypatch, 2)
     monkeypatch.setattr(device, "works", lambda name, precision: passes)
-    device._automatic.cache_clear()
     assert device.choose("auto") == torch.device(chosen)
-    device._automatic.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:2", "gpu", "xpu"])

@@ -44,9 +44,6 @@ def attempt(function: Callable[[J], R], job: J) -> R | Failure:
     return OutOfMemory(job.id, f"the device's memory is full: {lower}; {taken} ({complaint})")
 
 
-# Between processes
-
-
 def obstacle(thing: object, *, elsewhere: bool = False) -> str | None:
     """Return why a value cannot be sent to a worker process, or ``None``.
 
@@ -111,13 +108,6 @@ class SharedStates:
 
 def _has_state(job: Any) -> bool:
     return is_dataclass(job) and type(getattr(job, "state", None)) is dict
-
-
-def number_of(function: Callable[..., Any], known: list[Callable[..., Any]]) -> int:
-    """Return a function's place among those that workers know, where it is kept alive: it is its name there."""
-    if not any(function is one for one in known):
-        known.append(function)
-    return next(number for number, one in enumerate(known) if one is function)
 
 
 def loaded(body: bytes) -> Callable[[Any], Any]:

@@ -75,9 +75,6 @@ class DeferredEngine:
         return self._engine(function, jobs)
 
 
-# Engines around engines
-
-
 def alone_if_full(engine: Engine) -> Engine:
     """Return the engine for work on accelerators: a job for which a device had no room is tried once more, alone.
 
@@ -152,11 +149,9 @@ class Profile:
 
     def write(self, path: Path) -> None:
         """Write the trace."""
-        names = {os.getpid(): "server"}
-        rows = [
-            {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": names.get(pid, f"worker {pid}")}}
-            for pid in sorted({span["pid"] for span in self.spans})
-        ]
+        pids = {span["pid"] for span in self.spans}
+        names = {pid: "server" if pid == os.getpid() else f"worker {pid}" for pid in sorted(pids)}
+        rows = [{"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}} for pid, name in names.items()]
         write_atomically(path, json.dumps({"traceEvents": rows + self.spans, "displayTimeUnit": "ms"}).encode())
 
 

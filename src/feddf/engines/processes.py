@@ -7,7 +7,6 @@ results travel as bytes. A worker that dies or is late is replaced, and its job 
 from __future__ import annotations
 
 import atexit
-import io
 import math
 import os
 import pickle
@@ -26,7 +25,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from feddf.config.errors import reason
-from feddf.engines.jobs import SharedStates, carry_out, loaded, number_of, packed
+from feddf.engines.jobs import SharedStates, carry_out, loaded, packed
 from feddf.runtime.device import this_is_worker
 from feddf.runtime.packages import keep_freed_memory
 from feddf.types import Engine, Failure, J, R
@@ -44,13 +43,14 @@ class Processes:
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self._team: list[_Worker] = []
-        self._functions: list[Callable[..., Any]] = []
+        self._functions: dict[int, Callable[..., Any]] = {}  # by their ids, which are theirs while they are kept alive
 
     def __call__(
         self, function: Callable[[J], R], jobs: Sequence[J], /, deadline: float | None = None
     ) -> Iterator[R | Failure]:
         """Run the jobs on the workers; yield each outcome as it comes."""
-        number, states, waiting = number_of(function, self._functions), SharedStates(jobs), deque(jobs)
+        self._functions[id(function)] = function
+        states, waiting = SharedStates(jobs), deque(jobs)
         busy: dict[_Worker, J] = {}
         while len(self._team) < min(self.workers, len(jobs)):
             free = set(range(self.workers)) - {worker.number for worker in self._team}
@@ -60,7 +60,7 @@ class Processes:
                 for worker in self._team:
                     if waiting and worker not in busy:
                         busy[worker] = waiting.popleft()
-                        worker.start(number, function, busy[worker], states)
+                        worker.start(function, busy[worker], states)
                 for worker in _first(busy, deadline):
                     outcome = worker.outcome(busy[worker], deadline)
                     if outcome is _READY:
@@ -79,10 +79,11 @@ class Processes:
         return partial(self, deadline=deadline)
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers; an idle one ends by itself and gives back what it holds (a compiler's semaphores)."""
         for worker in self._team:
-            worker.shut_down()
-        latest = time.monotonic() + _TIME_TO_END  # for all of them together
+            if worker.idle:
+                worker.pipe.close()
+        latest = time.monotonic() + 5.0  # for all of them together
         for worker in self._team:
             worker.end_by(latest)
         self._team = []
@@ -104,11 +105,7 @@ def _first(busy: dict[_Worker, Any], deadline: float | None) -> list[_Worker]:
     return [worker for worker in busy if worker.pipe in ready or now >= ends[worker]]
 
 
-_TIME_TO_END = 5.0
-"""Seconds that idle workers have to end by themselves."""
-
-_READY = object()
-"""What :meth:`_Worker.outcome` returns when its worker has only said that it is there, with all that it needs."""
+_READY = object()  # what :meth:`_Worker.outcome` returns when its worker only says that it has all that it needs
 
 
 class _Worker:
@@ -124,11 +121,11 @@ class _Worker:
         self._functions: set[int] = set()  # that it has, and the shared states of the last call
         self._states: tuple[int, set[int | None]] = -1, {None}
         self.started = math.inf  # when the present job began; the worker's start and the loading of data do not count
-        self.alive, self._idle = True, False  # one that is starting has nothing to give back
+        self.alive, self.idle = True, False  # one that is starting has nothing to give back
 
-    def start(self, number: int, function: Callable[..., Any], job: Any, states: SharedStates) -> None:
-        new, self._idle = number not in self._functions, False
-        self._functions.add(number)
+    def start(self, function: Callable[..., Any], job: Any, states: SharedStates) -> None:
+        new, self.idle = id(function) not in self._functions, False
+        self._functions.add(id(function))
         self.started = math.inf if new else time.monotonic()  # it says when it has loaded what is new
         if self._states[0] != states.call:
             self._states = states.call, {None}
@@ -136,8 +133,9 @@ class _Worker:
         state = b"" if name in self._states[1] else states.of(job)
         self._states[1].add(name)
         try:
-            body = _shared(function) if new else b""
-            self.pipe.send_bytes(packed((number, body, states.call, name, state, rest)))
+            # the tensors that a function holds move to shared memory and are not copied
+            body = bytes(ForkingPickler.dumps(function, pickle.HIGHEST_PROTOCOL)) if new else b""
+            self.pipe.send_bytes(packed((id(function), body, states.call, name, state, rest)))
         except (BrokenPipeError, ConnectionResetError):
             pass  # it died before it was asked: outcome() finds out and says so
 
@@ -153,19 +151,14 @@ class _Worker:
         if not said:
             self.started = time.monotonic()
             return _READY
-        self._idle = True
+        self.idle = True
         try:
             return pickle.loads(said)
         except Exception as error:
             return Failure(job.id, f"its result cannot be read: {reason(error)}")
 
-    def shut_down(self) -> None:
-        """Let a worker that has nothing to do end by itself: it gives back what it holds (a compiler's semaphores)."""
-        if self._idle:
-            self.pipe.close()
-
     def end_by(self, latest: float) -> None:
-        """Wait for a worker that was shut down, and kill it if it is late; kill any other at once."""
+        """Wait for a worker whose pipe was closed, and kill it if it is late; kill any other at once."""
         if self.pipe.closed:
             self._process.join(max(0.0, latest - time.monotonic()))
         self.kill()
@@ -179,13 +172,6 @@ class _Worker:
         self.pipe.close()
 
 
-def _shared(function: Callable[..., Any]) -> bytes:
-    """Pickle a function; the tensors that it holds move to shared memory and are not copied."""
-    buffer = io.BytesIO()
-    ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(function)
-    return buffer.getvalue()
-
-
 def _serve(pipe: connection.Connection, number: int) -> None:
     """The worker's loop: answer jobs until the server closes the pipe; nothing means that a new function is loaded."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the server decides
@@ -197,7 +183,7 @@ def _serve(pipe: connection.Connection, number: int) -> None:
     last, states = -1, dict[int, bytes]()
     while True:
         try:
-            place, body, call, name, state, rest = pickle.loads(pipe.recv_bytes())
+            function, body, call, name, state, rest = pickle.loads(pipe.recv_bytes())
         except EOFError:
             _end()
         if call != last:
@@ -205,9 +191,9 @@ def _serve(pipe: connection.Connection, number: int) -> None:
         if state:
             states[name] = state
         if body:
-            functions[place] = loaded(body)
+            functions[function] = loaded(body)
             pipe.send_bytes(b"")
-        pipe.send_bytes(carry_out(functions[place], rest, states.get(name)))
+        pipe.send_bytes(carry_out(functions[function], rest, states.get(name)))
 
 
 def _end() -> NoReturn:

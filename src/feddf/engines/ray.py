@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from feddf.config.errors import FeddfError, first_line
-from feddf.engines.jobs import SharedStates, carry_out, loaded, number_of, packed
+from feddf.engines.jobs import SharedStates, carry_out, loaded, packed
 from feddf.runtime.device import WORKERS_A_DEVICE
 from feddf.runtime.packages import keep_freed_memory
 from feddf.types import Engine, Failure, J, R
@@ -57,8 +57,7 @@ class RayWorkers:
     ) -> None:
         self._wanted, self._address, self._tries, self._gpus = workers, address, tries, gpus
         self._team: list[Any] = []  # handles of actors
-        self._functions: list[Callable[..., Any]] = []
-        self._bodies: dict[int, Any] = {}  # references to them, by number
+        self._functions: dict[int, tuple[Callable[..., Any], Any]] = {}  # by their ids, with references to their copies
 
     def __enter__(self) -> RayWorkers:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -95,7 +94,7 @@ class RayWorkers:
     def __exit__(self, *error: object) -> None:
         for actor in self._team:
             self._drop(actor)
-        self._team, self._functions, self._bodies = [], [], {}
+        self._team, self._functions = [], {}
         if self._own:
             with _own_signals():
                 self._ray.shutdown()
@@ -104,9 +103,10 @@ class RayWorkers:
         self, function: Callable[[J], R], jobs: Sequence[J], /, deadline: float | None = None
     ) -> Iterator[R | Failure]:
         """Run the jobs on the actors; yield each outcome as it comes."""
-        number, states = number_of(function, self._functions), SharedStates(jobs, self._put)
-        if number not in self._bodies:
-            self._bodies[number] = self._put(packed(function))
+        number, states = id(function), SharedStates(jobs, self._put)
+        if number not in self._functions:
+            self._functions[number] = function, self._put(packed(function))
+        _, body = self._functions[number]
         waiting = deque(_Task(job) for job in jobs)
         busy: dict[Any, _Task] = {}  # by the reference of the answer to come
         self._fill(len(jobs))
@@ -115,7 +115,10 @@ class RayWorkers:
                 free = [actor for actor in self._team if all(actor is not task.actor for task in busy.values())]
                 for actor in free[: len(waiting)]:
                     task = waiting.popleft()
-                    busy[self._begin(actor, number, task, states)] = task
+                    rest, name = states.apart(task.job)
+                    task.actor, task.ready = actor, actor.know.remote(number, body)
+                    state = None if name is None else states.of(task.job)
+                    busy[actor.work.remote(number, _array(rest), state)] = task
                 for answer, task in self._ended(busy, deadline):
                     outcome = self._outcome(answer, task, waiting, deadline)
                     if outcome is not _AGAIN:
@@ -137,11 +140,6 @@ class RayWorkers:
         most = min(self._wanted or sys.maxsize, jobs)
         for _ in range(max(min(most - len(self._team), room), 0 if self._team else min(1, jobs))):
             self._team.append(self._ray.remote(**self._resources, max_restarts=0)(_Worker).remote())
-
-    def _begin(self, actor: Any, number: int, task: _Task, states: SharedStates) -> Any:
-        rest, name = states.apart(task.job)
-        task.actor, task.ready = actor, actor.know.remote(number, self._bodies[number])
-        return actor.work.remote(number, _array(rest), None if name is None else states.of(task.job))
 
     def _ended(self, busy: dict[Any, _Task], deadline: float | None) -> Iterator[tuple[Any, _Task]]:
         """Wait until a worker has answered, died or run out of time; yield and remove all of which that is true."""
@@ -179,8 +177,7 @@ class RayWorkers:
             self._ray.kill(actor, no_restart=True)
 
 
-_AGAIN = object()
-"""Not an outcome: the job is run again."""
+_AGAIN = object()  # not an outcome: the job is run again
 
 
 @dataclass(eq=False)

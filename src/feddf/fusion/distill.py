@@ -27,11 +27,8 @@ if TYPE_CHECKING:
     from feddf.config.records import DistillationRecord
     from feddf.config.sections import DistillConfig
 
-MOMENTUM = 0.9
-"""Of SGD, alone and under SWA."""
-
-LOWEST = 0.4
-"""The rate at the end of one of SWA's cycles, as a share of that at its start."""
+MOMENTUM = 0.9  # of SGD, alone and under SWA
+LOWEST = 0.4  # the rate at the end of one of SWA's cycles, as a share of that at its start
 
 Students = Callable[[Mapping[str, Sequence[State]], Targets, int], Mapping[str, DistillResult]]
 """(the weights that each student may start from, by its prototype, targets, seed) -> what they have learned."""

@@ -30,9 +30,7 @@ Weigh = Callable[[Sequence[Teacher]], Mapping[str, Weight]]
 Memory = Mapping[str, State]
 """What an ensemble remembers between rounds."""
 
-EARLIER = "earlier answers"
-"""What the ensemble of earlier rounds is called in the server's memory."""
-
+EARLIER = "earlier answers"  # what the ensemble of earlier rounds is called in the server's memory
 NOT_FINITE = "its model's logits are not finite"
 
 
@@ -265,9 +263,7 @@ def _teachers(
 
 
 def _trusted(weight: Weight, trust: float) -> Weight:
-    if callable(weight):
-        return partial(_doubted, weight=weight, trust=trust) if trust != 1.0 else weight
-    return weight * trust
+    return partial(_doubted, weight=weight, trust=trust) if callable(weight) else weight * trust
 
 
 def _doubted(logits: Tensor, *, weight: Callable[[Tensor], Tensor], trust: float) -> Tensor:

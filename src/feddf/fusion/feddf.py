@@ -11,8 +11,7 @@ from feddf.fusion.distill import Students, notes
 from feddf.fusion.ensemble import MakeTargets
 from feddf.types import Fused, Fusion, Rule, ServerState, State, Update
 
-ENSEMBLE = "ensemble"
-"""What the ensemble is called in the server's memory."""
+ENSEMBLE = "ensemble"  # what it is called in the server's memory
 
 Candidates = Callable[[State, State], Sequence[State]]
 """(previous weights, averaged weights) -> the weights that a student may start from."""

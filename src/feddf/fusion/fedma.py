@@ -7,19 +7,20 @@ layers below it are frozen, and the clients train the rest on, which has been br
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from math import log
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
-from feddf.fusion.average import average
-from feddf.fusion.matching import Neurons, Places, match
-from feddf.seeds import derive, seed_torch
+from feddf.fusion.average import average, trained
+from feddf.seeds import derive, numpy_generator, seed_torch
 from feddf.states import fit_widths
 from feddf.types import Fused, Fusion, Method, Part, Prototype, Resources, ServerState, State, Steps, Training, Update
 
@@ -36,6 +37,12 @@ PASSIVE_FUNCTIONS = {
     "relu", "tanh", "sigmoid", "gelu", "flatten", "dropout", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d",
 }  # fmt: skip
 """Functions of which the same is true."""
+
+Neurons = NDArray[np.float64]
+"""A client's neurons of one layer: incoming weights and bias of each."""
+
+Places = NDArray[np.int64]
+"""For each neuron of a client, the matched neuron that it belongs to."""
 
 
 @dataclass(frozen=True)
@@ -144,21 +151,18 @@ def match_and_average(layers: Mapping[str, Layers], config: FedMAConfig) -> Fusi
         models: dict[str, State] = {}
         averaged: dict[str, State] = {}
         own: dict[str, State] = {}
-        for prototype, previous in sorted(server.models.items()):
-            trained = [update for update in updates if update.prototype == prototype and update.n_examples > 0]
-            if not trained:
-                models[prototype] = averaged[prototype] = previous
+        for name, old in sorted(server.models.items()):
+            used, chain = trained([update for update in updates if update.prototype == name]), layers[name]
+            if not used:
+                models[name] = averaged[name] = old
                 continue
-            chain, own_seed = layers[prototype], derive(seed, prototype)
             stage = _stage(server.round, length, chain)
-            models[prototype], above = matched_average(
-                trained, chain, previous, stage=stage, config=config, seed=own_seed
-            )
+            models[name], above = matched_average(used, chain, old, stage=stage, config=config, seed=derive(seed, name))
             # a client that joins within a model has the server's grown layers: then there is no plain average
-            alike = len({tuple(tensor.shape for tensor in update.state.values()) for update in trained}) == 1
-            averaged[prototype] = average(previous, trained) if alike else models[prototype]
+            alike = len({tuple(tensor.shape for tensor in update.state.values()) for update in used}) == 1
+            averaged[name] = average(old, used) if alike else models[name]
             if not whole:
-                own |= {update.client_id: state for update, state in zip(trained, above, strict=True) if state}
+                own |= {update.client_id: state for update, state in zip(used, above, strict=True) if state}
         widths = {name: [len(models[name][f"{layer}.weight"]) for layer in layers[name].names] for name in models}
         notes = {"fedma": {"matched_layer": server.round % length, "widths": widths}}
         return Fused(replace(server.next(models), own=own), averaged, notes)
@@ -245,3 +249,59 @@ def _mean(tensors: Sequence[Tensor], counts: Sequence[float], places: Sequence[P
         total[at] += count * tensor.to(torch.float64)
         weight[at] += count
     return (total / weight.reshape(-1, *[1] * (total.ndim - 1))).to(tensors[0].dtype)
+
+
+def match(clients: Sequence[Neurons], *, most: int, sweeps: int = 3, seed: int = 0, gamma: float = 1.0) -> list[Places]:
+    """Return, for each client's neurons (rows of incoming weights and bias), the matched neuron of each.
+
+    Every neuron is a noisy copy of a hidden global one: v ~ N(θ_l, σ²), θ_l ~ N(0, σ²), their number unknown
+    (a Beta-Bernoulli process with mass γ; Yurochkin et al. 2019). One client after the other is assigned, given the
+    others, by the assignment (Hungarian algorithm) that maximizes the posterior, i.e. the sum over its neurons v of
+
+        ‖S_l + v‖² / (σ²(m_l + 2)) − ‖S_l‖² / (σ²(m_l + 1)) + 2 log(m_l / (J − m_l))    matched with l,
+        ‖v‖² / 2σ² − 2 log t + 2 log(γ / J)                                             as the t-th new one,
+
+    S_l being the sum and m_l the number of other clients' neurons in l, J the number of clients. ``most`` bounds the
+    number of matched neurons. σ² is the mean square of all the weights at hand, so scaling a layer changes nothing.
+    """
+    variance = float(np.mean(np.concatenate(clients) ** 2)) or 1.0
+    score = partial(_score, variance=variance, n_clients=len(clients), gamma=gamma)
+    largest = max(range(len(clients)), key=lambda client: (len(clients[client]), -client))
+    places: dict[int, Places] = {largest: np.arange(len(clients[largest]))}
+    order = [client for client in range(len(clients)) if client != largest]
+    random = numpy_generator(seed)
+    for _ in range(sweeps if len(clients) > 1 else 0):
+        for client in order:
+            others = [(clients[other], at) for other, at in places.items() if other != client]
+            places[client] = _assign(clients[client], others, most, score)
+        order = random.permutation(len(clients)).tolist()
+    used = np.unique(np.concatenate(list(places.values())))  # closes the gaps that neurons without any client left
+    return [np.searchsorted(used, places[client]) for client in range(len(clients))]
+
+
+def _assign(rows: Neurons, others: list[tuple[Neurons, Places]], most: int, score: Callable[..., Neurons]) -> Places:
+    """Return the best places for one client's neurons, given everybody else's."""
+    from scipy.optimize import linear_sum_assignment
+
+    size = int(max(at.max() for _, at in others)) + 1
+    sums, counts = np.zeros((size, rows.shape[1])), np.zeros(size)
+    for other, at in others:
+        sums[at] += other  # no client has two neurons in one place
+        counts[at] += 1
+    used, empty = np.flatnonzero(counts), np.flatnonzero(counts == 0)
+    n_new = min(len(rows), most - len(used))
+    _, columns = linear_sum_assignment(score(rows, sums[used], counts[used], n_new), maximize=True)
+    places: Places = np.concatenate([used, empty, size + np.arange(len(rows))])[columns]
+    return places
+
+
+def _score(
+    rows: Neurons, sums: Neurons, counts: NDArray[np.float64], n_new: int, variance: float, n_clients: int, gamma: float
+) -> Neurons:
+    """Return what each neuron (row) would add to the posterior in each place (column), the new ones last."""
+    norms, mine = (sums**2).sum(axis=1), (rows**2).sum(axis=1)
+    together = norms[None] + mine[:, None] + 2 * rows @ sums.T
+    old = together / (variance * (counts + 2)) - norms / (variance * (counts + 1))
+    old = old + 2 * np.log(counts / (n_clients - counts))
+    new = mine[:, None] / (2 * variance) - 2 * np.log(np.arange(1, n_new + 1))[None] + 2 * log(gamma / n_clients)
+    return np.hstack([old, new])

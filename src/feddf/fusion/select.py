@@ -9,7 +9,9 @@ from math import sqrt
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from feddf.types import Examples, Fused, Fusion, ServerState, Update
+from feddf.evaluate import Accuracies, Evaluation, Teacher
+from feddf.runtime.execution import Execution
+from feddf.types import Engine, Examples, Failure, Fused, Fusion, Refusal, Resources, ServerState, Update
 
 
 class Dropped(NamedTuple):
@@ -55,6 +57,20 @@ def dropped(rule: DropRule, accuracies: Mapping[str, float], validation: Example
     left_out = {"clients": clients, "teachers": teachers}
     note = {kind: {client: accuracies[client] for client in sorted(ids)} for kind, ids in left_out.items()}
     return Dropped(clients, teachers), {"dropped_worst": {**note, "kept_as_the_best": best}}
+
+
+def validation_accuracies(resources: Resources, engine: Engine, execution: Execution = Execution()) -> Accuracies:
+    """Return what measures teachers on the validation data; a client whose model cannot be asked is refused."""
+    examples = resources.labeled
+    evaluation = Evaluation(engine, examples.inputs, execution)
+
+    def accuracies(teachers: Sequence[Teacher]) -> dict[str, float]:
+        found = evaluation.accuracies(teachers, examples)
+        if failed := [one for one in found.values() if isinstance(one, Failure)]:
+            raise Refusal([Failure(one.client_id, f"its model could not be asked: {one.reason}") for one in failed])
+        return {client: value for client, value in found.items() if not isinstance(value, Failure)}
+
+    return accuracies
 
 
 def drop_worst(

@@ -20,11 +20,7 @@ from feddf.outputs import CHANNELS
 from feddf.runtime.device import accumulation_dtype
 from feddf.types import Form, Job, Part, Reply, Resources, Sent, State, Steps, TensorForm, Training, Update, Weight
 
-CLASS_COUNTS = "class counts"
-"""What n_kc, the number of a client's examples of each class, is called in a payload."""
-
-MOST_OF_A_CLASS = 1e9
-"""Beyond it a sum of counts could overflow and add up to anything."""
+CLASS_COUNTS = "class counts"  # what n_kc, the number of a client's examples of each class, is called in a payload
 
 
 def uniform(teachers: Sequence[Teacher], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
@@ -88,7 +84,8 @@ def tell(model: nn.Module, training: Training) -> Steps:
 
 def form(job: Job, *, n_classes: int | None) -> Form:
     """Ask for one count for each class; where the server does not know how many there are, the clients do."""
-    return {CLASS_COUNTS: {"counts": TensorForm((n_classes,), torch.int64, 0, MOST_OF_A_CLASS)}}
+    most = 1e9  # beyond it a sum of counts could overflow and add up to anything
+    return {CLASS_COUNTS: {"counts": TensorForm((n_classes,), torch.int64, 0, most)}}
 
 
 def complaint(reply: Reply) -> str | None:

@@ -24,17 +24,7 @@ from feddf.runtime.device import threads
 from feddf.runtime.execution import Execution
 from feddf.types import Engine, Examples, Failure, Fused, Fusion, Resources, Rule, ServerState, State, Update
 
-ROUNDING = 1 + 1e-5
-"""What an average may be longer than its longest part for being stored in float32."""
-
-MARGIN = 0.05
-"""How much worse than the previous model a fused one may be before it is not kept."""
-
-PROBES = 64
-"""Inputs on which a model is tried before it is averaged."""
-
-
-# The start
+MARGIN = 0.05  # how much worse than the previous model a fused one may be before it is not kept
 
 
 def robust_start(plain: Rule, resources: Resources, execution: Execution = Execution()) -> Rule:
@@ -42,11 +32,11 @@ def robust_start(plain: Rule, resources: Resources, execution: Execution = Execu
 
     Without labeled data it is the clipped average of the clients that are trusted most.
     """
-    validation, trusted_average = resources.validation, without_least_trusted(clipped_average)
-    if validation is None or not len(validation):
+    trusted_average = without_least_trusted(clipped_average)
+    if not resources.validation:
         return trusted_average
     rules = (plain, without_least_trusted(plain), clipped_average, trusted_average, by_trust, mixed_trimmed, as_before)
-    return best_of(rules, resources, some(validation), execution)
+    return best_of(rules, resources, some(resources.validation), execution)
 
 
 def best_of(rules: Sequence[Rule], resources: Resources, examples: Examples, execution: Execution) -> Rule:
@@ -65,8 +55,8 @@ def best_of(rules: Sequence[Rule], resources: Resources, examples: Examples, exe
         prototype = resources.prototypes[updates[0].prototype]
         found = [candidate(previous, updates) for candidate in rules]
         usual = change_norms(previous, [update.state for update in updates]).median()
-        norms = change_norms(previous, found)
-        candidates = [state for state, norm in zip(found, norms, strict=True) if norm <= usual * ROUNDING]
+        norms, most = change_norms(previous, found), usual * (1 + 1e-5)  # for being stored in float32
+        candidates = [state for state, norm in zip(found, norms, strict=True) if norm <= most]
         with threads(1), execution.begun() as device:  # bytes must not depend on the server's cores
             scores = [accuracy(prototype.load(state, device), examples) for state in candidates]
         best = max(scores)
@@ -110,11 +100,10 @@ def check_models(
     (``updates_too``). The fused models are tried as well: if one of them overflows although no update does, the round
     keeps the previous weights of that prototype, and says so. Without validation data they are tried on the pool.
     """
-    validation = resources.validation
-    inputs = validation.inputs if validation is not None and len(validation) else resources.pool
+    inputs = resources.validation.inputs if resources.validation else resources.pool
     if inputs is None:
         return inner
-    evaluation = Evaluation(engine, some(inputs, PROBES), execution)
+    evaluation = Evaluation(engine, some(inputs, 64), execution)
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         for _ in client_logits(evaluation, updates if updates_too else (), resources):
@@ -192,7 +181,7 @@ def guard(
 
 
 def _accuracies(resources: Resources, engine: Engine, execution: Execution) -> Scores | None:
-    if resources.validation is None or not len(resources.validation):
+    if not resources.validation:
         return None
     examples = some(resources.validation)
     evaluation = Evaluation(engine, examples.inputs, execution)

@@ -19,11 +19,8 @@ from feddf.fusion.select import Dropped
 from feddf.states import weighted_mean
 from feddf.types import Rule, State, Update
 
-ASSUMED = 0.25
-"""The share of hostile clients that the rules reckon with."""
-
-MOST_EXAMPLES_OF_MEDIAN = 10.0
-"""An n_k counts as no more than so many times the median of the cohort: it is only what the client says."""
+ASSUMED = 0.25  # the share of hostile clients that the rules reckon with
+MOST_EXAMPLES_OF_MEDIAN = 10.0  # times the cohort's median is the most that an n_k counts: it is what a client says
 
 
 def assumed(n: int) -> int:
@@ -178,9 +175,6 @@ def by_coordinate(columns: Callable[[Tensor, int], Tensor], *, mixed: bool = Fal
 median = by_coordinate(coordinate_median)
 trimmed = by_coordinate(trimmed_mean)
 mixed_trimmed = by_coordinate(trimmed_mean, mixed=True)
-
-
-# A filter of clients by their accuracies
 
 
 def lowest(accuracies: Mapping[str, float], n_classes: int, n_examples: int) -> Dropped:

@@ -27,20 +27,10 @@ TrustRule = Callable[[Sequence[Update], Mapping[str, float]], Mapping[str, float
 
 Given = TypeVar("Given", Inputs, Examples)
 
-TRUST = "trust"
-"""What it is called in the server's memory and in the record."""
-
-ENOUGH = 1024
-"""Examples on which clients are tried: more cost time and say little more."""
-
-PRIOR = 0.1
-"""The weight of the prior in :func:`mixture`, as a share of all examples."""
-
-LEARNING_RATE = 2.0
-"""ExpGuard's η, for distances between 0 and 1."""
-
-LEAST = 1e-6
-"""No trust of ExpGuard's falls below this: in the end it would be zero, and a cohort of such clients no ensemble."""
+TRUST = "trust"  # what it is called in the server's memory and in the record
+ENOUGH = 1024  # examples on which clients are tried: more cost time and say little more
+PRIOR = 0.1  # the weight of the prior in :func:`mixture`, as a share of all examples
+LEAST = 1e-6  # no trust of ExpGuard's falls below it: it would end at zero, and a cohort of such clients is no ensemble
 
 
 def weigh_by_trust(rule: TrustRule, inner: Fusion) -> Fusion:
@@ -102,8 +92,8 @@ def expguard(resources: Resources, engine: Engine, execution: Execution = Execut
     """ExpGuard (Roux, Zimmer, Pokutta, ICLR 2025): w_k ← w_k exp(−η o_k), without labels.
 
     o_k is a teacher's mean distance from the geometric median of all answers on the pool, as a share of the largest
-    such distance. Scaled such that the most trusted client has 1. Deviations: their robust aggregate is another, and
-    their weights have no lower bound.
+    such distance, and η = 2. Scaled such that the most trusted client has 1. Deviations: their robust aggregate is
+    another, and their weights have no lower bound.
     """
     if resources.pool is None:
         raise ValueError("this trust is found on unlabeled inputs, and there are none")
@@ -111,18 +101,13 @@ def expguard(resources: Resources, engine: Engine, execution: Execution = Execut
 
     def trust(updates: Sequence[Update], before: Mapping[str, float]) -> Mapping[str, float]:
         had = torch.tensor([before[update.client_id] for update in updates], dtype=torch.float64).clamp_min(LEAST)
-        scores = outlier_scores(_answers(evaluation, updates, resources), had / had.max())
-        now = had * torch.exp(-LEARNING_RATE * scores / scores.max().clamp_min(1e-12))
+        answers = _answers(evaluation, updates, resources)
+        center = _geometric_median(answers, (had / had.max())[:, None].expand(answers.shape[:2]))
+        distances = (answers - center).abs().sum(dim=-1).mean(dim=-1) / 2  # total variation, between 0 and 1
+        now = had * torch.exp(-2.0 * distances / distances.max().clamp_min(1e-12))
         return {name: max(LEAST, value) for name, value in _by_client(updates, now).items()}
 
     return trust
-
-
-def outlier_scores(probabilities: Tensor, trust: Tensor) -> Tensor:
-    """Return o_k in [0, 1]: a teacher's mean distance (total variation) from the geometric median of all answers."""
-    weights = trust.to(torch.float64)[:, None].expand(probabilities.shape[:2])
-    center = _geometric_median(probabilities.to(torch.float64), weights)
-    return (probabilities - center).abs().sum(dim=-1).mean(dim=-1) / 2
 
 
 def some(given: Given, most: int = ENOUGH) -> Given:
@@ -145,9 +130,6 @@ def _answers(evaluation: Evaluation, updates: Sequence[Update], resources: Resou
 def _by_client(updates: Sequence[Update], weights: Tensor) -> dict[str, float]:
     scaled = weights / weights.max().clamp_min(1e-300)
     return {update.client_id: float(value) for update, value in zip(updates, scaled, strict=True)}
-
-
-# Targets
 
 
 def geometric_median(votes: Iterable[WeightedLogits], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:

@@ -15,14 +15,14 @@ import torch
 from feddf.admit import weights_due
 from feddf.client import combine_halves, halves_of
 from feddf.config import ConfigError, FusionConfig, Settings, names, with_values
-from feddf.evaluate import Accuracies, Teacher, teacher_of, validation_accuracies
+from feddf.evaluate import Accuracies, Teacher, teacher_of
 from feddf.fusion import average
 from feddf.fusion import feddf as algorithm
 from feddf.fusion import fedma as matched
-from feddf.fusion.batchnorm import local_statistics, with_statistics
+from feddf.fusion.average import local_statistics, with_statistics
 from feddf.fusion.distill import Students, make_students
 from feddf.fusion.ensemble import MakeTargets, make_ensemble
-from feddf.fusion.select import drop_worst
+from feddf.fusion.select import drop_worst, validation_accuracies
 from feddf.outputs import classes
 from feddf.robust.defense import MARGIN, check_models, guard, robust_start
 from feddf.robust.trust import weigh_by_trust

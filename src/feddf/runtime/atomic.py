@@ -23,8 +23,7 @@ from typing import Any
 
 from feddf.config.errors import FeddfError
 
-LEFTOVER = ".tmp"
-"""How the name of a file ends while it is written."""
+LEFTOVER = ".tmp"  # how the name of a file ends while it is written
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -193,9 +192,6 @@ def is_held(path: Path, table: Path = Path("/proc/locks")) -> bool:
 # Whose a file is
 
 
-KEY_BYTES = 32
-
-
 def signed(content: bytes) -> str:
     """Return the mark of this content: an HMAC under a key in the user's own state folder."""
     return hmac.new(_key(), content, "sha256").hexdigest()
@@ -231,13 +227,14 @@ def check_program(path: Path, trust: bool) -> None:
 
 
 def _key() -> bytes:
+    size = 32
     try:
         path = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "feddf" / "key"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, secrets.token_bytes(KEY_BYTES))
+            write_atomically(path, secrets.token_bytes(size))
             path.chmod(0o600)
         key = path.read_bytes()
     except (OSError, RuntimeError):  # no home: then nothing is known to be one's own
         key = b""
-    return key if len(key) == KEY_BYTES else secrets.token_bytes(KEY_BYTES)
+    return key if len(key) == size else secrets.token_bytes(size)

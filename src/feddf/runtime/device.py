@@ -24,20 +24,10 @@ from feddf.config.errors import ConfigError
 
 CPU = torch.device("cpu")
 
-ACCELERATORS = ("cuda", "xpu", "mps")
-"""The kinds that ``auto`` tries, in this order."""
-
-DATA_SHARE = 0.25
-"""The share of a device's free memory that one data set may take to stay there."""
+ACCELERATORS = "cuda", "xpu", "mps"  # the kinds that ``auto`` tries, in this order
 
 WORKERS_A_DEVICE = 2
 """How many workers share an accelerator unless a run says otherwise: while one prepares a step, the other computes."""
-
-SCARCE = 0.2
-"""The share of a device's memory below which a worker gives back what torch keeps in reserve for it."""
-
-WORTH_TWO_THREADS = 100_000_000
-"""Operations of a forward pass over a batch from which a second thread pays (docs/decisions/one-thread.md)."""
 
 
 def choose(name: str) -> torch.device:
@@ -47,7 +37,7 @@ def choose(name: str) -> torch.device:
     device(type='cpu')
     """
     if name == "auto":
-        return _automatic()
+        return next((torch.device(kind) for kind in ACCELERATORS if count(kind) and works(kind, "float32")), CPU)
     with suppress(RuntimeError):  # torch's, for a name that it does not know
         device = torch.device(name)
         if count(device.type) > (device.index or 0):
@@ -55,11 +45,6 @@ def choose(name: str) -> torch.device:
     here = ", ".join(kind if n == 1 else f"{kind} ({n} of them)" for kind, n in present().items())
     allowed = f"this machine's torch ({torch.__version__}) has no such device; it has: {here}"
     raise ConfigError.at("run.device", name, allowed)
-
-
-@cache
-def _automatic() -> torch.device:
-    return next((torch.device(kind) for kind in ACCELERATORS if count(kind) and works(kind, "float32")), CPU)
 
 
 def present() -> dict[str, int]:
@@ -83,9 +68,6 @@ def works(name: str, precision: str) -> bool:
         return subprocess.run(command, capture_output=True, check=False, timeout=300).returncode == 0
     except subprocess.TimeoutExpired:
         return False
-
-
-# This process
 
 
 _worker = 0
@@ -142,14 +124,15 @@ def threads_for(model: nn.Module, example: Tensor, batch: int) -> int:
     busy machine, where one of them is often without a core, both are many times slower than one alone. The number
     depends on the model and the batch and never on the machine: bytes must be the same everywhere.
 
-    ``example`` is a batch of one.
+    ``example`` is a batch of one. From 100 million operations of a forward pass over a batch on, a second thread pays
+    (docs/decisions/one-thread.md).
 
     >>> threads_for(nn.Linear(2, 3), torch.zeros(1, 2), 128)
     1
     """
     with torch.no_grad(), FlopCounterMode(display=False) as counted:
         model.eval()(example)
-    return 2 if counted.get_total_flops() * batch >= WORTH_TWO_THREADS else 1
+    return 2 if counted.get_total_flops() * batch >= 100_000_000 else 1
 
 
 # Memory
@@ -171,13 +154,13 @@ def memory(device: torch.device) -> tuple[int, int] | None:
 def fits(n_bytes: int, device: torch.device) -> bool:
     """Say whether data of this size may stay on an accelerator: in a quarter of its free memory."""
     found = memory(device)
-    return found is not None and n_bytes <= DATA_SHARE * found[0]
+    return found is not None and n_bytes <= 0.25 * found[0]
 
 
 def release_if_scarce(device: torch.device) -> None:
-    """Give back what torch keeps in reserve on an accelerator if little is left: other workers may need it."""
+    """Give back what torch keeps in reserve on an accelerator if less than a fifth is left: other workers need it."""
     found = memory(device)
-    if found is not None and found[0] < SCARCE * found[1]:
+    if found is not None and found[0] < 0.2 * found[1]:
         release_reserve(device.type)
 
 

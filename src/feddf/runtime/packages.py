@@ -50,11 +50,6 @@ def silence() -> Iterator[None]:
         logging.disable(before)
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_LARGE, _LARGE_BEFORE_2_35 = 256 * 2**20, 32 * 2**20
-_TRIM = 2**31 - 1
-
-
 def keep_freed_memory() -> bool:
     """Tell glibc's malloc, for the rest of this process, to reuse freed blocks; say whether it understood.
 
@@ -66,5 +61,6 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    mapped = mallopt(_M_MMAP_THRESHOLD, _LARGE) or mallopt(_M_MMAP_THRESHOLD, _LARGE_BEFORE_2_35)
-    return bool(mallopt(_M_TRIM_THRESHOLD, _TRIM) and mapped)
+    trim, mmap = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+    mapped = mallopt(mmap, 256 * 2**20) or mallopt(mmap, 32 * 2**20)
+    return bool(mallopt(trim, 2**31 - 1) and mapped)

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-STEPS = 4
 TOLERANCE = {"float32": 1e-3, "tf32": 2e-2, "bfloat16": 1e-1}
 """The largest difference of a loss around log 10 = 2.3."""
 
@@ -25,7 +24,7 @@ def losses(device: str, precision: str) -> list[float]:
     images, labels = torch.randn(32, 3, 16, 16).to(device), (torch.arange(32) % 10).to(device)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
     found = []
-    for _ in range(STEPS):
+    for _ in range(4):
         with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=precision == "bfloat16"):
             logits = network(images)
         loss = F.cross_entropy(logits.float(), labels)
