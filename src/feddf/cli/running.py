@@ -15,8 +15,19 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from feddf.cli.arguments import AsJson, NameOrFile, Out, Overrides, Trust, argument  # isort: skip
-from feddf.cli.arguments import complain, out_console, remark, say, unused  # isort: skip
+from feddf.cli.arguments import (
+    AsJson,
+    NameOrFile,
+    Out,
+    Overrides,
+    Trust,
+    argument,
+    complain,
+    out_console,
+    remark,
+    say,
+    unused,
+)
 from feddf.cli.reporting import summary
 
 if TYPE_CHECKING:

@@ -13,8 +13,22 @@ import tomli_w
 import typer
 from rich.table import Table
 
-from feddf.cli.arguments import AsJson, NameOrFile, Out, Seeds, Trust, argument, check_picture  # isort: skip
-from feddf.cli.arguments import complain, out_console, print_json, say, seeds_of, several, unused  # isort: skip
+from feddf.cli.arguments import (
+    AsJson,
+    NameOrFile,
+    Out,
+    Seeds,
+    Trust,
+    argument,
+    check_picture,
+    complain,
+    out_console,
+    print_json,
+    say,
+    seeds_of,
+    several,
+    unused,
+)
 from feddf.cli.running import check_versions, run_to_the_end, say_progress
 from feddf.config.errors import ConfigError
 from feddf.runtime.atomic import write_atomically

@@ -14,9 +14,20 @@ if TYPE_CHECKING:
     from feddf.config.errors import ConfigError
     from feddf.config.experiment import Experiment, Settings, differences, load, parse, with_values
     from feddf.config.records import Record
-    from feddf.config.sections import ClientsConfig, DataConfig, DistillConfig, EnsembleConfig  # isort: skip
-    from feddf.config.sections import FedMAConfig, FusionConfig, LocalConfig, PartitionConfig  # isort: skip
-    from feddf.config.sections import PoolConfig, PrototypeConfig, RunConfig, SourceConfig  # isort: skip
+    from feddf.config.sections import (
+        ClientsConfig,
+        DataConfig,
+        DistillConfig,
+        EnsembleConfig,
+        FedMAConfig,
+        FusionConfig,
+        LocalConfig,
+        PartitionConfig,
+        PoolConfig,
+        PrototypeConfig,
+        RunConfig,
+        SourceConfig,
+    )
 
 __all__ = [
     "ClientsConfig", "ConfigError", "DataConfig", "DistillConfig", "EnsembleConfig", "Experiment", "FedMAConfig",
