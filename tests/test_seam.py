@@ -186,7 +186,8 @@ def test_a_knob_is_two_edits(tmp_path: Path) -> None:
         path=tmp_path,
         cwd=CELLS.parents[1],  # where reproduction/ is
     )
-    assert found == "True 15"
+    assert found.startswith("True "), found
+    assert int(found.split()[1]) >= 15
     command = (
         "import sys; from pathlib import Path\n"
         "from feddf import RunFolder, build, load, run_experiment\n"

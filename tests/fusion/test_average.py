@@ -11,7 +11,8 @@ import torch
 from conftest import Tiny, make_tiny
 from feddf.config import Settings, with_values
 from feddf.engines import in_process
-from feddf.fusion.average import average, last_statistics, recalibrated, uniform_average
+from feddf.fusion.average import average, uniform_average
+from feddf.fusion.batchnorm import last_statistics, recalibrated
 from feddf.fusion.weights import CLASS_COUNTS, class_average, counts_of
 from feddf.robust.defense import robust_start
 from feddf.runs.methods import averaging_rule, fedavg

@@ -8,14 +8,8 @@ import torch
 from conftest import Tiny, update_of
 from feddf.config import with_values
 from feddf.engines import in_process
-from feddf.fusion.average import (
-    average,
-    last_statistics,
-    local_statistics,
-    recalibrated,
-    uniform_average,
-    with_statistics,
-)
+from feddf.fusion.average import average, uniform_average
+from feddf.fusion.batchnorm import last_statistics, local_statistics, recalibrated, with_statistics
 from feddf.rounds import run_round
 from feddf.runs.methods import fedavg, make_method
 from feddf.states import digest, is_statistic

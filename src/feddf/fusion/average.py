@@ -1,4 +1,4 @@
-"""Averaging of weights: the start of every fusion, all of FedAvg, momentum (FedAvgM), and BatchNorm's statistics."""
+"""Averaging of weights: the start of every fusion, all of FedAvg, and momentum (FedAvgM)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from feddf.evaluate import recalibrate
-from feddf.runtime.device import threads
-from feddf.runtime.execution import Execution
-from feddf.states import copy, is_statistic, weighted_mean
-from feddf.types import Fused, Fusion, Prototype, Resources, Rule, ServerState, State, Update
+from feddf.states import weighted_mean
+from feddf.types import Fused, Fusion, Prototype, Rule, ServerState, State, Update
 
 VELOCITY = "velocity"  # what the velocities of momentum are called in the server's memory
 
@@ -92,58 +88,3 @@ def momentum(beta: float, inner: Fusion, prototypes: Mapping[str, Prototype]) ->
         return replace(fused, server=replace(fused.server, models=models, memory=memory))
 
     return fuse
-
-
-# BatchNorm's running statistics: averaged like weights, unless ``fusion.batchnorm`` says otherwise
-
-
-def with_statistics(policy: str, rule: Rule, resources: Resources, execution: Execution = Execution()) -> Rule:
-    """Return the rule with the statistics of the policy ``fusion.batchnorm``; 'local' is a fusion's matter."""
-    if policy == "last":
-        return last_statistics(rule)
-    return recalibrated(rule, resources, execution) if policy == "recalibrate" else rule
-
-
-def last_statistics(rule: Rule) -> Rule:
-    """Take the statistics of the last client, by id: what the released code's average amounts to."""
-
-    def apply(previous: State, updates: Sequence[Update]) -> State:
-        averaged = rule(previous, updates)
-        used = trained(updates)
-        return {**averaged, **_statistics(used[-1].state)} if used else averaged
-
-    return apply
-
-
-def recalibrated(rule: Rule, resources: Resources, execution: Execution = Execution()) -> Rule:
-    """Estimate the averaged model's statistics again on the unlabeled pool."""
-
-    def apply(previous: State, updates: Sequence[Update]) -> State:
-        averaged = rule(previous, updates)
-        if averaged is previous or resources.pool is None or not any(map(is_statistic, averaged)):
-            return averaged
-        with threads(1), execution.begun() as device:  # in the server's own process: its cores must not matter
-            model = resources.prototypes[updates[0].prototype].load(averaged, device)
-            recalibrate(model, resources.pool)
-            return copy(model.state_dict())
-
-    return apply
-
-
-def local_statistics(inner: Fusion) -> Fusion:
-    """Let every client go on with its own statistics (SiloBN, Andreux et al. 2020); the server's are the average.
-
-    They are remembered for each client that ever took part.
-    """
-
-    def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
-        fused = inner(server, updates, seed)
-        now = {update.client_id: _statistics(update.state) for update in updates}
-        own = {**fused.server.own, **server.own, **{client: state for client, state in now.items() if state}}
-        return replace(fused, server=replace(fused.server, own=own))
-
-    return fuse
-
-
-def _statistics(state: State) -> dict[str, Tensor]:
-    return {key: state[key].clone() for key in state if is_statistic(key)}  # not a view of a file that will go

@@ -19,7 +19,7 @@ from feddf.evaluate import Accuracies, Teacher, teacher_of
 from feddf.fusion import average
 from feddf.fusion import feddf as algorithm
 from feddf.fusion import fedma as matched
-from feddf.fusion.average import local_statistics, with_statistics
+from feddf.fusion.batchnorm import local_statistics, with_statistics
 from feddf.fusion.distill import Students, make_students
 from feddf.fusion.ensemble import MakeTargets, make_ensemble
 from feddf.fusion.select import drop_worst, validation_accuracies
