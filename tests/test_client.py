@@ -17,6 +17,7 @@ from feddf.config import LocalConfig
 from feddf.data.datasets import plain
 from feddf.fusion.weights import CLASS_COUNTS, tell
 from feddf.outputs import classes
+from feddf.seeds import derive, torch_generator
 from feddf.states import digest, init_state
 from feddf.types import Client, ClientHalf, Examples, Inputs, Job, Prototype, Sent, Steps, Training
 
@@ -262,3 +263,41 @@ def test_a_half_knows_the_sum_of_its_rates(tiny: Tiny, schedule: str, expected: 
     local = LocalConfig(epochs=2, batch_size=10, lr=0.1, lr_schedule=schedule)
     local_update(job_of(tiny, 1), prototypes=tiny.prototypes, train=tiny.train, local=local, half=half)
     assert seen == [pytest.approx(expected)]
+
+
+def test_batches_are_drawn_by_their_own_generator_and_a_lone_last_example_joins_the_first_batch() -> None:
+    def drawn(elsewhere: int) -> list[list[int]]:
+        torch.manual_seed(elsewhere)  # what else is drawn must not matter
+        return [batch.tolist() for batch in mini_batches(torch.arange(9), 4, torch.Generator().manual_seed(1))]
+
+    assert drawn(0) == drawn(5)
+    assert [len(batch) for batch in drawn(0)] == [4, 5]
+    (all_of_them,) = mini_batches(torch.arange(9), 8, torch.Generator().manual_seed(1))
+    assert sorted(all_of_them.tolist()) == list(range(9))
+
+
+def test_a_client_that_is_sent_no_weights_draws_them_by_its_seed(tiny: Tiny) -> None:
+    client = tiny.federation.clients[0]
+    first, again, other = (tiny.local(Job(client, 1, {}, seed)) for seed in (7, 7, 8))
+    begun = tiny.local(Job(client, 1, init_state(tiny.prototypes[client.prototype], 7), 7))
+    assert digest({"a": first.state}) == digest({"a": again.state}) == digest({"a": begun.state})
+    assert digest({"a": first.state}) != digest({"a": other.state})
+
+
+def test_examples_are_shuffled_by_the_stream_of_that_name(tiny: Tiny) -> None:
+    """The order depends on nothing but the seed's stream "shuffle": another name would be another run."""
+    client, seen = tiny.federation.clients[0], []
+
+    def watching(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        seen.append(len(images))
+        seen.extend(float(image.sum()) for image in images)
+        return images
+
+    tiny.local(Job(client, 1, tiny.server.models[client.prototype], 7), augment=watching)
+    assert client.indices is not None
+    order = mini_batches(client.indices, 8, torch_generator(derive(7, "shuffle")))
+    expected: list[float] = []
+    for batch in order:
+        expected.append(len(batch))
+        expected.extend(float(image.sum()) for image in tiny.train.inputs.raw[batch])
+    assert seen == expected
