@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,10 @@ from feddf.config.fuse_config import FuseEnsembleConfig, TeacherConfig, load_fus
 from feddf.data.files import read_image
 from feddf.evaluate import accuracy, logits
 from feddf.fusing.folder import fuse_to_folder
+from feddf.fusing.inputs import RawInputs
+from feddf.fusing.predictions import PredictionCache
 from feddf.fusing.report import figures
-from feddf.fusing.teachers import read_teachers
+from feddf.fusing.teachers import TrainedModel, read_teachers
 from feddf.fusion.distill import distill
 from feddf.fusion.ensemble import CachedTargets, avg_logits, avg_probabilities
 from feddf.seeds import derive
@@ -252,3 +256,25 @@ def test_a_labeled_set_needs_the_classes_of_the_student(config: str, tmp_path: P
     with pytest.raises(ConfigError, match="its class 'elsewhere' is none of the student's: top, middle, bottom"):
         fuse_to_folder(load_fuse(config, {"test": named, "cache": str(tmp_path / "c")}), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_predictions_through_a_function_of_the_users_are_not_found_again(tmp_path: Path) -> None:
+    """The same rows with another encoding are other inputs, and a function has no content that could be hashed."""
+    asked: list[float] = []
+
+    @contextmanager
+    def opened(device: torch.device) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+        def predict(batch: torch.Tensor) -> torch.Tensor:
+            asked.append(float(batch.sum()))
+            return batch
+
+        yield predict
+
+    teacher = TrainedModel("site", opened, content="the hash of its file")
+    rows = torch.ones(4, 3)
+    for encode in (lambda raw: raw, lambda raw: 2 * raw):
+        scratch = tmp_path / f"scratch-{len(asked)}"
+        cache = PredictionCache(tmp_path / "cache", scratch, {"pool": RawInputs(rows, encode)}, None)
+        assert float(cache.logits(teacher).sum()) == asked[-1]
+    assert asked == [12.0, 24.0]
+    assert not (tmp_path / "cache").exists()

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from feddf.batches import batches
 from feddf.config.errors import FeddfError, first_line
+from feddf.data.datasets import plain
 from feddf.data.files import read_cached
 from feddf.evaluate import BATCH, BATCH_ON_DEVICE
 from feddf.fusing.inputs import RawInputs
@@ -56,7 +57,8 @@ class PredictionCache:
     """The logits of teachers for named ``sets`` of inputs. ``evaluated`` are the ids of those that had to be opened.
 
     Teachers without a preprocessing of their own are fed as the ``student`` is. What modules in memory predict goes to
-    the folder ``scratch``: it cannot be known whether they are the same the next time.
+    the folder ``scratch``, as does what is fed through a function of the user's: nothing says whether they are the same
+    the next time.
     """
 
     folder: Path
@@ -84,7 +86,7 @@ class PredictionCache:
 
     def _path(self, teacher: TrainedModel, name: str) -> Path:
         inputs, preprocess = self.sets[name].fingerprint, teacher.fed(self.student)
-        if teacher.content is None:
+        if teacher.content is None or (preprocess is None and self.sets[name].encode is not plain):
             return self.scratch / f"{hashlib.sha256(f'{teacher.id} {inputs}'.encode()).hexdigest()[:32]}.npy"
         said = [VERSION, teacher.content, inputs, described(preprocess) if preprocess else None, teacher.outputs]
         run = self.execution if teacher.moves else Execution()
