@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 from rich.console import Console
 from rich.text import Text
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperCommand
 
 from feddf.config.errors import ConfigError
 
@@ -57,7 +58,7 @@ def print_json(found: object) -> None:
 
 
 class Command(TyperCommand):
-    """A command that has the option ``--quiet``, and whose positional arguments keep their help.
+    """A command whose positional arguments keep their help.
 
     (Flower holds typer at 0.20, and click 8.5 drops the help that this typer gives it.)
     """
@@ -68,20 +69,42 @@ class Command(TyperCommand):
         for parameter in self.params:
             if getattr(parameter, "help", None) is None and parameter.name in hints:
                 setattr(parameter, "help", next((found.help for found in hints[parameter.name].__metadata__), None))  # noqa: B010 (an option has none)
-        flag: Any = {"is_flag": True, "default": False, "expose_value": False, "callback": _be_quiet}
-        self.params.append(TyperOption(param_decls=["--quiet", "-q"], help="Print errors and warnings only.", **flag))
-
-
-def _be_quiet(context: object, parameter: object, asked: bool) -> None:
-    out_console.quiet = out_console.quiet or asked
 
 
 class App(typer.Typer):
-    """A group of such commands."""
+    """A group of such commands, each of which has the option ``--quiet``."""
 
     def command(self, name: str | None = None, **rest: Any) -> Callable[[Any], Any]:
         """Return a decorator that adds a command and leaves its function as it is."""
-        return super().command(name, **{"cls": Command, **rest})
+        add = super().command(name, **{"cls": Command, **rest})
+
+        def decorate(function: Any) -> Any:
+            add(with_quiet(function))
+            return function
+
+        return decorate
+
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")]
+
+
+def with_quiet(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command's function with one parameter more, ``quiet``, in the signature that typer reads.
+
+    Options are made by typer alone: the constructors of its classes differ from version to version.
+    """
+
+    @wraps(function)
+    def command(*, quiet: bool = False, **given: Any) -> Any:
+        out_console.quiet = out_console.quiet or quiet
+        return function(**given)
+
+    known, hints = signature(function).parameters.values(), get_type_hints(function, include_extras=True)
+    parameters = [one.replace(annotation=hints[one.name]) for one in known]
+    parameters.append(Parameter("quiet", Parameter.KEYWORD_ONLY, default=False, annotation=Quiet))
+    setattr(command, "__signature__", Signature(parameters))  # noqa: B010 (typing knows no such attribute)
+    command.__annotations__ = {**hints, "quiet": Quiet}
+    return command
 
 
 argument, option = partial(typer.Argument, show_default=False), partial(typer.Option, show_default=False)
