@@ -7,7 +7,7 @@ import runpy
 import shlex
 import tomllib
 from importlib import import_module
-from inspect import isfunction, signature
+from inspect import getdoc, isfunction, signature
 from itertools import pairwise
 from pathlib import Path
 
@@ -176,5 +176,5 @@ def test_every_preset_is_a_configuration_that_says_what_it_is(name: str) -> None
 def test_public_functions_explain_their_arguments(name: str) -> None:
     found = getattr(feddf, name)
     names = list(signature(found).parameters) if isfunction(found) else []
-    explained = re.findall(r"^ {8}(\w+): ", (found.__doc__ or "").partition("Args:\n")[2], flags=re.M)
+    explained = re.findall(r"^ {4}(\w+): ", (getdoc(found) or "").partition("Args:\n")[2], flags=re.M)
     assert len(names) <= 2 or explained == names
