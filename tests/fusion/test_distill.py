@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from feddf.evaluate import Evaluation, teacher_of
 from feddf.fusion.distill import LOWEST, MOMENTUM, distill, held_out_score, notes
 from feddf.fusion.early_stopping import EarlyStopping
 from feddf.fusion.ensemble import CachedTargets, Ensemble, OnlineTargets, avg_logits, refuse_unusable
-from feddf.outputs import kl_divergence
+from feddf.outputs import classes, kl_divergence
 from feddf.states import digest
 from feddf.types import Inputs, Job, WeightedLogits
 
@@ -354,6 +355,20 @@ def test_swa_is_the_student_until_its_first_cycle_has_ended() -> None:
     assert after_10 != start  # the student's own weights
     assert after_20 == after_30  # the mean of one
     assert len({start, after_10, after_20, after_40}) == 4
+
+
+def test_the_distance_is_asked_at_the_temperature_of_the_section() -> None:
+    asked: list[float] = []
+
+    def distance(target: Tensor, outputs: Tensor, temperature: float) -> Tensor:
+        asked.append(temperature)
+        return kl_divergence(target, outputs, temperature)
+
+    pool = Inputs(torch.randn(8, 2), plain)
+    targets = CachedTargets(torch.full((8, 2), 0.5))
+    config = DistillConfig(steps=2, batch_size=4, temperature=3.0, early_stopping="none")
+    distill(nn.Linear(2, 2), targets, pool, config, score=None, seed=0, outputs=replace(classes(2), distance=distance))
+    assert asked == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(("keep_init", "kept", "best_step"), [(True, 0.9, 0), (False, 0.6, 2)])
