@@ -24,6 +24,7 @@ NONE = "none"
 NAMES = (
     *("label-flip", "sign-flip", "noise", "scaled-layer", "constant-class", "alie", "ipm", "min-max", "mimic"),
     *("backdoor", "lma", "cpa", "hips", "shuffle", "adaptive"),
+    *("claims", "shifted-means", "huge-means", "mimic-worst", "informed", "absent"),
 )
 """The functions of :mod:`reproduction.attacks`, with hyphens."""
 

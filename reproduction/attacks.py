@@ -1,7 +1,10 @@
-"""Fifteen attacks, each a function of an experiment's parts: ``attack.kind = "reproduction.attacks:sign_flip"``.
+"""Twenty attacks and one absence, each a function of an experiment's parts.
+
+A configuration names one as ``attack.kind = "reproduction.attacks:sign_flip"``.
 
 On weights: Δ is a client's change, μ and σ are the honest changes' mean and deviation. What an attacker sends stays
-inside the gate's bounds: values are cut at just below its largest, and BatchNorm's statistics are the attacker's own.
+inside the gate's bounds: values are cut at just below its largest. BatchNorm's statistics are the attacker's own, but
+in the two attacks on them.
 
 On the ensemble: models that are trained to give harmful predictions on the unlabeled pool, which attackers know. LMA,
 CPA and HIPS are of Roux, Zimmer and Pokutta, "On the Byzantine-Resilience of Distillation-Based Federated Learning"
@@ -22,17 +25,23 @@ from torch import Tensor
 from feddf import evaluate
 from feddf.admit import LARGEST
 from feddf.config import ConfigError
+from feddf.fusion.weights import CLASS_COUNTS
 from feddf.runs.build import Attack, Parts
 from feddf.runtime.device import threads
 from feddf.seeds import derive, torch_generator
 from feddf.states import is_statistic, state_of
-from feddf.types import Examples, Inputs, Reply, ServerState, State
+from feddf.types import Examples, Failure, Inputs, Reply, ServerState, State
 from reproduction.hostile import Forge, Forgery, hostile
 
 KNOWN = 512
 """Inputs of the pool that an attacker on the ensemble trains on."""
 
 STEPS, BATCH = 80, 64
+
+
+def absent(parts: Parts) -> Attack:
+    """Send nothing: what the attackers' missing data cost, to be compared with what an attack costs."""
+    return hostile(parts, lambda forgery: Failure(forgery.own.client_id, "absent"))
 
 
 def sign_flip(parts: Parts) -> Attack:
@@ -79,6 +88,22 @@ def mimic(parts: Parts) -> Attack:
     return hostile(parts, _moving(lambda forgery, own, honest: honest[0]))
 
 
+def mimic_worst(parts: Parts) -> Attack:
+    """Copy the honest client whose copies harm most: the one whose model is least accurate on all training examples.
+
+    Karimireddy et al. choose the direction of largest variance; an attacker who knows the data can do better.
+    """
+    train = parts.task.train
+
+    def forge(forgery: Forgery) -> State:
+        def accuracy(update: Reply) -> float:
+            return evaluate.accuracy(parts.prototypes[update.prototype].load(update.state), train)
+
+        return min(forgery.alike, key=lambda update: (accuracy(update), update.client_id)).state
+
+    return hostile(parts, forge)
+
+
 def scaled_layer(parts: Parts) -> Attack:
     """Multiply the last layer by s (1,000)."""
     s = _scale(parts, 1e3)
@@ -99,6 +124,52 @@ def constant_class(parts: Parts) -> Attack:
 def shuffle(parts: Parts) -> Attack:
     """Predict with the next class's logit: the last layer's rows move by one."""
     return hostile(parts, _last_layer(parts, lambda weight, bias: (weight.roll(1, 0), bias.roll(1, 0))))
+
+
+def claims(parts: Parts) -> Attack:
+    """Turn the last layer's rows the other way, s times as long (s = 5), and claim what honest clients have least of.
+
+    The claimed counts add up to the client's own n_k and are in inverse proportion to what honest clients tell of each
+    class. Where a method asks for no class counts only the rows are turned.
+    """
+    s = _scale(parts, 5.0)
+    turn = _last_layer(parts, lambda weight, bias: (-s * weight, -s * bias))
+
+    def forge(forgery: Forgery) -> Reply:
+        own = replace(forgery.own, state=turn(forgery))
+        if CLASS_COUNTS not in own.payload:
+            return own
+        told = [update.payload[CLASS_COUNTS]["counts"] for update in (forgery.honest or [forgery.own])]
+        scarcity = 1 / (1 + torch.stack(told).sum(dim=0).to(torch.float64))
+        counts = (own.n_examples * scarcity / scarcity.sum()).floor().to(torch.int64)
+        counts[scarcity.argmax()] += own.n_examples - counts.sum()
+        return replace(own, payload={**own.payload, CLASS_COUNTS: {"counts": counts}})
+
+    return hostile(parts, forge)
+
+
+def shifted_means(parts: Parts) -> Attack:
+    """Send the own weights with BatchNorm's running means off by s of the features' deviations (s = 5)."""
+
+    def forge(forgery: Forgery) -> State:
+        state = dict(forgery.own.state)
+        for key in [key for key in state if key.endswith("running_mean")]:
+            deviation = state[key.replace("running_mean", "running_var")].sqrt()
+            state[key] = _cut(state[key] + _scale(parts, 5.0) * deviation)
+        return state
+
+    return hostile(parts, forge)
+
+
+def huge_means(parts: Parts) -> Attack:
+    """Send the own weights with all running means at s (9,900: just below what the gate believes)."""
+
+    def forge(forgery: Forgery) -> State:
+        own = forgery.own.state
+        huge = {key: torch.full_like(own[key], _scale(parts, 0.99 * LARGEST)) for key in own if "running_mean" in key}
+        return {**own, **huge}
+
+    return hostile(parts, forge)
 
 
 def label_flip(parts: Parts) -> Attack:
@@ -214,6 +285,37 @@ def adaptive(parts: Parts) -> Attack:
     return hostile(parts, forge)
 
 
+def informed(parts: Parts) -> Attack:
+    """An attacker who knows trust and guard: the most harmful model that the mixture still believes.
+
+    It knows the validation examples' distribution (it has the training examples) and tries models between its own and
+    one with the classes that only few honest clients know unlearned: those rows of the last layer point the other way.
+    The farthest is sent whose accuracy on all training examples is no lower than that of half of the honest models.
+    """
+    train = parts.task.train
+
+    def forge(forgery: Forgery) -> State:
+        def accuracy(state: State) -> float:
+            return evaluate.accuracy(parts.prototypes[forgery.own.prototype].load(state), train)
+
+        typical = sorted(accuracy(update.state) for update in forgery.alike)[len(forgery.alike) // 2]
+        own = forgery.job.client.indices
+        assert own is not None, "an attack is simulated where the examples are"
+        had = torch.bincount(train.labels[own], minlength=train.n_classes) > 0
+
+        def unlearned(share: float) -> State:
+            def layer(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+                factor = torch.where(had, 1.0, 1.0 - 2 * share).to(weight.dtype)
+                return weight * factor[:, None], bias - share * 20.0 * (~had).to(bias.dtype)
+
+            return _last_layer(parts, layer)(forgery)
+
+        passing = [state for state in map(unlearned, (0.25, 0.5, 1.0)) if accuracy(state) >= typical]
+        return passing[-1] if passing else forgery.own.state
+
+    return hostile(parts, forge)
+
+
 # How a forged state is made
 
 
@@ -232,7 +334,7 @@ def _moving(change: Callable[[Forgery, Tensor, Tensor], Tensor]) -> Forge:
     return forge
 
 
-def _last_layer(parts: Parts, layer: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Forge:
+def _last_layer(parts: Parts, layer: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[[Forgery], State]:
     def forge(forgery: Forgery) -> State:
         state = dict(forgery.own.state)
         model = parts.prototypes[forgery.own.prototype].load(state)  # a state alone need not be in the layers' order

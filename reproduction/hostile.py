@@ -1,7 +1,7 @@
 """Who is hostile, what such clients train on, and when what they send is forged: the way from an attack to a run.
 
 An attack is a function from an experiment's parts to an :class:`~feddf.runs.build.Attack`, named in ``attack.kind``;
-:mod:`reproduction.attacks` has fifteen, each a call of :func:`hostile` with what it changes.
+:mod:`reproduction.attacks` has twenty, each a call of :func:`hostile` with what it changes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Forgery:
         return [update for update in self.honest if update.prototype == self.own.prototype] or [self.own]
 
 
-Forge = Callable[[Forgery], State]
+Forge = Callable[[Forgery], State | Reply | Failure]
+"""Makes what an attacker sends: weights in place of its own, a whole reply where it lies about more, or nothing."""
 
 
 def hostile(
@@ -109,8 +110,8 @@ def forge_updates(engine: Engine, *, forge: Forge, members: frozenset[str], conf
         for outcome in outcomes:
             if isinstance(outcome, Reply) and outcome.client_id in members and is_attacked(config, outcome.round):
                 with threads(1):
-                    state = forge(Forgery(outcome, asked[outcome.client_id], honest, count))
-                outcome = replace(outcome, state=state)
+                    forged = forge(Forgery(outcome, asked[outcome.client_id], honest, count))
+                outcome = forged if isinstance(forged, Reply | Failure) else replace(outcome, state=forged)
             yield outcome
 
     return run

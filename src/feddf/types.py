@@ -198,6 +198,11 @@ class OutOfMemory(Failure):
     """Work for which a device had no room; alone on it, it may have."""
 
 
+@dataclass(frozen=True)
+class WorkerDied(Failure):
+    """Work whose worker died, which need not be its own fault."""
+
+
 class Refusal(Exception):
     """Raised by a fusion that finds updates unfit for use: the round goes on without them, or is tried again."""
 

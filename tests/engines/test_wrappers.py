@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from feddf.engines import in_process
 from feddf.engines.open import DeferredEngine, Profile, report_progress, with_retries
-from feddf.types import Failure
+from feddf.types import Failure, WorkerDied
 
 
 @dataclass(frozen=True)
@@ -77,3 +78,18 @@ def test_nothing_runs_in_an_engine_that_is_not_open_and_then_where_it_was_opened
     assert list(later(shout, [Work("a"), Work("bad")])) == ["A", Failure("bad", "ValueError: no")]
     later.become(lambda function, jobs: iter([Failure(job.id, "closed") for job in jobs]))
     assert list(later(shout, [Work("a")])) == [Failure("a", "closed")]
+
+
+@pytest.mark.parametrize(("deaths", "lost"), [(3, 0), (4, 1)])
+def test_a_job_of_the_server_outlives_the_death_of_its_workers(deaths: int, lost: int) -> None:
+    """A worker that is killed three times costs no client; a model that kills its worker each time costs its own."""
+    asked: list[str] = []
+
+    def engine(function: Callable[[Work], str], jobs: Sequence[Work]) -> Iterator[str | Failure]:
+        for job in jobs:
+            asked.append(job.id)
+            yield WorkerDied(job.id, "killed") if asked.count("a") <= deaths and job.id == "a" else function(job)
+
+    outcomes = list(with_retries(engine)(lambda job: job.id, [Work("a"), Work("b")]))  # type: ignore[arg-type]
+    assert sum(isinstance(one, Failure) for one in outcomes) == lost
+    assert asked.count("b") == 1

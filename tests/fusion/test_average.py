@@ -55,10 +55,13 @@ def test_the_last_layers_rows_are_averaged_over_those_who_have_the_class() -> No
     assert found["last.bias"].tolist() == pytest.approx([-row for row in rows])
     assert found["inner"].tolist() == average(BEFORE, [a, b])["inner"].tolist()
     silent = Update("b", "mlp", 1, b.state, 60)  # taken to have 20 of each class
-    rows = [(30 * 1 + 20 * 3) / 50, (10 * 2 + 20 * 8) / 30, 9.0]
     odd = [replace(silent, payload=told(30, 30)), a, replace(a, client_id="c")]  # its counts are of no use
     assert class_average(BEFORE, odd)["last.bias"].tolist()[0] == pytest.approx(-(20 * 3 + 30 * 1 + 30 * 1) / 80)
-    assert class_average(BEFORE, [a, silent])["last.bias"].tolist() == pytest.approx([-row for row in rows])
+    three = [a, replace(a, client_id="c", n_examples=10, payload=told(10, 0, 0)), silent]
+    rows = [(30 * 1 + 10 * 1 + 20 * 3) / 60, (10 * 2 + 20 * 8) / 30, 9.0]
+    assert class_average(BEFORE, three)["last.bias"].tolist() == pytest.approx([-row for row in rows])
+    plain = average(BEFORE, [a, silent])  # one of two does not say which layer is the last
+    assert class_average(BEFORE, [a, silent])["last.bias"].tolist() == plain["last.bias"].tolist()
 
 
 def test_class_counts_are_scaled_to_the_examples_that_count() -> None:

@@ -208,6 +208,23 @@ def test_a_claimed_count_is_bounded_by_the_cohort() -> None:
     assert fused.notes["bounded_counts"] == {"most": 100, "claimed": {"greedy": 10**9}}
 
 
+def test_the_count_of_a_class_is_bounded_by_those_who_claim_it() -> None:
+    """A client may have all of a rare class, but not say that it has a hundred times as many as others have."""
+    claimed = [(5, 1, 4), (3, 2, 5), (7, 0, 3), (0, 1000, 0)]
+    updates = [
+        Update(f"c{k}", "m", 1, {}, sum(row), {}, {CLASS_COUNTS: {"counts": torch.tensor(row)}})
+        for k, row in enumerate(claimed)
+    ]
+    found: list[list[float]] = []
+
+    def inner(server: ServerState, updates: list[Update], seed: int) -> Fused:
+        found.extend(counts_of(update, 3).tolist() for update in updates)
+        return Fused(server.next({}), {})
+
+    bounded_counts(inner)(ServerState(0, {}), updates, 1)  # type: ignore[arg-type]
+    assert found == [[5, 1, 4], [3, 2, 5], [7, 0, 3], [0, 20, 0]]  # the median of 1, 2 and 1,000 is 2
+
+
 def test_the_validation_filter_drops_as_many_as_are_reckoned_with() -> None:
     accuracies = {f"c{k}": k / 10 for k in range(8)}
     assert lowest(accuracies, 10, 100) == Dropped(frozenset({"c0", "c1"}))

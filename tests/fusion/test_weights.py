@@ -93,11 +93,11 @@ def test_without_validation_data_the_number_of_classes_is_what_most_teachers_dis
     assert torch.as_tensor(weights["c"]).tolist() == [2.0, 2.0, 2.0]
 
 
-def test_without_validation_data_those_that_do_not_disclose_have_no_say_in_the_number_of_classes() -> None:
-    silent = [teacher("a", 6), teacher("b", 12)]
-    weights = by_class_counts([*silent, teacher("c", 4, (1, 3, 0))], Resources({}), never)
-    assert torch.as_tensor(weights["a"]).tolist() == [2.0, 2.0, 2.0]
-    assert by_class_counts(silent, Resources({}), never) == {"a": 6.0, "b": 12.0}
+def test_without_validation_data_a_lone_discloser_does_not_say_how_many_classes_there_are() -> None:
+    silent, first = [teacher("a", 6), teacher("b", 12)], teacher("c", 4, (1, 3, 0))
+    assert by_class_counts([*silent, first], Resources({}), never) == {"a": 6.0, "b": 12.0, "c": 4.0}
+    most = [*silent, first, teacher("d", 3, (1, 1, 1)), teacher("e", 3, (1, 1, 1))]
+    assert torch.as_tensor(by_class_counts(most, Resources({}), never)["a"]).tolist() == [2.0, 2.0, 2.0]
 
 
 def test_probabilities_weighed_by_class_still_add_up_to_one() -> None:

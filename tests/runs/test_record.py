@@ -21,7 +21,7 @@ from feddf.fusion.swag import swag
 from feddf.fusion.weights import CLASS_COUNTS
 from feddf.rounds import run_round
 from feddf.runs.methods import make_method
-from feddf.runs.run import Recorder
+from feddf.runs.run import Recorder, mean_metrics
 from feddf.runs.spool import LOST
 from feddf.runtime.execution import Execution
 from feddf.states import n_bytes
@@ -87,7 +87,7 @@ def some_updates(tiny: Tiny) -> list[Update]:
 
 def by_counts(updates: Sequence[Update], zs: Sequence[Tensor]) -> Tensor:
     counts = [update.payload[CLASS_COUNTS]["counts"].double() for update in updates]
-    scaled = [one * update.n_examples / one.sum() for one, update in zip(counts, updates, strict=True)]
+    scaled = [one * min(1.0, update.n_examples / one.sum()) for one, update in zip(counts, updates, strict=True)]
     return avg_probabilities([WeightedLogits(z, n) for z, n in zip(zs, scaled, strict=True)])
 
 
@@ -228,3 +228,13 @@ def test_nothing_is_measured_without_test_data() -> None:
     assert (record["ensemble"], record["avg_logits"]) == (None, None)
     assert "no_ensemble" not in record
     assert all(model["fused"] is None for model in record["models"].values())
+
+
+def test_means_of_what_clients_say_cannot_be_taken_over_by_one() -> None:
+    """An n_k of 10⁹ counts as ten times the median, an accuracy is at most 1, and a missing metric erases nothing."""
+    honest = [(10, {"accuracy": 0.5, "loss": 2.0}), (10, {"accuracy": 0.7, "loss": 1.0}), (10, {"accuracy": 0.6})]
+    found = mean_metrics([*honest, (10**9, {"accuracy": 1e6, "val.acc": -3.0})])
+    assert found["accuracy"] == pytest.approx((10 * 0.5 + 10 * 0.7 + 10 * 0.6 + 100 * 1.0) / 130)
+    assert found["loss"] == pytest.approx(1.5)
+    assert found["val.acc"] == 0.0
+    assert mean_metrics([(0, {"loss": 1.0})]) == mean_metrics([]) == {}

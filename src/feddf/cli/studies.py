@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from feddf.runs.many import Variation
 
 SWEPT = "Values to replace; several numbers, as in alpha=0.1,1,10, are run one after the other."
-TUNED = "What to tune, with a grid of your own or the paper's (local.lr, prox_mu, momentum), and values to replace."
+TUNED = "What to tune, with a grid of your own or the paper's (local.lr, prox_mu, momentum), or an option of "
+TUNED += "all models (prototypes.groups=1,2,4), and values to replace."
 DRAWN = "Values to replace (scheme, clients.total, ...); several numbers (alpha=100,1,0.1) are drawn side by side."
 
 
@@ -150,7 +151,7 @@ def tune(
 
     The grid is extended while the best value lies on its edge.
     """
-    from feddf.config import load, with_values
+    from feddf.config import load
     from feddf.config.keys import short
     from feddf.runs import many as tuning
     from feddf.runs.build import build
@@ -164,13 +165,15 @@ def tune(
     target = out or unused(Path("runs") / f"{experiment.name}-tune")
     for name, values in grid.items():
         for value in values:  # a mistake is said before anything is trained
-            with_values(experiment, {name: value})
+            tried = tuning.with_setting(experiment, {name: value})
+            if name.startswith(tuning.OPTION):  # only the model knows what it allows
+                build(tried, trust=trust)
     build(experiment, trust=trust)
     how = {"parallel": parallel, "extensions": extensions}
     trials, best = tuning.tune(experiment, grid, seeds_of(seeds), target, trust=trust, say=say, **how)
     result = tuning.table(trials, best)
     _write_tables(result, target, "tune")
-    chosen = with_values(experiment, best.values).model_dump(exclude_none=True)
+    chosen = tuning.with_setting(experiment, best.values).model_dump(exclude_none=True)
     write_atomically(target / "best.toml", tomli_w.dumps(chosen).encode())
     out_console.print(result.table())
     setting = ", ".join(f"{name} = {value:g}" for name, value in best.values.items())
@@ -181,17 +184,19 @@ def _grid(word: str, paper: Mapping[str, Sequence[float]]) -> list[tuple[str, Se
     """Return a key's full name and the values to try, or nothing for a word that is not about tuning."""
     from feddf.config import Experiment
     from feddf.config.keys import keys_of, resolve, short
+    from feddf.runs.many import OPTION
 
     key, equals, text = word.partition("=")
     if equals and "," not in text:
         return []
-    name = resolve(key, Experiment)
+    option = key.startswith(OPTION)
+    name = key if option else resolve(key, Experiment)
     if not equals:
         if name not in paper:
             known = ", ".join(map(short, paper))
             raise ConfigError.at(key, "no values", f"the paper has grids for {known} only; give yours")
         return [(name, paper[name])]
-    if not keys_of(Experiment)[name].allowed.startswith("number"):
+    if not option and not keys_of(Experiment)[name].allowed.startswith("number"):
         return []
     try:
         return [(name, [float(part) for part in text.split(",")])]

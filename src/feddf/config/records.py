@@ -53,6 +53,7 @@ class Record(TypedDict):
     dropped_worst: NotRequired[dict[str, Any]]
     trust: NotRequired[dict[str, float]]
     bounded_counts: NotRequired[dict[str, Any]]
+    bounded_statistics: NotRequired[dict[str, float]]
     guard: NotRequired[dict[str, Any]]
     attack: NotRequired[dict[str, Any]]
     fedma: NotRequired[dict[str, Any]]

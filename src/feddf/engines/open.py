@@ -19,7 +19,7 @@ from feddf.engines.ray import RayWorkers
 from feddf.runtime.atomic import write_atomically
 from feddf.runtime.device import WORKERS_A_DEVICE, count
 from feddf.runtime.execution import device_for
-from feddf.types import Engine, Failure, J, OutOfMemory, R
+from feddf.types import Engine, Failure, J, OutOfMemory, R, WorkerDied
 
 Watch = Callable[[str, int, int], None]
 """(stage, done, total): called as the work within a round goes on."""
@@ -27,7 +27,7 @@ Watch = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Engines:
-    """The same workers: for clients, with their deadline; for the server's own work, which is tried twice."""
+    """The same workers: for clients, with their deadline; for the server's own work, which is tried again."""
 
     clients: Engine
     server: Engine
@@ -84,8 +84,12 @@ def alone_if_full(engine: Engine) -> Engine:
 
 
 def with_retries(engine: Engine) -> Engine:
-    """Return the engine for the server's own work: a job that failed (say its worker died) is run once more."""
-    return _again(engine, Failure, alone=False)
+    """Return the engine for the server's own work: a job that failed is run once more.
+
+    One whose worker died both times is run twice more, alone: a model that is asked here is not to blame for a worker
+    that somebody killed, and a model that kills its worker each time is.
+    """
+    return _again(_again(engine, Failure, alone=False), WorkerDied, alone=True)
 
 
 def _again(engine: Engine, kind: type[Failure], alone: bool) -> Engine:

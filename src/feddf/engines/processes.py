@@ -28,7 +28,7 @@ from feddf.config.errors import reason
 from feddf.engines.jobs import SharedStates, carry_out, loaded, packed
 from feddf.runtime.device import this_is_worker
 from feddf.runtime.packages import keep_freed_memory
-from feddf.types import Engine, Failure, J, R
+from feddf.types import Engine, Failure, J, R, WorkerDied
 
 
 class Processes:
@@ -144,7 +144,7 @@ class _Worker:
             said = self.pipe.recv_bytes() if self.pipe.poll() else None
         except (EOFError, OSError):  # also in the middle of a message
             self.kill()
-            return Failure(job.id, f"its worker process died (exit code {self._process.exitcode})")
+            return WorkerDied(job.id, f"its worker process died (exit code {self._process.exitcode})")
         if said is None:
             self.kill()
             return Failure(job.id, f"late: no answer within {deadline:g} s")

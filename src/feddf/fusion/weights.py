@@ -100,21 +100,26 @@ def told(client: Update | Teacher) -> Tensor | None:
 
 
 def number_of_classes(clients: Sequence[Update | Teacher]) -> int:
-    """Return the number of classes that most clients have counted; 0 where none has."""
+    """Return the number of classes that more than half of the clients have counted; 0 where there is none.
+
+    It is for a server that has no data to try a model on. Fewer clients must not say which layer is the last.
+    """
     lengths = [len(counts) for client in clients if (counts := told(client)) is not None]
-    return mode(lengths) if lengths else 0
+    usual = mode(lengths) if lengths else 0
+    return usual if 2 * lengths.count(usual) > len(clients) else 0
 
 
 def counts_of(client: Update | Teacher, classes: int) -> Tensor:
     """Return n_kc of every class c, or n_k / M where the client does not tell.
 
-    They are scaled to n_k, which may be less than the client said (:func:`feddf.robust.defense.bounded_counts`).
+    They add up to n_k at the most, which may be less than the client said; a class may count for less than that as well
+    (:func:`feddf.robust.defense.bounded_counts`).
     """
     counts = told(client)
     if counts is None or len(counts) != classes:
         return torch.full((classes,), client.n_examples / classes, dtype=torch.float64)
     total = int(counts.sum())
-    return counts.to(torch.float64) * (client.n_examples / total if total != client.n_examples and total else 1.0)
+    return counts.to(torch.float64) * (client.n_examples / total if total > client.n_examples else 1.0)
 
 
 def class_average(previous: State, updates: Sequence[Update]) -> State:

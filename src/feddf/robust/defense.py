@@ -17,7 +17,10 @@ from math import sqrt
 from statistics import median_low
 from typing import Any
 
+import torch
+
 from feddf.evaluate import Evaluation, accuracy, accuracy_of, models_of
+from feddf.fusion.weights import CLASS_COUNTS, number_of_classes, told
 from feddf.robust.rules import MOST_EXAMPLES_OF_MEDIAN, assumed, change_norms, clipped_average, mixed_trimmed
 from feddf.robust.trust import TRUST, client_logits, consensus, some
 from feddf.runtime.device import threads
@@ -121,19 +124,39 @@ def check_models(
 
 
 def bounded_counts(inner: Fusion, factor: float = MOST_EXAMPLES_OF_MEDIAN) -> Fusion:
-    """Return ``inner`` for clients whose n_k cannot be checked: none counts for more than ``factor`` times the median.
+    """Return ``inner`` for clients whose counts cannot be checked: none is more than ``factor`` times the median.
 
-    Where that happens the note ``bounded_counts`` says to whom.
+    That goes for n_k, and for n_kc of each class among the clients that claim any. Where it happens to an n_k the note
+    ``bounded_counts`` says to whom.
     """
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
         most = max(1, int(factor * median_low([update.n_examples for update in updates]))) if updates else 0
         cut = {update.client_id: update.n_examples for update in updates if update.n_examples > most}
         bounded = [replace(one, n_examples=most) if one.client_id in cut else one for one in updates]
-        fused = inner(server, bounded, seed)
+        fused = inner(server, bounded_classes(bounded, factor), seed)
         return replace(fused, notes={**fused.notes, "bounded_counts": {"most": most, "claimed": cut}}) if cut else fused
 
     return fuse
+
+
+def bounded_classes(updates: Sequence[Update], factor: float) -> list[Update]:
+    """Return updates in which no client's count of a class is more than ``factor`` times the median of those above 0.
+
+    The total n_k alone leaves room for a client that has a few examples of a rare class and claims nothing else.
+    """
+    usual = number_of_classes(updates)
+    rows = {one.client_id: row for one in updates if (row := told(one)) is not None and len(row) == usual}
+    if not rows:
+        return list(updates)
+    columns = torch.stack(list(rows.values())).T
+    most = torch.tensor([int(factor * median_low(column[column > 0].tolist() or [0])) for column in columns])
+
+    def bounded(one: Update) -> Update:
+        counts = {CLASS_COUNTS: {"counts": torch.minimum(rows[one.client_id], most)}} if one.client_id in rows else {}
+        return replace(one, payload={**one.payload, **counts})
+
+    return [bounded(one) for one in updates]
 
 
 Scores = Callable[[Mapping[str, State], Sequence[Update]], Mapping[str, float]]

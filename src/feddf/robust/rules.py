@@ -4,6 +4,9 @@ Each rule looks at the changes Δ_k = x̂_k − x of n updates, of which up to f
 choose coefficients c_k of x + Σ c_k Δ_k, and need nothing but the inner products ⟨Δ_i, Δ_j⟩; these are summed up tensor
 by tensor, so that updates may stay on disk. The median and the trimmed mean go coordinate by coordinate, again one
 tensor at a time. Counters (integer buffers) are the largest of all, as in the plain average.
+
+Norms and distances are over parameters. BatchNorm's running statistics are most of ‖Δ_k‖² in the first rounds, and a
+hostile change of the parameters would hide beside them; they are averaged coordinate by coordinate, trimmed.
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ from torch import Tensor
 
 from feddf.fusion.average import trained
 from feddf.fusion.select import Dropped
-from feddf.states import weighted_mean
+from feddf.states import is_statistic, weighted_mean
 from feddf.types import Rule, State, Update
+
+Columns = Callable[[Tensor, int], Tensor]
+"""(a row for each update, f) -> one row."""
 
 ASSUMED = 0.25  # the share of hostile clients that the rules reckon with
 MOST_EXAMPLES_OF_MEDIAN = 10.0  # times the cohort's median is the most that an n_k counts: it is what a client says
@@ -89,14 +95,14 @@ def change_norms(previous: State, states: Sequence[State]) -> Tensor:
 
 
 def _changes(previous: State, states: Sequence[State]) -> Iterator[Tensor]:
-    """Yield the changes of every floating tensor, a row for each state.
+    """Yield the changes of every parameter (floating tensors but running statistics), a row for each state.
 
     In the order of the tensors' names: a state that was read from a file has its tensors in any order, and a sum that
     follows it would differ in its last bit between a run and a resumed one.
     """
     for key in sorted(previous):
         before = previous[key]
-        if before.is_floating_point() and before.numel():
+        if before.is_floating_point() and before.numel() and not is_statistic(key):
             tensors = [state[key].to(torch.float64) - before.to(torch.float64) for state in states]
             yield torch.stack([tensor.flatten() for tensor in tensors])
 
@@ -111,7 +117,7 @@ def example_weights(updates: Sequence[Update]) -> Tensor:
 def by_coefficients(choose: Callable[[Tensor, Tensor], Tensor]) -> Rule:
     """Return the rule x + Σ c_k Δ_k; ``choose`` makes the c_k of the changes' inner products and n_k / Σ n_k.
 
-    For coefficients like these it is a mean of x and the updates.
+    For coefficients like these it is a mean of x and the updates. Running statistics are trimmed means.
     """
 
     def rule(previous: State, updates: Sequence[Update]) -> State:
@@ -120,9 +126,18 @@ def by_coefficients(choose: Callable[[Tensor, Tensor], Tensor]) -> Rule:
             return previous
         coefficients = choose(change_products(previous, used), example_weights(used))
         rest = max(0.0, 1 - float(coefficients.sum()))
-        return weighted_mean([previous, *(update.state for update in used)], [rest, *coefficients.tolist()])
+        mean = weighted_mean([previous, *(update.state for update in used)], [rest, *coefficients.tolist()])
+        statistics = [key for key in mean if is_statistic(key) and mean[key].is_floating_point()]
+        return {**mean, **{key: _by_column(trimmed_mean, key, used, assumed(len(used))) for key in statistics}}
 
     return rule
+
+
+def _by_column(columns: Columns, key: str, updates: Sequence[Update], f: int, mix: Tensor | None = None) -> Tensor:
+    """Return what ``columns`` makes of one floating tensor of the updates, mixed before by a matrix if given."""
+    first = updates[0].state[key]
+    rows = torch.stack([update.state[key].to(torch.float64).flatten() for update in updates])
+    return columns(rows if mix is None else mix @ rows, f).reshape(first.shape).to(first.dtype)
 
 
 clipped_average = by_coefficients(norm_clipping)
@@ -147,11 +162,8 @@ def trimmed_mean(values: Tensor, f: int) -> Tensor:
     return values.sort(dim=0).values[f : len(values) - f].mean(dim=0)
 
 
-def by_coordinate(columns: Callable[[Tensor, int], Tensor], *, mixed: bool = False) -> Rule:
-    """Return a rule that treats every coordinate by itself; ``mixed``: after nearest-neighbor mixing.
-
-    ``columns`` makes one row of a row for each update and f.
-    """
+def by_coordinate(columns: Columns, *, mixed: bool = False) -> Rule:
+    """Return a rule that treats every coordinate by itself; ``mixed``: parameters after nearest-neighbor mixing."""
 
     def rule(previous: State, updates: Sequence[Update]) -> State:
         used = trained(updates)
@@ -161,12 +173,10 @@ def by_coordinate(columns: Callable[[Tensor, int], Tensor], *, mixed: bool = Fal
         mix = nearest_neighbors(change_products(previous, used), f) if mixed else None
         found: dict[str, Tensor] = {}
         for key, before in previous.items():
-            tensors = [update.state[key] for update in used]
             if before.is_floating_point():
-                rows = torch.stack([tensor.to(torch.float64).flatten() for tensor in tensors])
-                found[key] = columns(rows if mix is None else mix @ rows, f).reshape(before.shape).to(before.dtype)
+                found[key] = _by_column(columns, key, used, f, None if is_statistic(key) else mix)
             else:
-                found[key] = torch.stack(tensors).amax(dim=0)
+                found[key] = torch.stack([update.state[key] for update in used]).amax(dim=0)
         return found
 
     return rule

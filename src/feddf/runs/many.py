@@ -184,6 +184,18 @@ PAPER: dict[str, tuple[float, ...]] = {
 }
 """The initial grids of appendix C.2. Momentum is extended by adding the step, all others by the ratio."""
 
+OPTION = "prototypes."  # before the name of an option that all architectures have, for instance prototypes.groups
+
+
+def with_setting(experiment: Experiment, setting: Mapping[str, Any]) -> Experiment:
+    """Return the experiment with other values of some keys and options."""
+    options = {key.removeprefix(OPTION): value for key, value in setting.items() if key.startswith(OPTION)}
+    whole = {name: int(value) if value == int(value) else value for name, value in options.items()}
+    changes = {key: value for key, value in setting.items() if not key.startswith(OPTION)}
+    if whole:
+        changes["prototypes"] = tuple({**one.model_dump(), **whole} for one in experiment.prototypes)
+    return with_values(experiment, changes)
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -231,7 +243,7 @@ def tune(
             value = beyond(key, grids[key], best.values[key]) if left[key] else None
             if value is not None:
                 with suppress(ConfigError):  # a value that is not allowed
-                    with_values(experiment, {**best.values, key: value})
+                    with_setting(experiment, {**best.values, key: value})
                     further[key] = value
         if not further:
             return trials, best
@@ -243,12 +255,14 @@ def tune(
 def beyond(key: str, values: Sequence[float], best: float) -> float | None:
     """Return the next value outside the (sorted) grid if the best is its first or its last, else ``None``.
 
+    Options of an architecture are not extended: what they allow is not known here.
+
     >>> beyond("local.lr", [0.01, 0.1, 1.0], 1.0)
     10.0
     >>> beyond("fusion.momentum", [0.1, 0.2], 0.1)
     0.0
     """
-    if len(values) < 2 or best not in (values[0], values[-1]):
+    if len(values) < 2 or best not in (values[0], values[-1]) or key.startswith(OPTION):
         return None
     edge, inside = (values[0], values[1]) if best == values[0] else (values[-1], values[-2])
     if key == "fusion.momentum" or 0 in (edge, inside):
@@ -282,7 +296,7 @@ def _trials(
     def folder(setting: Mapping[str, float], seed: int) -> Path:
         return out / f"{','.join(f'{short(key)}={value:.12g}' for key, value in setting.items())}-seed{seed}"
 
-    wanted = {folder(one, seed): with_values(experiment, {**one, "seed": seed}) for one in settings for seed in seeds}
+    wanted = {folder(one, seed): with_setting(experiment, {**one, "seed": seed}) for one in settings for seed in seeds}
     if any(trial.data.validation == 0 for trial in wanted.values()):
         raise ConfigError.at("data.validation", 0.0, "settings are chosen on validation data; hold some out (0.1)")
     left = len(unfinished(wanted))

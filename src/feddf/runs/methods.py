@@ -24,7 +24,8 @@ from feddf.fusion.distill import Students, make_students
 from feddf.fusion.ensemble import MakeTargets, make_ensemble
 from feddf.fusion.select import drop_worst, validation_accuracies
 from feddf.outputs import classes
-from feddf.robust.defense import MARGIN, check_models, guard, robust_start
+from feddf.robust.defense import MARGIN, bounded_counts, check_models, guard, robust_start
+from feddf.robust.statistics import bounded_statistics
 from feddf.robust.trust import weigh_by_trust
 from feddf.runtime.device import threads_for
 from feddf.runtime.execution import of_answers, of_students
@@ -63,7 +64,8 @@ def build_method(
 def make_method(resources: Resources, settings: Settings, engine: Engine) -> Method:
     """Return the method that the settings name, inside the wrappers that they ask for.
 
-    From the inside: local statistics, momentum, drop-worst, trust, a trial of all models, the guard, and its parts.
+    From the inside: local statistics, momentum, drop-worst, trust, a trial of all models, the guard, with the defense
+    bounds on counts, its parts, and bounds on running statistics.
 
     Args:
         resources: the server's architectures, pool and validation examples.
@@ -104,9 +106,11 @@ def make_method(resources: Resources, settings: Settings, engine: Engine) -> Met
             return make_method(resources, with_values(settings, robust), engine).fuse
 
         fuse = guard(fusion.guard, fuse, resources, engine, again if fusion.defense == "none" else None, execution)
+    if fusion.defense == "robust":
+        fuse = bounded_counts(fuse)
     for part in parts:
         fuse = part.fuse(fuse)
-    return replace(method, fuse=fuse, parts=parts)
+    return replace(method, fuse=bounded_statistics(fuse) if due else fuse, parts=parts)
 
 
 def fit_prototypes(resources: Resources, parts: Sequence[Part]) -> Resources:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import isfinite
 from pathlib import Path
+from statistics import median_low
 from time import perf_counter
 from typing import Any, cast
 
@@ -22,6 +24,7 @@ from feddf.engines.open import Profile, Watch, open_engines, report_progress, un
 from feddf.evaluate import Evaluation, Predictions, Teacher, accuracy_of, models_of, teacher_of
 from feddf.fusion.ensemble import Ensemble
 from feddf.models.binary import wire
+from feddf.robust.rules import MOST_EXAMPLES_OF_MEDIAN
 from feddf.rounds import run_rounds
 from feddf.runs.build import Parts
 from feddf.runs.loading import with_tokenizer
@@ -244,12 +247,20 @@ def _score(predictions: Tensor, examples: Examples) -> float:
 
 
 def mean_metrics(found: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
-    """Return Σ n_k m_k / Σ n_k of every metric that all clients have, where it is finite."""
-    total = sum(count for count, _ in found)
-    if not total:
-        return {}
-    shared = set.intersection(*(set(metrics) for _, metrics in found))
-    means = {name: sum(count / total * metrics[name] for count, metrics in found) for name in sorted(shared)}
+    """Return Σ n_k m_k / Σ n_k of every metric, over the clients that have it, where it is finite.
+
+    Both are what clients say: an n_k counts as at most :data:`MOST_EXAMPLES_OF_MEDIAN` times the median of all, and
+    what is called an accuracy lies between 0 and 1.
+    """
+    counted = [(count, metrics) for count, metrics in found if count > 0]
+    most = MOST_EXAMPLES_OF_MEDIAN * median_low([count for count, _ in counted]) if counted else 0.0
+    means: dict[str, float] = {}
+    for name in sorted({name for _, metrics in counted for name in metrics} - {LOST}):
+        mine = [(min(count, most), metrics[name]) for count, metrics in counted if name in metrics]
+        if {"acc", "accuracy"} & set(re.split(r"[_.-]", name.lower())):
+            mine = [(weight, min(1.0, max(0.0, value))) for weight, value in mine]
+        total = sum(weight for weight, _ in mine)
+        means[name] = sum(weight / total * value for weight, value in mine)
     return {name: mean for name, mean in means.items() if isfinite(mean)}
 
 
