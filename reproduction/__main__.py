@@ -246,11 +246,21 @@ def attacks(
     seeds: Seeds = "0",
     parallel: Parallel = 1,
     out: Annotated[Path | None, typer.Option(help="The folder to write to.", show_default=False)] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Copy configurations and records there.", show_default=False)
+    ] = None,
+    show_kept: Annotated[
+        bool, typer.Option(help="Run nothing: print the table of what is in results/attacks.")
+    ] = False,
     trust: Trust = False,
 ) -> None:
     """Run every attack against every method; a matrix that was interrupted goes on where it stopped."""
     from feddf.config import load
     from reproduction import attack_matrix
+
+    if show_kept:
+        print(attack_matrix.kept_table(), end="")
+        return
 
     base = load(name_or_file, overrides or [])
     chosen = attack_matrix.NAMES if attacks == "all" else attacks.split(",")
@@ -258,7 +268,7 @@ def attacks(
         chosen, methods.split(","), _floats("--shares", shares), _floats("--alphas", alphas), seeds_of(seeds)
     )
     target = out or Path("runs") / f"{base.name}-attacks"  # the same one every time: it goes on
-    found = attack_matrix.run_matrix(base, wanted, target, parallel, say, trust)
+    found = attack_matrix.run_matrix(base, wanted, target, parallel, say, trust, keep)
     out_console.print(found.comparison().table())
     say(f"table: {target / 'matrix.md'}, {target / 'matrix.csv'}; heat map: {target / 'matrix.png'}")
 

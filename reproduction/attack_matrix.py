@@ -19,6 +19,7 @@ from feddf.report.read import read_run
 from feddf.report.tables import Comparison, percent
 from feddf.runs.many import failure_of, run_many, unfinished, variant
 from feddf.runtime.atomic import write_atomically
+from reproduction.cells import keep
 
 NONE = "none"
 NAMES = (
@@ -80,15 +81,26 @@ def cells(
 
 
 def run_matrix(
-    base: Experiment, wanted: Sequence[Cell], out: Path, parallel: int, say: Callable[[str], None], trust: bool = False
+    base: Experiment,
+    wanted: Sequence[Cell],
+    out: Path,
+    parallel: int,
+    say: Callable[[str], None],
+    trust: bool = False,
+    kept: Path | None = None,
 ) -> Matrix:
-    """Run the cells that have not ended, and write the table and the heat map after each of them."""
+    """Run the cells that have not ended, and write the table and the heat map after each of them.
+
+    With ``kept`` the small files of those that have ended are copied there.
+    """
     methods = list(dict.fromkeys(cell.column[2] for cell in wanted))
     folders = {out / cell.name: cell.experiment(base, methods) for cell in wanted}
     say(f"{len(folders)} runs, {len(folders) - len(unfinished(folders))} of them done")
     for path, failure in run_many(folders, 0 if parallel == 1 else parallel, trust=trust, complain=say):
         say(f"{path.name}: {failure or 'done'}")
         Matrix(wanted, out).write()
+        if kept:
+            keep(path, kept)
     found = Matrix(wanted, out)
     found.write()
     return found
@@ -157,6 +169,64 @@ class Matrix:
                 axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize="small")
         axes.set_title(title, fontsize="small")
         return figure
+
+
+# What is kept: the measurements of docs/reliability.md
+
+KEPT = Path(__file__).parents[1] / "results" / "attacks"
+SEEDS = range(10)
+CENTER = ("digits", (0.2, 0.1, "feddf+robust"))
+"""The setting from which the others differ in one thing: 20 % attackers at α = 0.1 against the defense, on digits."""
+
+COLUMNS: dict[str, tuple[str, Column]] = {
+    "robust": CENTER,
+    "FedAvg": ("digits", (0.2, 0.1, "fedavg")),
+    "FedDF": ("digits", (0.2, 0.1, "feddf")),
+    "robust, α = 1": ("digits", (0.2, 1.0, "feddf+robust")),
+    "robust, 25 %": ("digits", (0.25, 0.1, "feddf+robust")),
+    "robust, BatchNorm": ("batchnorm", (0.2, 0.1, "feddf+robust")),
+    "robust, CIFAR-10": ("cifar10", (0.2, 0.1, "feddf+robust")),
+    "feddf-plus": ("digits", (0.2, 0.1, "feddf-plus")),
+    "feddf-plus, robust": ("digits", (0.2, 0.1, "feddf-plus+robust")),
+}
+
+
+def kept_table(kept: Path = KEPT) -> str:
+    """Return the accuracies of all kept runs as a Markdown table: an attack a row, a setting a column."""
+    found = {title: _kept_column(kept / folder, column) for title, (folder, column) in COLUMNS.items()}
+    rows = [[attack, *(_shown(found[title].get(attack)) for title in COLUMNS)] for attack in (NONE, *NAMES)]
+    for against in (NONE, "absent"):
+        rows.append(
+            [f"largest loss against {against}", *(_shown(_largest_loss(found[one], against)) for one in COLUMNS)]
+        )
+    heads = [f"{title} ({len(_kept_seeds(kept / COLUMNS[title][0], COLUMNS[title][1]))})" for title in COLUMNS]
+    lines = [["attack", *heads], ["---", *(["---:"] * len(heads))], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _kept_seeds(folder: Path, column: Column) -> list[int]:
+    """Return the seeds of which a whole column is kept: means are over these."""
+    return [seed for seed in SEEDS if all((folder / Cell(one, column, seed).name).is_dir() for one in (NONE, *NAMES))]
+
+
+def _kept_column(folder: Path, column: Column) -> dict[str, float]:
+    """Return the mean accuracy over the seeds in %, by the attack."""
+    seeds = _kept_seeds(folder, column)
+    return {
+        attack: 100 * fmean(_accuracy(folder / Cell(attack, column, seed).name) for seed in seeds)
+        for attack in (NONE, *NAMES)
+        if seeds
+    }
+
+
+def _largest_loss(column: dict[str, float], against: str) -> float | None:
+    """Return the largest loss against another row, without the row that only lacks the attackers' examples."""
+    attacked = [value for attack, value in column.items() if attack not in (NONE, "absent")]
+    return column[against] - min(attacked) if attacked else None
+
+
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
 
 
 def _accuracy(path: Path) -> float:

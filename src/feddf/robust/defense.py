@@ -1,7 +1,8 @@
 """Guards around a round, and what ``fusion.defense = "robust"`` is made of (docs/decisions/defense.md says why).
 
 * Trust: the weights of the mixture of clients that explains the validation data best; without labels, ExpGuard's.
-* Start: the best on the validation data of a few averages, robust and plain; without labels, the clipped one.
+* Start: the plain average, or one that is fitted to the validation data where that is better; without labels, the
+  clipped one.
 * Ensemble: averaged probabilities, weighted by trust.
 * Guard: a fused model that is clearly worse than the previous one is not kept.
 
@@ -21,7 +22,8 @@ import torch
 
 from feddf.evaluate import Evaluation, accuracy, accuracy_of, models_of
 from feddf.fusion.weights import CLASS_COUNTS, number_of_classes, told
-from feddf.robust.rules import MOST_EXAMPLES_OF_MEDIAN, assumed, change_norms, clipped_average, mixed_trimmed
+from feddf.robust.fitted import fitted_average
+from feddf.robust.rules import MOST_EXAMPLES_OF_MEDIAN, assumed, change_norms, clipped_average
 from feddf.robust.trust import TRUST, client_logits, consensus, some
 from feddf.runtime.device import threads
 from feddf.runtime.execution import Execution
@@ -31,15 +33,16 @@ MARGIN = 0.05  # how much worse than the previous model a fused one may be befor
 
 
 def robust_start(plain: Rule, resources: Resources, execution: Execution = Execution()) -> Rule:
-    """Return the rule that tries several averages and keeps the one that is best on the validation data.
+    """Return the rule that tries the plain average and fitted ones, and keeps the best on the validation data.
 
     Without labeled data it is the clipped average of the clients that are trusted most.
     """
-    trusted_average = without_least_trusted(clipped_average)
     if not resources.validation:
-        return trusted_average
-    rules = (plain, without_least_trusted(plain), clipped_average, trusted_average, by_trust, mixed_trimmed, as_before)
-    return best_of(rules, resources, some(resources.validation), execution)
+        return without_least_trusted(clipped_average)
+    examples = some(resources.validation)
+    fitted = fitted_average(resources, examples, execution)
+    rules = (plain, without_least_trusted(fitted), fitted, as_before)
+    return best_of(rules, resources, examples, execution)
 
 
 def best_of(rules: Sequence[Rule], resources: Resources, examples: Examples, execution: Execution) -> Rule:
@@ -83,12 +86,6 @@ def without_least_trusted(inner: Rule) -> Rule:
 def as_before(previous: State, updates: Sequence[Update]) -> State:
     """Return the previous weights: better than any average of a round in which nothing good was sent."""
     return previous
-
-
-def by_trust(previous: State, updates: Sequence[Update]) -> State:
-    """Return the clipped average in which a client counts by n_k and by the trust in it."""
-    scaled = [replace(update, n_examples=round(1000 * update.trust * update.n_examples)) for update in updates]
-    return clipped_average(previous, scaled)
 
 
 # Guards around a fusion

@@ -124,13 +124,17 @@ def by_coefficients(choose: Callable[[Tensor, Tensor], Tensor]) -> Rule:
         used = trained(updates)
         if not used:
             return previous
-        coefficients = choose(change_products(previous, used), example_weights(used))
-        rest = max(0.0, 1 - float(coefficients.sum()))
-        mean = weighted_mean([previous, *(update.state for update in used)], [rest, *coefficients.tolist()])
-        statistics = [key for key in mean if is_statistic(key) and mean[key].is_floating_point()]
-        return {**mean, **{key: _by_column(trimmed_mean, key, used, assumed(len(used))) for key in statistics}}
+        return moved(previous, used, choose(change_products(previous, used), example_weights(used)))
 
     return rule
+
+
+def moved(previous: State, updates: Sequence[Update], coefficients: Tensor) -> State:
+    """Return x + Σ c_k Δ_k; running statistics are trimmed means."""
+    rest = max(0.0, 1 - float(coefficients.sum()))
+    mean = weighted_mean([previous, *(update.state for update in updates)], [rest, *coefficients.tolist()])
+    statistics = [key for key in mean if is_statistic(key) and mean[key].is_floating_point()]
+    return {**mean, **{key: _by_column(trimmed_mean, key, updates, assumed(len(updates))) for key in statistics}}
 
 
 def _by_column(columns: Columns, key: str, updates: Sequence[Update], f: int, mix: Tensor | None = None) -> Tensor:
