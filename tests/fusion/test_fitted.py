@@ -98,3 +98,11 @@ def test_of_many_examples_each_step_takes_some_from_everywhere() -> None:
     assert first.max() > 990
     assert len(set(first.tolist()) & set(second.tolist())) < fitted.BATCH / 2
     assert fitted._batch(5, 3).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_an_update_far_longer_than_the_median_has_no_say() -> None:
+    """Clipped, a last layer times 1,000 would still set the direction, which labeled examples like."""
+    honest = [state(k % CLASSES, seed=k) for k in range(6)]
+    boosted = state(0, scale=1000.0, seed=7)
+    torch.testing.assert_close(average(*honest, boosted), average(*honest))
+    assert not torch.equal(average(*honest, state(0, scale=2.5, seed=7))["weight"], average(*honest)["weight"])

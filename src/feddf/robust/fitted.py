@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from feddf.evaluate import spread
 from feddf.fusion.average import trained
-from feddf.robust.rules import change_products, example_weights, moved, norm_clipping
+from feddf.robust.rules import change_norms, change_products, example_weights, moved, norm_clipping
 from feddf.runtime.device import device_of, threads
 from feddf.runtime.execution import Execution
 from feddf.types import Examples, Resources, Rule, State, Update
 
 STEPS = 50
 BATCH = 256  # labeled examples in a step; of more, each step takes others
+LONGEST = 3.0  # times the median norm: longer updates have no say; clipped, they would still set the direction
 PRIOR = 0.05  # β: how much the coefficients are held to n_k / n
 
 
@@ -32,7 +33,7 @@ def fitted_average(resources: Resources, examples: Examples, execution: Executio
     """
 
     def rule(previous: State, updates: Sequence[Update]) -> State:
-        used = trained(updates)
+        used = _of_usual_length(previous, trained(updates))
         if not used:
             return previous
         weights = example_weights(used)
@@ -48,6 +49,13 @@ def fitted_average(resources: Resources, examples: Examples, execution: Executio
         return moved(previous, used, log_c.softmax(dim=0) * shortened)
 
     return rule
+
+
+def _of_usual_length(previous: State, updates: Sequence[Update]) -> list[Update]:
+    """Return the updates without those that are far longer than the median: boosted, or of a client that diverged."""
+    norms = change_norms(previous, [update.state for update in updates])
+    most = LONGEST * norms.median() if len(updates) else 0.0
+    return [update for update, norm in zip(updates, norms, strict=True) if norm <= most]
 
 
 def _move(model: nn.Module, previous: State, updates: Sequence[Update], coefficients: Tensor) -> None:
