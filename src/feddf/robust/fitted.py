@@ -33,9 +33,9 @@ def fitted_average(resources: Resources, examples: Examples, execution: Executio
     """
 
     def rule(previous: State, updates: Sequence[Update]) -> State:
-        used = _of_usual_length(previous, trained(updates))
-        if not used:
+        if not trained(updates):
             return previous
+        used = _of_usual_length(previous, trained(updates))
         weights = example_weights(used)
         shortened = norm_clipping(change_products(previous, used), torch.ones_like(weights))
         log_w = log_c = weights.log()
@@ -54,8 +54,7 @@ def fitted_average(resources: Resources, examples: Examples, execution: Executio
 def _of_usual_length(previous: State, updates: Sequence[Update]) -> list[Update]:
     """Return the updates without those that are far longer than the median: boosted, or of a client that diverged."""
     norms = change_norms(previous, [update.state for update in updates])
-    most = LONGEST * norms.median() if len(updates) else 0.0
-    return [update for update, norm in zip(updates, norms, strict=True) if norm <= most]
+    return [one for one, norm in zip(updates, norms, strict=True) if norm <= LONGEST * norms.median()]
 
 
 def _move(model: nn.Module, previous: State, updates: Sequence[Update], coefficients: Tensor) -> None:
