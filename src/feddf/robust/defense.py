@@ -59,11 +59,11 @@ def best_of(rules: Sequence[Rule], resources: Resources, examples: Examples, exe
         if not any(update.n_examples > 0 for update in updates):
             return previous
         prototype = resources.prototypes[updates[0].prototype]
-        found = [candidate(previous, updates) for candidate in rules]
-        usual = change_norms(previous, [update.state for update in updates]).median()
-        norms, most = change_norms(previous, found), usual * (1 + 1e-5)  # for being stored in float32
-        candidates = [state for state, norm in zip(found, norms, strict=True) if norm <= most]
         with threads(1), execution.begun() as device:  # bytes must not depend on the server's cores
+            found = [candidate(previous, updates) for candidate in rules]
+            usual = change_norms(previous, [update.state for update in updates]).median()
+            norms, most = change_norms(previous, found), usual * (1 + 1e-5)  # for being stored in float32
+            candidates = [state for state, norm in zip(found, norms, strict=True) if norm <= most]
             scores = [accuracy(prototype.load(state, device), examples) for state in candidates]
         best = max(scores)
         close = best - sqrt(best * (1 - best) / len(examples))

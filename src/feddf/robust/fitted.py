@@ -35,18 +35,18 @@ def fitted_average(resources: Resources, examples: Examples, execution: Executio
     def rule(previous: State, updates: Sequence[Update]) -> State:
         if not trained(updates):
             return previous
-        used = _of_usual_length(previous, trained(updates))
-        weights = example_weights(used)
-        shortened = norm_clipping(change_products(previous, used), torch.ones_like(weights))
-        log_w = log_c = weights.log()
         with threads(1), execution.begun() as device:  # bytes must not depend on the server's cores
+            used = _of_usual_length(previous, trained(updates))
+            weights = example_weights(used)
+            shortened = norm_clipping(change_products(previous, used), torch.ones_like(weights))
+            log_w = log_c = weights.log()
             model = resources.prototypes[used[0].prototype].load(moved(previous, used, weights * shortened), device)
             for step in range(STEPS):
                 _move(model, previous, used, log_c.softmax(dim=0) * shortened)
                 slope = shortened * _slope(model, previous, used, examples, _batch(len(examples), step))
                 bounded = slope / slope.abs().max().clamp_min(1)
                 log_c = log_c - bounded - PRIOR * (log_c.log_softmax(dim=0) - log_w)
-        return moved(previous, used, log_c.softmax(dim=0) * shortened)
+            return moved(previous, used, log_c.softmax(dim=0) * shortened)
 
     return rule
 
