@@ -115,6 +115,7 @@ BLOCK = 1 << 18
 SILENCE = 60.0  # seconds without a byte after which a connection counts as broken
 MOST_UNPACKED = 1 << 28, 100
 """An archive may grow to so many bytes, or so many times its own size: the data sets here grow by six at the most."""
+MOST_MEMBERS = 1000  # of an archive: each takes time to write, and the data sets here have twenty at the most
 
 Progress = Callable[[Download, int, int | None], None]
 """Told which download has how many bytes of how many (``None``: the server did not say)."""
@@ -268,6 +269,11 @@ def _check_growth(archive: Path, unpacked: int) -> None:
         raise DownloadError(f"{archive} is refused: it unpacks to over {most} bytes")
 
 
+def _check_members(archive: Path, members: int) -> None:
+    if members > MOST_MEMBERS:
+        raise DownloadError(f"{archive} is refused: it has over {MOST_MEMBERS} members")
+
+
 @dataclass
 class _Bounded:
     """What a gzipped file holds, read up to the bound."""
@@ -287,7 +293,9 @@ def _extract_tar(archive: Path, folder: Path) -> None:
     with gzip.open(archive) as packed:
         stream = _Bounded(archive, packed)
         with tarfile.open(fileobj=cast(BinaryIO, stream), mode="r|") as tar:
-            tar.extractall(folder, filter=_without_links)
+            for number, member in enumerate(tar, 1):
+                _check_members(archive, number)
+                tar.extract(member, folder, filter=_without_links)
             while stream.read(BLOCK):  # a tar ends before its stream does, and the checksum is at the stream's end
                 pass
 
@@ -301,6 +309,7 @@ def _without_links(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
 
 def _extract_zip(archive: Path, folder: Path) -> None:
     with zipfile.ZipFile(archive) as pack:
+        _check_members(archive, len(pack.infolist()))
         _check_growth(archive, sum(entry.file_size for entry in pack.infolist()))  # more is never written
         pack.extractall(folder)
 

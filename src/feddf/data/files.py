@@ -18,6 +18,9 @@ from feddf.runtime.atomic import new_file
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
 
+MOST_PIXELS = 1 << 25
+"""Of an image file: a picture of 20 kB can have so many that they take a gigabyte."""
+
 
 def read_idx(path: Path) -> Tensor:
     """Return the bytes of an idx file (of MNIST and Fashion-MNIST): its head has the number of sizes, and the sizes."""
@@ -130,7 +133,9 @@ def read_image(path: Path, size: int | None) -> NDArray[np.uint8]:
     except ImportError as error:
         raise ValueError("reading image files needs Pillow: pip install 'feddf[images]'") from error
     try:
-        with Image.open(path) as opened:
+        with Image.open(path) as opened:  # this reads its head alone
+            if opened.width * opened.height > MOST_PIXELS:
+                raise ValueError(f"it has {opened.width}×{opened.height} pixels, and at most {MOST_PIXELS} are decoded")
             image = opened.convert("RGB")
             if size is not None:
                 image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,9 @@ from statistics import fmean
 from typing import Any, Literal, cast
 
 from feddf.config.errors import FeddfError, reason
+from feddf.config.foreign import parse_toml
 from feddf.config.keys import RENAMED, all_keys, changes_of, default_of, flat, short, short_name
-from feddf.config.records import Record
+from feddf.config.records import Record, is_record
 from feddf.runtime.atomic import read_json_lines, read_regular
 
 _OWN = ("name", "description", "seed", "rounds")
@@ -115,7 +115,7 @@ def _number(value: float | None) -> float:
 def read_run(path: Path) -> Run:
     """Return the run in a folder."""
     try:
-        config = tomllib.loads(read_regular(path / "config.toml").decode("utf-8"))
+        config = parse_toml(read_regular(path / "config.toml").decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise ReportError(f"{path} is not a run folder: it has no config.toml") from None
     except (OSError, ValueError) as error:
@@ -123,8 +123,8 @@ def read_run(path: Path) -> Run:
     values = flat(config)
     if old := next((name for name in values if name in RENAMED), None):
         raise ReportError(f"{path} is a run of version 0.1: its key '{old}' is called '{RENAMED[old]}' now")
-    lines, _ = read_json_lines(path / "metrics.jsonl")  # a damaged line may still be JSON, but is no record
-    return Run(path, values, [cast(Record, one) for one in lines if type(one.get("round")) is int and "models" in one])
+    lines, _ = read_json_lines(path / "metrics.jsonl", is_record)  # a damaged line may still be JSON
+    return Run(path, values, cast(list[Record], lines))
 
 
 def run_folders(path: Path) -> list[Path]:

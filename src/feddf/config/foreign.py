@@ -1,0 +1,71 @@
+"""What files made elsewhere say: TOML and JSON within bounds, and values of a checked form, for all of them here.
+
+Whatever such a file says, one ``ValueError`` with one line comes of it, or a value of the form that was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from feddf.config.errors import shown
+
+DEEPEST, MOST_BITS = 64, 64
+"""Tables and lists inside each other, and bits of a number: no file of ours comes near, and code below may recurse."""
+
+Name = Annotated[str, Field(pattern=r"^[\w.-]{1,200}$")]
+"""A name that becomes a part of a file's name."""
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a TOML file."""
+    found: dict[str, Any] = _bounded(tomllib.loads, text)
+    return found
+
+
+def parse_json(content: str | bytes) -> Any:
+    """Return the value of a JSON file."""
+    return _bounded(json.loads, content)
+
+
+def _bounded(parse: Callable[[Any], Any], content: str | bytes) -> Any:
+    try:
+        found = parse(content)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {DEEPEST} deep") from None
+    except ValueError as error:
+        if type(error) is not ValueError:  # not TOML, not JSON, or not UTF-8
+            raise
+        raise ValueError(f"a number in it has more than {MOST_BITS} bits") from None  # Python reads 4,300 digits
+    level = [found]
+    for _ in range(DEEPEST):
+        if any(type(one) is int and one.bit_length() > MOST_BITS for one in level):
+            raise ValueError(f"a number in it has more than {MOST_BITS} bits")
+        level = [part for one in level for part in _parts(one)]
+        if not level:
+            return found
+    raise ValueError(f"it is nested more than {DEEPEST} deep")
+
+
+def _parts(value: Any) -> Any:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+@cache
+def _form(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def validated(kind: Any, value: Any) -> Any:
+    """Return a value that JSON can hold as the type (of pydantic's) that it must have; the error names the place."""
+    try:
+        return _form(kind).validate_json(json.dumps(value), strict=True)  # where lists are tuples, and tables classes
+    except ValidationError as error:
+        first = error.errors()[0]
+        place, said = ".".join(str(part) for part in first["loc"])[:80] or "it", first["msg"]
+        raise ValueError(f"{place} = {shown(first['input'])}: {said[0].lower()}{said[1:]}") from None
