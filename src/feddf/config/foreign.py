@@ -9,23 +9,19 @@ import json
 import tomllib
 from collections.abc import Callable
 from functools import cache
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from feddf.config.errors import shown
 
 DEEPEST, MOST_BITS = 64, 64
 """Tables and lists inside each other, and bits of a number: no file of ours comes near, and code below may recurse."""
 
-Name = Annotated[str, Field(pattern=r"^[\w.-]{1,200}$")]
-"""A name that becomes a part of a file's name."""
-
 
 def parse_toml(text: str) -> dict[str, Any]:
     """Return the tables of a TOML file."""
-    found: dict[str, Any] = _bounded(tomllib.loads, text)
-    return found
+    return dict(_bounded(tomllib.loads, text))
 
 
 def parse_json(content: str | bytes) -> Any:
@@ -34,26 +30,22 @@ def parse_json(content: str | bytes) -> Any:
 
 
 def _bounded(parse: Callable[[Any], Any], content: str | bytes) -> Any:
+    large = f"a number in it has more than {MOST_BITS} bits"
     try:
         found = parse(content)
     except RecursionError:
         raise ValueError(f"it is nested more than {DEEPEST} deep") from None
-    except ValueError as error:
-        if type(error) is not ValueError:  # not TOML, not JSON, or not UTF-8
-            raise
-        raise ValueError(f"a number in it has more than {MOST_BITS} bits") from None  # Python reads 4,300 digits
+    except ValueError as error:  # of its own kind: not TOML, not JSON, or not UTF-8
+        raise ValueError(large) if type(error) is ValueError else error from None  # Python reads up to 4,300 digits
     level = [found]
     for _ in range(DEEPEST):
         if any(type(one) is int and one.bit_length() > MOST_BITS for one in level):
-            raise ValueError(f"a number in it has more than {MOST_BITS} bits")
-        level = [part for one in level for part in _parts(one)]
+            raise ValueError(large)
+        groups = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [part for group in groups for part in group]
         if not level:
             return found
     raise ValueError(f"it is nested more than {DEEPEST} deep")
-
-
-def _parts(value: Any) -> Any:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 @cache

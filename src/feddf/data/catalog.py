@@ -262,16 +262,13 @@ def _move(source: Path, target: Path) -> None:
         source.replace(target)
 
 
-def _check_growth(archive: Path, unpacked: int) -> None:
-    """Refuse an archive that unpacks to more than :data:`MOST_UNPACKED` allows: it may be a bomb."""
+def _check_growth(archive: Path, unpacked: int, members: int = 0) -> None:
+    """Refuse an archive that unpacks to more than :data:`MOST_UNPACKED` allows, or to more files: it may be a bomb."""
+    if members > MOST_MEMBERS:
+        raise DownloadError(f"{archive} is refused: it has over {MOST_MEMBERS} members")
     most = max(MOST_UNPACKED[0], MOST_UNPACKED[1] * archive.stat().st_size)
     if unpacked > most:
         raise DownloadError(f"{archive} is refused: it unpacks to over {most} bytes")
-
-
-def _check_members(archive: Path, members: int) -> None:
-    if members > MOST_MEMBERS:
-        raise DownloadError(f"{archive} is refused: it has over {MOST_MEMBERS} members")
 
 
 @dataclass
@@ -294,7 +291,7 @@ def _extract_tar(archive: Path, folder: Path) -> None:
         stream = _Bounded(archive, packed)
         with tarfile.open(fileobj=cast(BinaryIO, stream), mode="r|") as tar:
             for number, member in enumerate(tar, 1):
-                _check_members(archive, number)
+                _check_growth(archive, 0, number)
                 tar.extract(member, folder, filter=_without_links)
             while stream.read(BLOCK):  # a tar ends before its stream does, and the checksum is at the stream's end
                 pass
@@ -309,8 +306,8 @@ def _without_links(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
 
 def _extract_zip(archive: Path, folder: Path) -> None:
     with zipfile.ZipFile(archive) as pack:
-        _check_members(archive, len(pack.infolist()))
-        _check_growth(archive, sum(entry.file_size for entry in pack.infolist()))  # more is never written
+        entries = pack.infolist()
+        _check_growth(archive, sum(entry.file_size for entry in entries), len(entries))  # more is never written
         pack.extractall(folder)
 
 

@@ -18,8 +18,7 @@ from feddf.runtime.atomic import new_file
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
 
-MOST_PIXELS = 1 << 25
-"""Of an image file: a picture of 20 kB can have so many that they take a gigabyte."""
+MOST_PIXELS = 1 << 25  # of an image file: one of 20 kB can have so many that they take a gigabyte
 
 
 def read_idx(path: Path) -> Tensor:

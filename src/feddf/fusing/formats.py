@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -209,20 +209,16 @@ def _load_onnx(fed: Preprocess | None, path: Path, name: str, device: torch.devi
     return tuple(size if isinstance(size, int) and size > 0 else None for size in main.shape), predict
 
 
-LONGEST = 600.0
-"""Seconds for an ONNX file to be loaded, and for a batch: one from elsewhere may hold a loop without end."""
+LONGEST = 600.0  # seconds for an ONNX file to be loaded, and for a batch: it may hold a loop without end
 
 
-@contextmanager
-def _limited(stop: Callable[[], None]) -> Iterator[None]:
-    """Call ``stop`` where the block takes longer than :data:`LONGEST`."""
-    timer = threading.Timer(LONGEST, stop)
+def _limited(stop: Callable[[], None]) -> AbstractContextManager[Any]:
+    """Return a block in which ``stop`` is called where it takes longer than :data:`LONGEST`."""
+    timer, block = threading.Timer(LONGEST, stop), ExitStack()
     timer.daemon = True
     timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    block.callback(timer.cancel)
+    return block
 
 
 def _session(path: Path, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +130,7 @@ def read_run(path: Path) -> Run:
 
 def run_folders(path: Path) -> list[Path]:
     """Return a folder itself, if it is a run's, or the run folders one or two levels below it."""
-    if (path / "config.toml").is_file():
+    if os.access(path / "config.toml", os.F_OK):
         return [path]
     return [found.parent for pattern in ("*/config.toml", "*/*/config.toml") for found in sorted(path.glob(pattern))]
 
@@ -153,6 +154,8 @@ def _read_whole(path: Path) -> Run:
     if path.is_dir() and not (path / "config.toml").is_file():
         raise ReportError(f"{path} holds no run")
     run = read_run(path)
+    if not run.records and (lines := read_json_lines(path / "metrics.jsonl", is_record)[1]):
+        raise ReportError(f"{path} is damaged: line {lines[0]} of its log, and no line is a round's record")
     try:
         int(run.value("rounds"))
         _ = run.seed, run.method, run.curve(), run.curve(None, "averaged"), run.ensemble(), run.seconds()

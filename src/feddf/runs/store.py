@@ -19,17 +19,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, cast
+from typing import Any, cast
 
 import safetensors.torch
 import tomli_w
 import torch
-from pydantic import Field
+from pydantic import NonNegativeInt
 from torch import Tensor
-from typing_extensions import TypedDict
 
 from feddf.config import ConfigError, Experiment, Record, Settings, differences, parse
-from feddf.config.errors import FeddfError
+from feddf.config.errors import FeddfError, shown
 from feddf.config.experiment import S
 from feddf.config.foreign import parse_json, parse_toml, validated
 from feddf.config.records import is_record
@@ -183,15 +182,12 @@ class RunFolder:
             old.with_suffix(".sha256").unlink(missing_ok=True)
 
     def latest(self, like: Mapping[str, State] | None = None) -> tuple[ServerState | None, list[str]]:
-        """Return the newest checkpoint that is whole (``None`` if there is none), and why newer ones were not used.
-
-        ``like`` are the models of this run: a checkpoint that holds others, or other tensors, is not used.
-        """
+        """Return the newest whole checkpoint of such models (``None`` if there is none), and why no newer one is."""
         complaints: list[str] = []
         for path in self._checkpoint_files():
             try:
                 server = unpack(atomic.read_checked(path))
-                if like is not None and _names(server.models) != _names(like):
+                if like is not None and by_path(server.models).keys() != by_path(like).keys():
                     raise ValueError("it holds other models than this run has")
                 return server, complaints
             except (OSError, ValueError, safetensors.SafetensorError) as error:
@@ -246,27 +242,17 @@ def by_path(states: Mapping[str, Any], *above: str) -> dict[str, Tensor]:
 
 
 def nested(tensors: State, depths: Mapping[str, int] = {}) -> dict[str, Any]:
-    """Return the nested states whose tensors :func:`by_path` has listed; ``depths`` says how many names lead to each.
-
-    A name that :func:`by_path` does not give is a ``ValueError``: the file that has it was made elsewhere.
-    """
+    """Return the nested states whose tensors :func:`by_path` has listed; ``depths`` are the names that lead to each."""
     found: dict[str, Any] = {}
     for path, tensor in tensors.items():
-        *above, key = place = validated(_Place, parse_json(path))
-        table = found
-        for name in above:
-            table = table.setdefault(name, {}) if isinstance(table, dict) else tensor
-        if not isinstance(table, dict) or key in table or (depths and depths.get(place[0]) != len(place)):
-            raise ValueError(f"the tensor {path[:80]} has no place in it")
-        table[key] = tensor
+        place = validated(list[str], parse_json(path))
+        table: Any = found if place and (not depths or depths.get(place[0]) == len(place)) else None
+        for name in place[:-1]:
+            table = table.setdefault(name, {}) if isinstance(table, dict) else None
+        if not isinstance(table, dict) or place[-1] in table:
+            raise ValueError(f"the tensor {shown(path)} has no place in it")
+        table[place[-1]] = tensor
     return found
-
-
-_Place = Annotated[list[str], Field(min_length=1)]
-
-
-def _names(models: Mapping[str, State]) -> dict[str, set[str]]:
-    return {name: set(state) for name, state in models.items()}
 
 
 def pack(server: ServerState) -> bytes:
@@ -277,16 +263,13 @@ def pack(server: ServerState) -> bytes:
     return safetensors.torch.save(tensors, {"feddf": json.dumps({"round": server.round, **counted})})
 
 
-class _About(TypedDict):
-    round: Annotated[int, Field(ge=0)]
-    counted: NotRequired[dict[str, Annotated[int, Field(ge=0)]]]
-
-
 def unpack(content: bytes) -> ServerState:
     """Return the server state in safetensors bytes; ``ValueError`` or a ``SafetensorError`` where they hold none."""
     tensors = safetensors.torch.load(content)  # first: then the header is known to be one
     header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    about = validated(_About, parse_json((header.get("__metadata__") or {}).get("feddf", "null")))
+    about = validated(dict[str, Any], parse_json((header.get("__metadata__") or {}).get("feddf", "null")))
+    number = validated(NonNegativeInt, about.get("round"))
+    counted = validated(dict[str, NonNegativeInt], about.get("counted", {}))
     states = nested(tensors, {"models": 3, "own": 3, "memory": 4})
     models, own, memory = (states.get(name, {}) for name in ("models", "own", "memory"))
-    return ServerState(about["round"], models, own, memory, about.get("counted", {}))
+    return ServerState(number, models, own, memory, counted)

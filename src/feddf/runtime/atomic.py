@@ -25,9 +25,9 @@ from typing import Any
 from feddf.config.errors import FeddfError
 from feddf.config.foreign import parse_json
 
+Fits = Callable[[dict[str, Any]], bool]
 LEFTOVER = ".tmp"  # how the name of a file ends while it is written
-MOST_TEXT = 1 << 28
-"""Bytes of a text (a configuration, a log) that are read: what is larger is none that feddf wrote."""
+MOST_TEXT = 1 << 28  # bytes of a configuration or a log that are read: what is larger is none that feddf wrote
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -139,12 +139,8 @@ def append_line(path: Path, line: str) -> None:
         os.fsync(log.fileno())
 
 
-Fits = Callable[[dict[str, Any]], bool]
-"""Says whether an object is one that a log may hold."""
-
-
 def read_json_lines(path: Path, fits: Fits = lambda one: True) -> tuple[list[dict[str, Any]], list[int]]:
-    """Return the objects in a log, and the numbers of its damaged lines (a last line may be cut off by a crash)."""
+    """Return the objects in a log that fit in it, and the numbers of its damaged lines (a crash may cut the last)."""
     found: list[dict[str, Any]] = []
     damaged: list[int] = []
     for number, line in enumerate(BytesIO(read_regular(path)) if path.exists() else (), 1):
@@ -159,7 +155,7 @@ def read_json_lines(path: Path, fits: Fits = lambda one: True) -> tuple[list[dic
     return found, damaged
 
 
-def keep_lines(path: Path, kept: Callable[[dict[str, Any]], bool], fits: Fits) -> str | None:
+def keep_lines(path: Path, kept: Fits, fits: Fits) -> str | None:
     """Drop the objects of a log that are not to be kept.
 
     A log with damaged lines is first put aside as it is; what was wrong, and where it lies now, is returned.

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor, nn
-from typing_extensions import TypedDict
 
 from feddf.config.errors import FeddfError, first_line, shown
 from feddf.config.foreign import validated
@@ -134,8 +132,7 @@ def described(preprocess: Preprocess) -> dict[str, Any]:
     return {"kind": kind, **asdict(preprocess)}
 
 
-MOST_VALUES = 1 << 24
-"""In one input of a model that was made elsewhere: sizes that its file asks for are made room for."""
+MOST_VALUES = 1 << 24  # in one input of a model from elsewhere: room is made for the sizes that its file asks for
 
 
 def from_description(values: Mapping[str, Any]) -> Preprocess:
@@ -172,17 +169,6 @@ def _pixels(given: Any, side: int | None) -> Tensor:
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise ModelError(f"an image is H×W or H×W×C bytes, and this is {array.shape} of {array.dtype}")
     return torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)[None]
-
-
-class _Description(TypedDict):
-    """The form of a description in a file."""
-
-    model: str
-    options: dict[str, Any]
-    fits: NotRequired[bool]
-    shape: Annotated[list[int], Field(min_length=1, max_length=4)]
-    classes: Annotated[list[str], Field(min_length=1)]
-    preprocessing: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -230,12 +216,12 @@ class ModelSpec:
             remedy = "look at that code, then load it by load_model(..., trust=True), or predict with --trust"
             raise ModelError(f"{where} was made elsewhere and has code run: {model!r:.100}; {remedy}")
         try:
-            found: _Description = validated(_Description, rest)
-            shape, classes, options = tuple(found["shape"]), tuple(found["classes"]), found["options"]
-            preprocess = from_description(found["preprocessing"]) if found["preprocessing"] else None
-            if preprocess is not None and tuple(preprocess.shape) != shape:
-                raise ValueError(f"it takes inputs of {shape}, and its preprocessing makes {preprocess.shape}")
-            return cls(model, shape, classes, preprocess, options, found.get("fits", False))
+            found: ModelSpec = validated(cls, {**rest, "preprocess": None})
+            encode = validated(dict[str, Any] | None, rest.get("preprocessing"))
+            preprocess = from_description(encode) if encode else None
+            if not found.classes or tuple(preprocess.shape if preprocess else found.shape) != found.shape:
+                raise ValueError(f"it has no classes, or not the shape {shown(found.shape)} of its preprocessing")
+            return replace(found, preprocess=preprocess)
         except ValueError as error:
             raise ModelError(f"{where} does not describe a model: {first_line(error)}") from error
 
@@ -289,10 +275,7 @@ def loaded(spec: ModelSpec, state: State, where: str, device: torch.device = CPU
 
 
 def _check_size(spec: ModelSpec, state: State) -> None:
-    """Raise ``ValueError`` for a description of a network that is much larger than its weights, before it is built.
-
-    Code that the user trusts may need real tensors to be built, and is let be.
-    """
+    """Raise ``ValueError`` for a network of ours that is much larger than its weights, before it is built."""
     depth, values = spec.options.get("depth", 0), sum(tensor.numel() for tensor in state.values())
     if not isinstance(depth, int) or depth > len(state):
         raise ValueError(f"depth = {shown(depth)}, and there are {len(state)} tensors")

@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import nn
 
 from feddf.config.errors import FeddfError, first_line
-from feddf.config.foreign import Name, parse_json, validated
+from feddf.config.foreign import parse_json, validated
 from feddf.data.files import SUFFIXES
 from feddf.models.large import Transformer
 from feddf.runtime.atomic import read_regular, write_atomically
@@ -87,7 +87,8 @@ def specs(path: Path, prototype: str | None = None, *, trust: bool = False) -> d
     return found
 
 
-_Prototypes = Annotated[dict[Name, dict[str, Any]], Field(min_length=1)]
+_Name = Annotated[str, Field(pattern=r"^[\w.-]{1,200}$")]  # it becomes a part of a file's name
+_Prototypes = Annotated[dict[_Name, dict[str, Any]], Field(min_length=1)]
 
 
 def description(path: Path) -> dict[str, Any] | None:

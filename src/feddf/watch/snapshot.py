@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any, NotRequired
-
-from typing_extensions import TypedDict
+from typing import Any
 
 from feddf.config.errors import FeddfError, reason
 from feddf.config.foreign import parse_json, validated
@@ -33,7 +32,7 @@ class Snapshots:
         """Return the state of all runs now."""
         found: list[tuple[Run, Json]] = []
         problems: list[Json] = []
-        for path in self._folders(problems):
+        for path in dict.fromkeys(folder for given in self._paths for folder in run_folders(given)):
             try:
                 found.append(self._read(path))
                 if lines := read_json_lines(path / "metrics.jsonl", is_record)[1]:
@@ -43,24 +42,15 @@ class Snapshots:
                 problems.append({"path": str(path), "reason": _text(str(error))})
             except Exception as error:  # a damaged file can fail in any way
                 problems.append({"path": str(path), "reason": _text(f"its files are damaged: {reason(error)}")})
+        for given in self._paths:
+            if not os.access(given, os.F_OK):
+                problems.append({"path": str(given), "reason": "there is no such folder"})
         names = short_names([run.path for run, _ in found])
         return {
             "runs": [{"name": name, **values} for name, (_, values) in zip(names, found, strict=True)],
             "differs": differing([run for run, _ in found]) if len(found) > 1 else [],
             "problems": problems,
         }
-
-    def _folders(self, problems: list[Json]) -> list[Path]:
-        """Return the run folders, and add what is wrong with the folders that were named."""
-        found: dict[Path, None] = {}
-        for given in self._paths:
-            try:
-                if not given.exists():
-                    raise FileNotFoundError("there is no such folder")
-                found |= dict.fromkeys(run_folders(given))
-            except OSError as error:
-                problems.append({"path": str(given), "reason": _text(str(error))})
-        return list(found)
 
     def _read(self, path: Path) -> tuple[Run, Json]:
         stamps = [_stamp(path / name) for name in ("config.toml", "metrics.jsonl", "partition.json")]
@@ -126,16 +116,12 @@ def _progress(run: Run, stamp: tuple[int, int] | None) -> Json:
     return {"state": state, "updated": updated, "seconds_left": _number(left)}
 
 
-class _Partition(TypedDict):
-    counts: list[list[int]]
-    classes: NotRequired[list[str]]
-
-
 def _partition(path: Path) -> Json | None:
     """Return how many examples of each class every client has, where the run wrote it down."""
     try:
-        found = validated(_Partition, parse_json(read_regular(path)))
-        return {"counts": found["counts"], "classes": [_text(name) for name in found.get("classes", [])]}
+        found = validated(dict[str, Any], parse_json(read_regular(path)))
+        classes = [_text(name) for name in validated(list[str], found.get("classes", []))]
+        return {"counts": validated(list[list[int]], found.get("counts")), "classes": classes}
     except (OSError, ValueError):
         return None
 
