@@ -246,7 +246,8 @@ def of_pretrained(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
         library = transformers()
         described = checked_layers(library.AutoConfig.from_pretrained(place, trust_remote_code=False))
         found: list[str] = validated(list[str], described.architectures or ["nothing"])
-        classes = tuple(str(described.id2label[number]) for number in range(described.num_labels))
+        names = [str(described.id2label[number]) for number in range(described.num_labels)]
+        classes = tuple(validated(list[str], names))
         images = _images(place) if found[0].endswith("ForImageClassification") else None
     except Exception as error:
         raise TeacherError(f"teacher {name}: {path} is no model of transformers: {first_line(error)}") from error
