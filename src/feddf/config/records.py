@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NotRequired, get_type_hints
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 from typing_extensions import TypedDict  # Python's own, in a form that pydantic reads before 3.12
 
 from feddf.config.foreign import validated
@@ -13,8 +13,8 @@ from feddf.config.foreign import validated
 class ModelRecord(TypedDict):
     """Accuracies of one prototype: averaged (line 11), fused (line 15), and fused on the validation data."""
 
-    averaged: float | None
-    fused: float | None
+    averaged: FiniteFloat | None
+    fused: FiniteFloat | None
     validation: NotRequired[float]
 
 

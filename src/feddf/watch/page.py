@@ -88,7 +88,7 @@ def _hash(content: str) -> str:
 class Watch(ThreadingHTTPServer):
     """A server on 127.0.0.1 and a free port; ``serve_forever`` runs it until ``shutdown``."""
 
-    daemon_threads = True
+    daemon_threads, request_queue_size = True, MOST_CONNECTIONS
 
     def __init__(self, paths: Sequence[Path], port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
