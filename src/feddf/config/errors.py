@@ -32,8 +32,7 @@ def shown(value: object) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its kind if it has none; a name in it may not be UTF-8."""
-    text = str(error).encode("utf-8", "replace").decode()
-    return (text.strip().splitlines() or [type(error).__name__])[0]
+    return (str(error).encode("utf-8", "replace").decode().strip().splitlines() or [type(error).__name__])[0]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

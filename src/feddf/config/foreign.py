@@ -1,7 +1,4 @@
-"""What files made elsewhere say: TOML and JSON within bounds, and values of a checked form, for all of them here.
-
-Whatever such a file says, one ``ValueError`` with one line comes of it, or a value of the form that was asked for.
-"""
+"""What files made elsewhere say: TOML and JSON within bounds, and values of a checked form; else a ``ValueError``."""
 
 from __future__ import annotations
 
@@ -48,9 +45,7 @@ def _bounded(parse: Callable[[Any], Any], content: str | bytes) -> Any:
     raise ValueError(f"it is nested more than {DEEPEST} deep")
 
 
-@cache
-def _form(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_form: Any = cache(TypeAdapter)
 
 
 def validated(kind: Any, value: Any) -> Any:

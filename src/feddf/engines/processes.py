@@ -1,8 +1,7 @@
 """Persistent worker processes with one torch thread each.
 
 What a function holds (data sets, the pool) goes to each worker once, through shared memory; jobs and their
-results travel as bytes. A worker that dies or is late is replaced, and its job becomes a failure; one that somebody
-has stopped is continued.
+results travel as bytes. A worker that dies or is late is replaced, and its job becomes a failure.
 """
 
 from __future__ import annotations

@@ -180,6 +180,7 @@ def _load_program(path: Path, name: str, device: torch.device) -> tuple[Sizes, P
     return tuple(size if isinstance(size, int) else None for size in shape), predict
 
 
+LONGEST = 600.0  # seconds for an ONNX file to be loaded, and for a batch: it may hold a loop without end
 ONNX_TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
@@ -207,9 +208,6 @@ def _load_onnx(fed: Preprocess | None, path: Path, name: str, device: torch.devi
             return torch.from_numpy(np.asarray(session.run(None, feed, options)[0]))
 
     return tuple(size if isinstance(size, int) and size > 0 else None for size in main.shape), predict
-
-
-LONGEST = 600.0  # seconds for an ONNX file to be loaded, and for a batch: it may hold a loop without end
 
 
 def _limited(stop: Callable[[], None]) -> AbstractContextManager[Any]:
@@ -246,9 +244,8 @@ def of_pretrained(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
         library = transformers()
         described = checked_layers(library.AutoConfig.from_pretrained(place, trust_remote_code=False))
         found: list[str] = validated(list[str], described.architectures or ["nothing"])
-        names = [str(described.id2label[number]) for number in range(described.num_labels)]
-        classes = tuple(validated(list[str], names))
-        images = _images(place) if found[0].endswith("ForImageClassification") else None
+        classes = tuple(validated(list[str], [str(described.id2label[n]) for n in range(described.num_labels)]))
+        images = _images(place) if any(one.endswith("ForImageClassification") for one in found) else None
     except Exception as error:
         raise TeacherError(f"teacher {name}: {path} is no model of transformers: {first_line(error)}") from error
     kinds = [kind for kind in ("Image", "Sequence") for one in found if one.endswith(f"For{kind}Classification")]

@@ -146,8 +146,7 @@ class Transformer(nn.Module):
     def __init__(self, shape: Shape, n_classes: int, *, path: str, pretrained: bool = True) -> None:
         super().__init__()
         library = transformers()
-        config = library.AutoConfig.from_pretrained(path, num_labels=n_classes, trust_remote_code=False)
-        checked_layers(config)
+        config = checked_layers(library.AutoConfig.from_pretrained(path, num_labels=n_classes, trust_remote_code=False))
         automatic = library.AutoModelForSequenceClassification
         if pretrained:
             own_head = {"config": config, "ignore_mismatched_sizes": True}  # the file's head has other classes

@@ -33,6 +33,7 @@ from feddf.types import Inputs, Prototype, State
 FORMAT = 1
 """The version of the description in a ``config.json``."""
 
+MOST_VALUES = 1 << 24  # in one input of a model from elsewhere: room is made for the sizes that its file asks for
 ORIGIN = "origin"
 """Under which a description that names code has the mark of whoever wrote it."""
 
@@ -130,9 +131,6 @@ def described(preprocess: Preprocess) -> dict[str, Any]:
     """Return a preprocessing as JSON."""
     kind = next(name for name, found in KINDS.items() if isinstance(preprocess, found))
     return {"kind": kind, **asdict(preprocess)}
-
-
-MOST_VALUES = 1 << 24  # in one input of a model from elsewhere: room is made for the sizes that its file asks for
 
 
 def from_description(values: Mapping[str, Any]) -> Preprocess:

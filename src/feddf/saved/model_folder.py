@@ -87,8 +87,7 @@ def specs(path: Path, prototype: str | None = None, *, trust: bool = False) -> d
     return found
 
 
-_Name = Annotated[str, Field(pattern=r"^[\w.-]{1,200}$")]  # it becomes a part of a file's name
-_Prototypes = Annotated[dict[_Name, dict[str, Any]], Field(min_length=1)]
+_Prototypes = Annotated[dict[Annotated[str, Field(pattern=r"^[\w.-]{1,200}$")], dict[str, Any]], Field(min_length=1)]
 
 
 def description(path: Path) -> dict[str, Any] | None:

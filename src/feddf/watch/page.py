@@ -103,15 +103,12 @@ class Watch(ThreadingHTTPServer):
     def state(self) -> bytes:
         """Return the runs' state as JSON."""
         with self._one_at_a_time:
-            text = json.dumps(self._snapshots.take(), ensure_ascii=False, allow_nan=False)
-        return text.encode("utf-8", "replace")
+            found = self._snapshots.take()
+        return json.dumps(found, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own; a connection beyond :data:`MOST_CONNECTIONS` is closed at once."""
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Say whether there is room for a connection; one beyond :data:`MOST_CONNECTIONS` is closed at once."""
+        return self._room.acquire(blocking=False)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer, then make room for another connection."""
