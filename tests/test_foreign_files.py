@@ -276,6 +276,15 @@ def test_a_list_of_models(text: str, model: Path) -> None:
     assert "config.json" in refused(*FUSE, cwd=model.parent)
 
 
+def test_a_name_in_a_description_does_not_lead_out_of_its_folder(model: Path) -> None:
+    described = json.loads((model / "config.json").read_text())["feddf"]
+    (model / "models").mkdir()
+    (model / "model.safetensors").rename(model.parent / "outside.safetensors")
+    (model / "config.json").write_text(json.dumps({"feddf": {"prototypes": {"../../outside": described}}}))
+    with pytest.raises(ModelError, match=r"does not describe models: \.\./\.\./outside"):
+        load_model(model)
+
+
 @pytest.mark.parametrize("option", [{"width": 30_000_000}, {"depth": 10**9}, {"width": 4, "fits": True, "depth": 30}])
 def test_a_network_that_is_larger_than_its_weights_is_not_built(option: dict[str, Any], model: Path) -> None:
     values = json.loads((model / "config.json").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -132,7 +133,7 @@ def read_image(path: Path, size: int | None) -> NDArray[np.uint8]:
     except ImportError as error:
         raise ValueError("reading image files needs Pillow: pip install 'feddf[images]'") from error
     try:
-        with Image.open(path) as opened:  # this reads its head alone
+        with warnings.catch_warnings(action="ignore"), Image.open(path) as opened:  # this reads its head alone
             if opened.width * opened.height > MOST_PIXELS:
                 raise ValueError(f"it has {opened.width}×{opened.height} pixels, and at most {MOST_PIXELS} are decoded")
             image = opened.convert("RGB")

@@ -154,8 +154,9 @@ def _read_whole(path: Path) -> Run:
     if path.is_dir() and not (path / "config.toml").is_file():
         raise ReportError(f"{path} holds no run")
     run = read_run(path)
-    if not run.records and (lines := read_json_lines(path / "metrics.jsonl", is_record)[1]):
-        raise ReportError(f"{path} is damaged: line {lines[0]} of its log, and no line is a round's record")
+    log = path / "metrics.jsonl"
+    if not run.records and read_json_lines(log, is_record)[1] and read_regular(log).strip():
+        raise ReportError(f"{path} is damaged: no line of its log is a round's record")
     try:
         int(run.value("rounds"))
         _ = run.seed, run.method, run.curve(), run.curve(None, "averaged"), run.ensemble(), run.seconds()
