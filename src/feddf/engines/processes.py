@@ -173,7 +173,7 @@ class _Worker:
 
     def wake(self) -> None:
         with suppress(OSError, IndexError):  # there is no /proc, or it has just ended
-            if Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+            if self.alive and Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
                 os.kill(self._process.pid or 0, signal.SIGCONT)
 
     def end_by(self, latest: float) -> None:

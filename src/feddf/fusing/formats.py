@@ -225,7 +225,8 @@ def _session(path: Path, name: str) -> Any:
         options = library.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 4
-        with _limited(partial(options.set_load_cancellation_flag, True)):
+        cancel = getattr(options, "set_load_cancellation_flag", bool)  # older versions have none
+        with _limited(partial(cancel, True)):
             return library.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except ValueError as error:
         raise TeacherError(f"teacher {name}: {first_line(error)}") from error
