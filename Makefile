@@ -12,7 +12,7 @@ help:
 	@echo "make reproduce      a table or figure of the paper: ARTIFACT=table1 SCALE=smoke SEEDS=0,1,2; without ARTIFACT it lists them"
 	@echo "make test           ruff, mypy, import-linter, the documentation site and pytest"
 	@echo "make docs           the documentation site, in site/"
-	@echo "make soak           200 kills, 100,000 mutated files, 50 rounds with failures; writes docs/reliability.md (meant for 30 minutes)"
+	@echo "make soak           200 kills, a million mutated inputs, 50 rounds with failures; writes docs/reliability.md (about 40 minutes)"
 	@echo "make long-test      the long forms of the tests: many kills, Ray, Flower's simulation, compiled steps"
 	@echo "make bench          the speed tables (70 minutes on a quiet machine; ONLY=local for one part)"
 	@echo "make deploy-test    a real Flower deployment on this machine: TLS, registered keys, accidents, intruders, a revocation (5 to 10 minutes)"

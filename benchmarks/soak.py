@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -17,27 +16,26 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
 import tomli_w
 import torch
+from fuzz import PARSERS, Lost, fuzz, memory
 
-from feddf.admit import admit
 from feddf.config import load, parse
-from feddf.config.errors import FeddfError
 from feddf.engines import in_process
 from feddf.report.read import read_run
 from feddf.rounds import run_rounds
 from feddf.runs.build import build
 from feddf.runs.run import run_experiment
-from feddf.runs.store import RunFolder, pack
+from feddf.runs.store import RunFolder
 from feddf.states import digest
-from feddf.types import Client, Failure, Job, Reply, ServerState
+from feddf.types import Job, Reply
 
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 BEGIN, END = "<!-- soak: begin -->", "<!-- soak: end -->"
@@ -61,10 +59,6 @@ MARK = "FEDDF_SOAK_MARK"
 
 LONGEST = 9.0
 """Seconds that a run may go on before it is killed: about as long as it takes from its start to its third round."""
-
-
-class Lost(Exception):
-    """Something that must never happen."""
 
 
 @dataclass(frozen=True)
@@ -174,100 +168,17 @@ def failpoints(folder: Path) -> str:
 # Mutations
 
 
-def mutations(count: int, folder: Path, seed: int = 0) -> str:
-    """Change bytes of updates, configurations, checkpoints and logs; each is refused, or read as what it was."""
-    each = max(1, count // 4)
-    made = {
-        "updates": _mutated_updates(each, folder, seed),
-        "configurations": _mutated_configurations(each, seed),
-        "checkpoints": _mutated_checkpoints(each, folder, seed),
-        "logs": _mutated_logs(each, folder, seed),
-    }
-    shown = ", ".join(f"{refused:,} of {each:,} {name} refused or repaired" for name, refused in made.items())
-    return f"{4 * each:,} mutations: {shown}; no crash, and no wrong model believed"
-
-
-def _changed(content: bytes, chance: random.Random) -> bytes:
-    """Return the bytes with some of them changed, cut off, doubled or left out."""
-    found = bytearray(content)
-    for _ in range(chance.randint(1, 4)):
-        at = chance.randrange(len(found)) if found else 0
-        kind = chance.randrange(5)
-        if kind < 3 and found:
-            found[at] ^= 1 << chance.randrange(8)
-        elif kind == 3:
-            del found[at : at + chance.randint(1, 8)]
-        else:
-            found[at:at] = found[at : at + chance.randint(1, 8)]
-    return bytes(found)
-
-
-def _mutated_updates(count: int, folder: Path, seed: int) -> int:
-    """Uploads as safetensors bytes, as a server would read them."""
-    chance, refused = random.Random(seed), 0
-    state = {"layer.weight": torch.randn(4, 3), "layer.bias": torch.zeros(4), "n": torch.tensor(3)}
-    job = Job(Client("c", "m"), 1, state, 0)
-    content = safetensors.torch.save(state)
-    for _ in range(count):
-        try:
-            read = safetensors.torch.load(_changed(content, chance))
-        except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError):
-            refused += 1
-            continue
-        reply = Reply("c", "m", 1, read, chance.choice([10, -1, 0, 10**30]))
-        refused += isinstance(admit(reply, {"c": job}), Failure)
-    return refused
-
-
-def _mutated_configurations(count: int, seed: int) -> int:
-    import tomllib
-
-    chance, refused = random.Random(seed + 1), 0
-    content = tomli_w.dumps(REAL).encode()
-    for _ in range(count):
-        try:
-            parse(tomllib.loads(_changed(content, chance).decode()))
-        except (FeddfError, ValueError):
-            refused += 1
-    return refused
-
-
-def _mutated_checkpoints(count: int, folder: Path, seed: int) -> int:
-    chance, refused = random.Random(seed + 2), 0
-    run = RunFolder.create(folder / "checkpoints", parse({**REAL}))
-    states = [ServerState(number, {"m": {"w": torch.full((20,), float(number))}}) for number in (1, 2)]
-    for state in states:
-        run.save(state, keep=2)
-    newest = run.checkpoints / "round-0002.safetensors"
-    content, checksum = newest.read_bytes(), newest.with_suffix(".sha256").read_bytes()
-    for _ in range(count):
-        path, whole = chance.choice([(newest, content), (newest.with_suffix(".sha256"), checksum)])
-        path.write_bytes(_changed(whole, chance))
-        found, complaints = run.latest()
-        if found is None or pack(found) not in (pack(states[0]), pack(states[1])):
-            raise Lost("a damaged checkpoint was believed")
-        refused += bool(complaints)
-        path.write_bytes(whole)
-    return refused
-
-
-def _mutated_logs(count: int, folder: Path, seed: int) -> int:
-    chance, repaired = random.Random(seed + 3), 0
-    run = RunFolder.create(folder / "logs", parse({**REAL}))
-    for number in range(1, 6):
-        run.append({"round": number, "models": {}})  # type: ignore[typeddict-item]
-    content = run.metrics.read_bytes()
-    lines = content.splitlines()
-    for _ in range(count):
-        found = _changed(content, chance)
-        run.metrics.write_bytes(found)
-        read = {record["round"] for record in run.records()}
-        repaired += bool(run.damage())
-        whole = {number for number, line in enumerate(lines, 1) if line in found.split(b"\n")}
-        if not whole <= read or not read_run(run.path).config:
-            raise Lost(f"a damaged line cost others: rounds {sorted(whole)} are whole, {sorted(read)} were read")
-    run.metrics.write_bytes(content)
-    return repaired
+def mutations(count: int, folder: Path, processes: int = 0) -> str:
+    """Give changed inputs to every parser of files and messages from elsewhere (benchmarks/fuzz.py)."""
+    each = max(1, count // len(PARSERS))
+    if processes:
+        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+            found = list(pool.map(fuzz, PARSERS, [each] * len(PARSERS)))
+    else:
+        found = [fuzz(name, each) for name in PARSERS]
+    most = max(one.megabytes for one in found)
+    said = "no crash, nothing written, no wrong model believed"
+    return f"{len(PARSERS) * each:,} mutations: {'; '.join(map(str, found))}; {said}; memory up to {most:.0f} MB"
 
 
 # Clients that fail
@@ -297,9 +208,9 @@ def unreliable(rounds: int, folder: Path, seed: int = 0) -> str:
         if one.server.round != closed:
             raise Lost(f"round {closed} was counted as {one.server.round}")
         if closed == max(1, rounds // 3):
-            early = _megabytes()
+            early = memory()
         if closed == rounds:
-            late = _megabytes()
+            late = memory()
             break
     if late > early * 1.2 + 50:
         raise Lost(f"memory grew from {early:.0f} to {late:.0f} MB")
@@ -320,20 +231,13 @@ def _unreliable(train: Callable[[Job], Reply], chance: random.Random, job: Job) 
     return reply
 
 
-def _megabytes() -> float:
-    for line in Path("/proc/self/status").read_text().splitlines() if Path("/proc/self/status").exists() else []:
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 # The whole
 
 
 PARTS: dict[str, Callable[[Path, float], str]] = {
     "kills": lambda folder, size: kills(max(1, round(200 * size)), folder),
     "failpoints": lambda folder, size: failpoints(folder),
-    "mutations": lambda folder, size: mutations(max(4, round(100_000 * size)), folder),
+    "mutations": lambda folder, size: mutations(max(10, round(1_000_000 * size)), folder, processes=2),
     "unreliable": lambda folder, size: unreliable(max(3, round(50 * size)), folder),
 }
 

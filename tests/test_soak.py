@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+
+import fuzz  # noqa: E402 (it lies there)
 
 
 @pytest.fixture(scope="module")
@@ -17,15 +22,37 @@ def soak() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    import sys
-
     sys.modules["soak_script"] = module
     spec.loader.exec_module(module)
     return module
 
 
 def test_mutated_files_do_no_harm(soak: ModuleType, tmp_path: Path) -> None:
-    assert soak.mutations(400, tmp_path).startswith("400 mutations")
+    said = soak.mutations(1000, tmp_path)
+    assert said.startswith("1,000 mutations")
+    shares = {name: int(share) for name, share in re.findall(r"([a-z ]+?) [\d,]+ of [\d,]+ refused, (\d+) %", said)}
+    assert len(shares) == 10
+    assert min(shares.values()) > 30, shares  # what is not reached is not tried
+
+
+def test_a_parser_that_fails_or_writes_is_found(tmp_path: Path) -> None:
+    def fail(which: str, content: bytes) -> bool:
+        if content != b"{}":
+            raise KeyError(which)
+        return True
+
+    def write(which: str, content: bytes) -> bool:
+        Path("stray").write_bytes(content) if content != b"{}" else None
+        return True
+
+    def refuse(which: str, content: bytes) -> bool:
+        return False
+
+    for read, said in ((fail, "KeyError"), (write, "files were written"), (refuse, "a valid file is refused")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(fuzz.PARSERS, "odd", lambda folder, read=read: fuzz.Parser({"file": b"{}"}, read, [read]))
+            with pytest.raises(fuzz.Lost, match=said):
+                fuzz.fuzz("odd", 20)
 
 
 def test_rounds_end_whatever_a_tenth_of_the_clients_does(soak: ModuleType, tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from dataclasses import fields, is_dataclass
 from inspect import formatannotation
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, get_origin, is_typeddict
+from typing import Annotated, get_origin
 
 from pydantic import BaseModel
+from typing_extensions import is_typeddict
 
 import feddf
 from feddf.config.fuse_config import FuseConfig, TeacherConfig

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -21,10 +22,10 @@ import torch
 from torch import Tensor
 
 from conftest import Tiny
-from engines.jobs import Number, hang_or_answer, lock
+from engines.jobs import Number, fill, hang_or_answer, lock, process, stop
 from feddf.config import with_values
 from feddf.config.names import METHODS
-from feddf.engines import Processes, in_process
+from feddf.engines import Processes, in_process, processes
 from feddf.rounds import run_round
 from feddf.states import digest
 from feddf.types import Engine, Failure
@@ -192,6 +193,56 @@ def test_a_worker_that_dies_is_one_failure_and_is_replaced(two_workers: Processe
     again = list(two_workers(die_or_answer, [Number(i) for i in (3, 4, 5)]))
     assert all(isinstance(o, int) for o in again)
     assert set(again) & pids  # workers are kept from call to call
+
+
+def test_a_stopped_worker_is_continued_and_no_result_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a deadline a round would wait for ever for a worker that somebody stopped: at work, or before it."""
+    monkeypatch.setattr(processes, "LOOK", 0.05)
+    with Processes(2) as engine:
+        with ended_after(60, engine):
+            assert sorted(engine(stop, [Number(i) for i in range(5)])) == [0, 1, 2, 3, 4]
+            for worker in engine._team:
+                os.kill(worker._process.pid or 0, signal.SIGSTOP)
+            jobs = [Weighed(i, torch.full((1 << 20,), float(i))) for i in range(4)]  # more than a pipe holds
+            assert sorted(engine(first_value, jobs)) == [0.0, 1.0, 2.0, 3.0]
+        for worker in engine._team:
+            os.kill(worker._process.pid or 0, signal.SIGSTOP)
+
+
+@contextmanager
+def ended_after(seconds: float, engine: Processes) -> Iterator[None]:
+    """Kill the workers where a block takes too long, so that it fails and does not hang."""
+    timer = threading.Timer(seconds, lambda: [worker._process.kill() for worker in engine._team])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@dataclass(frozen=True)
+class Weighed:
+    value: int
+    tensor: Tensor
+
+    @property
+    def id(self) -> str:
+        return f"w{self.value}"
+
+
+def first_value(job: Weighed) -> float:
+    return float(job.tensor[0])
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_worker_without_memory_is_one_failure(killed: bool, two_workers: Processes) -> None:
+    """An allocation that is refused costs the job, and a worker that the kernel kills for it is replaced."""
+    outcomes = list(two_workers(partial(fill, killed=killed), [Number(i) for i in range(6)]))
+    assert sorted(one for one in outcomes if isinstance(one, int)) == [0, 1, 3, 4, 5]
+    (failure,) = (one for one in outcomes if isinstance(one, Failure))
+    assert failure.client_id == "n2"
+    assert ("died (exit code -9)" if killed else "memory") in failure.reason
+    assert len(set(two_workers(process, [Number(i) for i in range(40)]))) == 2
 
 
 def test_a_late_job_is_one_failure_and_the_others_are_not_held_up(two_workers: Processes) -> None:

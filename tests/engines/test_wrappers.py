@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,15 @@ def test_a_profile_has_a_span_for_every_job_that_was_done_and_changes_no_outcome
     spans = [event for event in events if event["ph"] == "X"]
     assert [(span["name"], span["pid"]) for span in spans] == [("train: a", os.getpid()), ("train: b", os.getpid())]
     assert all(span["dur"] >= 0 for span in spans)
+
+
+def test_a_span_is_not_negative_where_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1000.0, 10.0])
+    monkeypatch.setattr(time, "time", lambda: next(times))
+    profile = Profile()
+    assert list(profile.engine(in_process, "train")(shout, [Work("a")])) == ["A"]
+    assert profile.spans[0]["ts"] == 1000.0 * 1e6
+    assert profile.spans[0]["dur"] >= 0
 
 
 def test_a_profiled_function_stays_the_same_for_workers_that_have_seen_it() -> None:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -300,3 +301,19 @@ def test_a_damaged_checkpoint_costs_one_round_and_is_said(
     assert f"{path.name} is damaged (its checksum does not match)" in resumed.stderr
     assert f"{ROUNDS - 1} of {ROUNDS} rounds are done" in resumed.stdout
     check(run, reference)
+
+
+def test_a_clock_that_is_set_back_changes_nothing(
+    config: Path, reference: tuple[str, list[dict]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deadlines and seconds are taken from clocks that nobody sets; wall-clock time is shown and no more."""
+    experiment = load(str(config), ["clients.timeout=60"])
+    folder = RunFolder.create(tmp_path / "run", experiment)
+    jumps = count(time.time(), -86_400.0)
+    monkeypatch.setattr(time, "time", lambda: next(jumps))
+    records = list(run_experiment(build(experiment), folder))
+    server, _ = folder.latest()
+    assert server is not None
+    assert digest(server.models) == reference[0]
+    assert all(seconds >= 0 for record in records for seconds in record["seconds"].values())
+    assert not any(record["dropped"] for record in records)

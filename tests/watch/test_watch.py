@@ -3,9 +3,12 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import math
+import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import pytest
 
 from feddf.report.read import ReportError
 from feddf.runtime.atomic import held
-from feddf.watch.page import SCRIPTS, STYLES, Watch, embedded, part, whole_page, write_page
+from feddf.watch.page import MOST_CONNECTIONS, SCRIPTS, STYLES, Watch, embedded, part, whole_page, write_page
 from feddf.watch.snapshot import LONGEST, Snapshots
 
 NASTY = "</script><script>document.title='taken'</script>"
@@ -182,3 +185,74 @@ def test_only_this_machine_can_reach_it(server: Watch) -> None:
         other.settimeout(1)
         with pytest.raises(OSError, match=r"refused|unreachable|timed out"):
             other.connect(("127.0.0.2", server.server_address[1]))
+
+
+def hostile(root: Path) -> None:
+    """Folders of every odd kind beside a sound one."""
+    write(root / "sound", "feddf", [0.3, 0.4])
+    write(Path(os.fsdecode(os.fsencode(root) + b"/not-utf8-\xff")), "feddf", [0.5])
+    for name, more in (
+        ("surrogate", {"clients": ["\ud800"]}),
+        ("nan", {"seconds": {"train": math.nan}}),
+        ("overflow", {"seconds": {"train": 1e308, "fuse": 1e308}}),
+        ("large", {"attempts": 10**400}),
+        ("typed", {"clients": 3, "dropped": [3]}),
+    ):
+        path = write(root / name, "feddf", [0.5])
+        (path / "metrics.jsonl").write_text(record(1, 0.5, **more))
+    for name, file in (("pipe", "config.toml"), ("pipe-log", "metrics.jsonl"), ("pipe-shards", "partition.json")):
+        path = write(root / name, "feddf", [0.5])
+        (path / file).unlink()
+        os.mkfifo(path / file)
+    for name, file in (("device", "config.toml"), ("device-log", "metrics.jsonl"), ("device-shards", "partition.json")):
+        path = write(root / name, "feddf", [0.5])
+        (path / file).unlink()
+        (path / file).symlink_to("/dev/zero")
+    for name, file in (
+        ("gigabytes", "config.toml"),
+        ("gigabytes-log", "metrics.jsonl"),
+        ("gigabytes-shards", "partition.json"),
+    ):
+        with (write(root / name, "feddf", [0.5]) / file).open("r+b") as sparse:
+            sparse.truncate(1 << 42)
+    (write(root / "nested", "feddf", [0.5]) / "partition.json").write_text("[" * 100_000)
+    (write(root / "rounds", "feddf", [0.5]) / "config.toml").write_text(f"rounds = 0x{'f' * 5000}")
+    (root / "loop").symlink_to(root / "loop")
+
+
+def test_any_folder_is_shown_or_said(tmp_path: Path) -> None:
+    """Nothing waits, fills the memory or ends the page."""
+    hostile(tmp_path / "runs")
+    with Watch([tmp_path / "runs", tmp_path / "runs" / "loop", tmp_path / "runs" / "pipe"]) as server:
+        found = json.loads(server.state().decode("utf-8"), parse_constant=pytest.fail)
+    shown = {run["name"]: run for run in found["runs"]}
+    assert {"sound", "not-utf8-?", "nan", "overflow", "nested", "surrogate", "typed"} <= set(shown)
+    assert shown["sound"]["done"] == 2
+    assert shown["nan"]["seconds_left"] is shown["overflow"]["seconds_left"] is shown["nested"]["partition"] is None
+    reasons = {Path(one["path"]).name: one["reason"] for one in found["problems"]}
+    assert "not a regular file" in reasons["pipe"]
+    assert "not a regular file" in reasons["device-log"]
+    assert "at most 268435456 are read" in reasons["gigabytes-log"]
+    assert "damaged in line 1" in reasons["typed"]
+    assert "more than 64 bits" in reasons["rounds"]
+    write_page([tmp_path / "runs"], tmp_path / "page.html")
+    (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_connections_are_bounded_and_room_is_made_again(server: Watch) -> None:
+    address = ("127.0.0.1", server.server_address[1])
+    idle = [socket.create_connection(address, timeout=10) for _ in range(MOST_CONNECTIONS)]
+    for _ in range(3):
+        with socket.create_connection(address, timeout=10) as extra:
+            assert extra.recv(1) == b""  # closed at once
+    for one in idle:
+        one.close()
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            assert ask(server, "/")[0].status == 200
+            break
+        except (http.client.HTTPException, OSError):  # the threads have not all seen that their browsers are gone
+            continue
+    else:
+        pytest.fail("no room was made")

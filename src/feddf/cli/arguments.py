@@ -54,7 +54,8 @@ def complain(text: str, kind: Literal["warning", "error"] = "warning") -> None:
 
 def print_json(found: object) -> None:
     """Print a result for programs: JSON alone on the standard output."""
-    print(json.dumps(found, indent=2, ensure_ascii=False))
+    text = json.dumps(found, indent=2, ensure_ascii=False)
+    print(text if text == plain(text) else json.dumps(found, indent=2))
 
 
 class Command(TyperCommand):

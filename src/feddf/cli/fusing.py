@@ -5,18 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Column, Table
 
-from feddf.cli.arguments import Trust, argument, complain, option, out_console, remark, say
+from feddf.cli.arguments import Trust, argument, complain, option, out_console, plain, remark, say
 from feddf.config.errors import ConfigError
+from feddf.config.foreign import parse_toml
 from feddf.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
@@ -106,10 +107,10 @@ def predict(
     rows = zip(found, model.predict(list(found.values())), strict=True)
     text = "".join(_as_json(*row) for row in rows) if out and out.suffix == ".jsonl" else _as_csv(model.classes, rows)
     if out is None:
-        print(text, end="")
+        print(plain(text), end="")
         return
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, text.encode())
+    write_atomically(out, text.encode("utf-8", "replace"))
     say(f"{len(found)} predictions: {out}")
 
 
@@ -132,23 +133,23 @@ def _value(text: str | None, *, is_source: bool = False) -> Any:
     if text is None or not text.lstrip().startswith("{"):
         return text
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(f"value = {text}")["value"]
+    except ValueError as error:
         raise ConfigError(f"'{text}' is not a TOML table: {error}") from None
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """Give a function that shows how far the teachers are: a bar on a terminal, a line for each elsewhere."""
-    begun, plain = set[tuple[str, int]](), not out_console.is_terminal
-    with Progress(console=out_console, disable=plain) as bar:
+    begun, lines = set[tuple[str, int]](), not out_console.is_terminal
+    with Progress(console=out_console, disable=lines) as bar:
         task = bar.add_task("reading", total=None)
 
         def update(teacher: str, done: int, total: int) -> None:
-            bar.update(task, description=f"evaluating {teacher}", completed=done, total=total)
+            bar.update(task, description=f"evaluating {escape(plain(teacher))}", completed=done, total=total)
             if done < total:
                 begun.add((teacher, total))
-            elif plain:
+            elif lines:
                 said = "evaluated on" if (teacher, total) in begun else "predictions were cached for"
                 say(f"{teacher}: {said} {total} inputs")
 

@@ -21,13 +21,13 @@ def report(
     """Print the results of runs; write plots (--out) or a page (--html)."""
     if out:
         check_picture(out)
+    summary(runs, out, as_json)  # first: there may be no room for what is written
     if html:
         from feddf.watch.page import write_page
 
         write_page(runs, html)
         if not as_json:
             say(f"page: {html}")
-    summary(runs, out, as_json)
 
 
 def summary(paths: list[Path], picture: Path | None = None, as_json: bool = False) -> None:

@@ -91,7 +91,7 @@ def resume(
     check_versions(folder, experiment, strict)
     parts = build.build(experiment, trust=trust)
     warn(folder.continue_as(experiment))
-    say_progress(folder, experiment, as_json)
+    say_progress(folder, parts, as_json)
     _finish(parts, folder, None, as_json)
 
 
@@ -107,12 +107,12 @@ def warn(warnings: Sequence[str]) -> None:
         complain(warning)
 
 
-def say_progress(folder: RunFolder, experiment: Experiment, quiet: bool) -> None:
+def say_progress(folder: RunFolder, parts: Parts, quiet: bool) -> None:
     """Say how far a run is that is about to be continued, and what is damaged in its folder."""
-    server, complaints = folder.latest()
+    server, complaints = folder.latest(parts.server.models)
     warn([*complaints, *folder.damage()])
     if not quiet:
-        say(f"{folder.path}: {server.round if server else 0} of {experiment.rounds} rounds are done")
+        say(f"{folder.path}: {server.round if server else 0} of {parts.experiment.rounds} rounds are done")
 
 
 def check_versions(folder: RunFolder, experiment: Experiment, strict: bool) -> None:

@@ -86,13 +86,13 @@ def _run_variations(variations: Mapping[Path, Variation], again: str, trust: boo
     build(next(iter(variations.values())).experiment, trust=trust)  # before any folder is made
 
     def show(path: Path, experiment: Experiment) -> None:
-        one, folder = variations[path], RunFolder.open(path)
+        one, folder, parts = variations[path], RunFolder.open(path), build(experiment, trust=trust)
         if folder.records():
             check_versions(folder, experiment, strict=False)
-            say_progress(folder, experiment, as_json)
+            say_progress(folder, parts, as_json)
         place = f"run {list(variations).index(path) + 1} of {len(variations)}"
         title = f"{place}: {', '.join(filter(None, [one.method, one.setting]))}"
-        run_to_the_end(build(experiment, trust=trust), folder, title=title, again=again, quiet=as_json)
+        run_to_the_end(parts, folder, title=title, again=again, quiet=as_json)
 
     for _ in run_many({path: one.experiment for path, one in variations.items()}, run=show, complain=complain):
         pass

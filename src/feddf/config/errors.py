@@ -31,8 +31,8 @@ def shown(value: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its kind if it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """Return the first line of an error's message, or its kind if it has none; a name in it may not be UTF-8."""
+    return (str(error).encode("utf-8", "replace").decode().strip().splitlines() or [type(error).__name__])[0]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

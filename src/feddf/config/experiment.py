@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -12,6 +11,7 @@ from pydantic import ValidationError, field_validator, model_validator
 
 from feddf.config import sections
 from feddf.config.errors import ConfigError, nearest, shown
+from feddf.config.foreign import parse_toml
 from feddf.config.keys import RENAMED, changes_of, default_of, flat, is_free, keys_of, nested, resolve, suggestion
 from feddf.config.names import METHODS
 from feddf.config.sections import Section, key
@@ -176,13 +176,13 @@ def read(name_or_file: str) -> dict[str, Any]:
     path = Path(name_or_file)
     if path.suffix == ".toml" or path.is_file():
         try:
-            return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a BOM
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            return parse_toml(path.read_text(encoding="utf-8-sig"))  # some editors write a BOM
+        except (OSError, ValueError) as error:
             raise ConfigError(f"cannot read the configuration {path}: {error}") from None
     known = presets()
     if name_or_file not in known:
         raise ConfigError(f"no preset or file is called '{name_or_file}'; {nearest(name_or_file, known)}")
-    return tomllib.loads(known[name_or_file])
+    return parse_toml(known[name_or_file])
 
 
 def load(name_or_file: str, overrides: Sequence[str] = ()) -> Experiment:
@@ -235,8 +235,8 @@ def override(text: str, kind: type[Section] = Experiment) -> tuple[str, Any]:
         raise ConfigError(f"'{text}' is not an override; write key=value, for instance alpha=0.1")
     name = resolve(word.strip(), kind)
     try:
-        return name, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        return name, parse_toml(f"value = {value}")["value"]
+    except ValueError:
         return name, value.strip()  # a bare word is a string
 
 

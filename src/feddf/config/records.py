@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, get_type_hints
+
+from pydantic import Field, FiniteFloat
+from typing_extensions import TypedDict  # Python's own, in a form that pydantic reads before 3.12
+
+from feddf.config.foreign import validated
 
 
 class ModelRecord(TypedDict):
     """Accuracies of one prototype: averaged (line 11), fused (line 15), and fused on the validation data."""
 
-    averaged: float | None
-    fused: float | None
+    averaged: FiniteFloat | None
+    fused: FiniteFloat | None
     validation: NotRequired[float]
 
 
@@ -60,3 +65,16 @@ class Record(TypedDict):
     evaluated_by_clients: NotRequired[dict[str, Any]]
     kept_by_clients: NotRequired[int]
     lost_states: NotRequired[list[str]]
+
+
+_KINDS = {name: NotRequired[kind] for name, kind in get_type_hints(Record).items()}
+_Line = TypedDict("_Line", {**_KINDS, "round": Annotated[int, Field(ge=1)], "models": dict[str, ModelRecord]})  # type: ignore[misc]
+
+
+def is_record(value: object) -> bool:
+    """Say whether a line of a log has a round and its models, and whatever else it has in the form of a record."""
+    try:
+        validated(_Line, value)
+    except ValueError:
+        return False
+    return True

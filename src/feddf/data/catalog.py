@@ -115,6 +115,7 @@ BLOCK = 1 << 18
 SILENCE = 60.0  # seconds without a byte after which a connection counts as broken
 MOST_UNPACKED = 1 << 28, 100
 """An archive may grow to so many bytes, or so many times its own size: the data sets here grow by six at the most."""
+MOST_MEMBERS = 1000  # of an archive: each takes time to write, and the data sets here have twenty at the most
 
 Progress = Callable[[Download, int, int | None], None]
 """Told which download has how many bytes of how many (``None``: the server did not say)."""
@@ -261,8 +262,10 @@ def _move(source: Path, target: Path) -> None:
         source.replace(target)
 
 
-def _check_growth(archive: Path, unpacked: int) -> None:
-    """Refuse an archive that unpacks to more than :data:`MOST_UNPACKED` allows: it may be a bomb."""
+def _check_growth(archive: Path, unpacked: int, members: int = 0) -> None:
+    """Refuse an archive that unpacks to more than :data:`MOST_UNPACKED` allows, or to more files: it may be a bomb."""
+    if members > MOST_MEMBERS:
+        raise DownloadError(f"{archive} is refused: it has over {MOST_MEMBERS} members")
     most = max(MOST_UNPACKED[0], MOST_UNPACKED[1] * archive.stat().st_size)
     if unpacked > most:
         raise DownloadError(f"{archive} is refused: it unpacks to over {most} bytes")
@@ -287,7 +290,9 @@ def _extract_tar(archive: Path, folder: Path) -> None:
     with gzip.open(archive) as packed:
         stream = _Bounded(archive, packed)
         with tarfile.open(fileobj=cast(BinaryIO, stream), mode="r|") as tar:
-            tar.extractall(folder, filter=_without_links)
+            for number, member in enumerate(tar, 1):
+                _check_growth(archive, 0, number)
+                tar.extract(member, folder, filter=_without_links)
             while stream.read(BLOCK):  # a tar ends before its stream does, and the checksum is at the stream's end
                 pass
 
@@ -301,7 +306,8 @@ def _without_links(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
 
 def _extract_zip(archive: Path, folder: Path) -> None:
     with zipfile.ZipFile(archive) as pack:
-        _check_growth(archive, sum(entry.file_size for entry in pack.infolist()))  # more is never written
+        entries = pack.infolist()
+        _check_growth(archive, sum(entry.file_size for entry in entries), len(entries))  # more is never written
         pack.extractall(folder)
 
 

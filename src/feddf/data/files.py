@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -17,6 +18,8 @@ from feddf.config.errors import first_line
 from feddf.runtime.atomic import new_file
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
+
+MOST_PIXELS = 1 << 25  # of an image file: one of 20 kB can have so many that they take a gigabyte
 
 
 def read_idx(path: Path) -> Tensor:
@@ -130,7 +133,9 @@ def read_image(path: Path, size: int | None) -> NDArray[np.uint8]:
     except ImportError as error:
         raise ValueError("reading image files needs Pillow: pip install 'feddf[images]'") from error
     try:
-        with Image.open(path) as opened:
+        with warnings.catch_warnings(action="ignore"), Image.open(path) as opened:  # this reads its head alone
+            if opened.width * opened.height > MOST_PIXELS:
+                raise ValueError(f"it has {opened.width}×{opened.height} pixels, and at most {MOST_PIXELS} are decoded")
             image = opened.convert("RGB")
             if size is not None:
                 image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddf.config.errors import ConfigError, first_line
+from feddf.config.errors import ConfigError, FeddfError, first_line
 from feddf.config.sections import DataConfig
 from feddf.data.datasets import Dataset, needed
 from feddf.data.files import read_cached
 from feddf.outputs import classes
 from feddf.runtime.atomic import new_file, real_folder
-from feddf.runtime.packages import transformers
+from feddf.runtime.packages import no_error_output, transformers
 from feddf.types import Examples, Inputs
 
 Tokenize = Callable[[Sequence[str]], Tensor]
@@ -140,5 +140,13 @@ def tokenizer(path: str, max_tokens: int) -> Tokenizer:
 
 
 def _tokens(found: Any, max_tokens: int, sentences: Sequence[str]) -> Tensor:
-    rows = found(list(sentences), padding="max_length", truncation=True, max_length=max_tokens, return_tensors="np")
+    try:
+        with no_error_output():
+            rows = found(
+                list(sentences), padding="max_length", truncation=True, max_length=max_tokens, return_tensors="np"
+            )
+    except BaseException as error:  # its Rust code panics where a regular expression takes too many steps
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise FeddfError(f"the tokenizer cannot read these texts: {first_line(error)}") from error
     return torch.from_numpy(rows["input_ids"].astype(np.int32))

@@ -16,9 +16,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -29,6 +31,8 @@ from feddf.engines.jobs import SharedStates, carry_out, loaded, packed
 from feddf.runtime.device import this_is_worker
 from feddf.runtime.packages import keep_freed_memory
 from feddf.types import Engine, Failure, J, R, WorkerDied
+
+LOOK = 5.0  # seconds between two looks whether somebody has stopped a worker
 
 
 class Processes:
@@ -52,6 +56,8 @@ class Processes:
         self._functions[id(function)] = function
         states, waiting = SharedStates(jobs), deque(jobs)
         busy: dict[_Worker, J] = {}
+        if not self._team:
+            threading.Thread(target=self._wake, daemon=True).start()
         while len(self._team) < min(self.workers, len(jobs)):
             free = set(range(self.workers)) - {worker.number for worker in self._team}
             self._team.append(_Worker(min(free)))  # devices are dealt by number, so that each has as many workers
@@ -73,6 +79,14 @@ class Processes:
             for worker in busy:  # the caller went away in mid-round: nothing may answer for an old job later
                 worker.kill()
             self._team = [worker for worker in self._team if worker not in busy]
+
+    def _wake(self) -> None:
+        """Let workers go on that somebody has stopped (SIGSTOP): without a deadline a round would wait for ever."""
+        time.sleep(LOOK)
+        while self._team:
+            for worker in list(self._team):
+                worker.wake()
+            time.sleep(LOOK)
 
     def within(self, deadline: float) -> Engine:
         """Return this engine with a limit of ``deadline`` seconds a job; later is too late."""
@@ -156,6 +170,11 @@ class _Worker:
             return pickle.loads(said)
         except Exception as error:
             return Failure(job.id, f"its result cannot be read: {reason(error)}")
+
+    def wake(self) -> None:
+        with suppress(OSError, IndexError):  # there is no /proc, or it has just ended
+            if self.alive and Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                os.kill(self._process.pid or 0, signal.SIGCONT)
 
     def end_by(self, latest: float) -> None:
         """Wait for a worker whose pipe was closed, and kill it if it is late; kill any other at once."""

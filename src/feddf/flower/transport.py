@@ -29,9 +29,10 @@ from httpx import HTTPError
 
 from feddf.config import ClientsConfig
 from feddf.config.errors import reason
+from feddf.config.foreign import parse_json, validated
 from feddf.flower.wire import CONFIG, complaint_of, printable
 from feddf.rounds import QuorumError
-from feddf.runtime.atomic import write_atomically
+from feddf.runtime.atomic import read_regular, write_atomically
 from feddf.types import Client, Failure, Job, Reply
 
 THREADS = 16
@@ -159,10 +160,9 @@ def exchange(
 def _read(path: Path) -> dict[str, str]:
     """Return the clients in a registry's file; a damaged one is put aside, and all clients are asked again."""
     try:
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        if isinstance(known, dict) and all(type(prototype) is str for prototype in known.values()):
-            return known
-    except (ValueError, RecursionError):
+        known: dict[str, str] = validated(dict[str, str], parse_json(read_regular(path)) if path.exists() else {})
+        return known
+    except ValueError:
         pass
     aside = path.with_name(f"{path.name}.damaged")
     path.replace(aside)

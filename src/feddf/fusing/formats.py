@@ -6,9 +6,9 @@ Each is a function of an entry of ``[[teachers]]``, and of whether code in its f
 from __future__ import annotations
 
 import hashlib
-import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,14 +19,16 @@ import torch
 from torch import Tensor
 
 from feddf.config.errors import first_line
+from feddf.config.foreign import parse_json, validated
 from feddf.config.fuse_config import TeacherConfig
 from feddf.config.names import MODELS
 from feddf.data.unlabeled import in_batches, read_program
 from feddf.fusing.teachers import PredictBatch, Sizes, TeacherError, TrainedModel, predicting, preprocess_of
+from feddf.models.large import checked_layers
 from feddf.runtime.atomic import check_program
 from feddf.runtime.device import CPU
 from feddf.runtime.packages import onnxruntime, transformers
-from feddf.saved.model import Images, ModelSpec, Preprocess, Tokens, loaded
+from feddf.saved.model import ModelSpec, Preprocess, Tokens, from_description, loaded
 from feddf.saved.model_folder import at_home, read_state, specs
 from feddf.types import State
 
@@ -91,7 +93,7 @@ def _with_outputs(spec: ModelSpec, state: State) -> ModelSpec:
     for count in sorted(counts, key=lambda one: (one != len(spec.classes), one)):  # what the user says is tried first
         tried = replace(spec, classes=tuple(str(number) for number in range(count)))
         try:
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):  # sizes are all that is asked for
                 found = tried.prototype.build().state_dict()
         except Exception:
             break
@@ -178,6 +180,7 @@ def _load_program(path: Path, name: str, device: torch.device) -> tuple[Sizes, P
     return tuple(size if isinstance(size, int) else None for size in shape), predict
 
 
+LONGEST = 600.0  # seconds for an ONNX file to be loaded, and for a batch: it may hold a loop without end
 ONNX_TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
@@ -185,6 +188,8 @@ def _load_onnx(fed: Preprocess | None, path: Path, name: str, device: torch.devi
     """A text model's further inputs are the mask of what is no padding, and the (one) kind of each token."""
     session = _session(path, name)
     given = session.get_inputs()
+    if not given:
+        raise TeacherError(f"teacher {name}: it takes no input, and a classifier takes one")
     main = next((one for one in given if "mask" not in one.name and "type" not in one.name), given[0])
     if main.type not in ONNX_TYPES:
         raise TeacherError(f"teacher {name}: its input '{main.name}' is of {main.type}; floats or integers are needed")
@@ -198,9 +203,20 @@ def _load_onnx(fed: Preprocess | None, path: Path, name: str, device: torch.devi
                 feed[other] = np.zeros(tuple(inputs.shape), dtype=np.int64)
             else:
                 raise TeacherError(f"teacher {name}: it takes a further input '{other}', and a classifier takes one")
-        return torch.from_numpy(np.asarray(session.run(None, feed)[0]))
+        options = onnxruntime().RunOptions()
+        with _limited(partial(setattr, options, "terminate", True)):  # checked between operators, also inside a loop
+            return torch.from_numpy(np.asarray(session.run(None, feed, options)[0]))
 
     return tuple(size if isinstance(size, int) and size > 0 else None for size in main.shape), predict
+
+
+def _limited(stop: Callable[[], None]) -> AbstractContextManager[Any]:
+    """Return a block in which ``stop`` is called where it takes longer than :data:`LONGEST`."""
+    timer, block = threading.Timer(LONGEST, stop), ExitStack()
+    timer.daemon = True
+    timer.start()
+    block.callback(timer.cancel)
+    return block
 
 
 def _session(path: Path, name: str) -> Any:
@@ -209,7 +225,9 @@ def _session(path: Path, name: str) -> Any:
         options = library.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 4
-        return library.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        cancel = getattr(options, "set_load_cancellation_flag", bool)  # older versions have none
+        with _limited(partial(cancel, True)):
+            return library.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except ValueError as error:
         raise TeacherError(f"teacher {name}: {first_line(error)}") from error
     except Exception as error:  # onnxruntime has errors of its own for everything
@@ -225,16 +243,18 @@ def of_pretrained(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     place = _place(path, name)
     try:
         library = transformers()
-        described = library.AutoConfig.from_pretrained(place, trust_remote_code=False)
+        described = checked_layers(library.AutoConfig.from_pretrained(place, trust_remote_code=False))
+        found: list[str] = validated(list[str], described.architectures or ["nothing"])
+        classes = tuple(validated(list[str], [str(described.id2label[n]) for n in range(described.num_labels)]))
+        images = _images(place) if any(one.endswith("ForImageClassification") for one in found) else None
     except Exception as error:
         raise TeacherError(f"teacher {name}: {path} is no model of transformers: {first_line(error)}") from error
-    found = described.architectures or ["nothing"]
     kinds = [kind for kind in ("Image", "Sequence") for one in found if one.endswith(f"For{kind}Classification")]
     if not kinds:
         known = "not a model for image or text classification"
         raise TeacherError(f"teacher {name}: it is {', '.join(found)}, and {known}")
     tokens = Tokens(config.tokenizer or place, config.max_tokens)
-    preprocess = preprocess_of(config, _images(place)) if kinds[0] == "Image" else tokens
+    preprocess = preprocess_of(config, images) if images is not None else tokens
 
     @contextmanager
     def open_pretrained(device: torch.device) -> Iterator[PredictBatch]:
@@ -252,7 +272,6 @@ def of_pretrained(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
         with torch.no_grad():
             yield predict
 
-    classes = tuple(str(described.id2label[number]) for number in range(described.num_labels))
     if classes == tuple(f"LABEL_{number}" for number in range(len(classes))) and not config.map:
         classes = ()  # these are no names
     return [TrainedModel(name, open_pretrained, classes, preprocess, content=_content(place, described), source=path)]
@@ -269,11 +288,11 @@ def _place(path: str, name: str) -> str:
     return str(local) if local.is_dir() else path
 
 
-def _images(place: str) -> Images:
+def _images(place: str) -> Preprocess:
     """Return size, mean and deviation of ``preprocessor_config.json``; without it, those of most image models."""
     try:
         if Path(place).is_dir():
-            found = dict(json.loads((Path(place) / "preprocessor_config.json").read_text(encoding="utf-8")))
+            found = dict(parse_json((Path(place) / "preprocessor_config.json").read_bytes()))
         else:
             found = transformers().AutoImageProcessor.from_pretrained(place, trust_remote_code=False).to_dict()
     except Exception:
@@ -286,7 +305,7 @@ def _images(place: str) -> Images:
     mean, std = (
         ((0.0,) * 3, (1.0,) * 3) if plain else (found.get(f"image_{one}", (0.5,) * 3) for one in ("mean", "std"))
     )
-    return Images((3, int(side), int(side)), tuple(mean), tuple(std))
+    return from_description({"kind": "images", "shape": (3, side, side), "mean": tuple(mean), "std": tuple(std)})
 
 
 def _content(place: str, described: Any) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from feddf.config.errors import shown
 from feddf.models.small import Norm, Shape, norm_layer
 from feddf.runtime.packages import transformers
 
@@ -126,6 +127,14 @@ class ShuffleNetV2(nn.Module):
         return cast(Tensor, self.classifier(features.mean(dim=(2, 3))))
 
 
+def checked_layers(config: Any) -> Any:
+    """Return a transformer's configuration; one from elsewhere may ask for layers without end."""
+    layers = getattr(config, "num_hidden_layers", 0)
+    if not isinstance(layers, int) or layers > 1000:
+        raise ValueError(f"it has num_hidden_layers = {shown(layers)}; up to 1000 are built")
+    return config
+
+
 class Transformer(nn.Module):
     """Any ``AutoModelForSequenceClassification``, from a local folder or by its name on a hub (the extra ``text``).
 
@@ -137,7 +146,7 @@ class Transformer(nn.Module):
     def __init__(self, shape: Shape, n_classes: int, *, path: str, pretrained: bool = True) -> None:
         super().__init__()
         library = transformers()
-        config = library.AutoConfig.from_pretrained(path, num_labels=n_classes, trust_remote_code=False)
+        config = checked_layers(library.AutoConfig.from_pretrained(path, num_labels=n_classes, trust_remote_code=False))
         automatic = library.AutoModelForSequenceClassification
         if pretrained:
             own_head = {"config": config, "ignore_mismatched_sizes": True}  # the file's head has other classes

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from math import ceil, isnan
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from textwrap import fill
 from typing import Any
 
@@ -56,7 +56,7 @@ def draw_curve(axes: Any, x: Sequence[float], y: Sequence[Sequence[float]], line
     means = [fmean(values) for values in y]
     axes.plot(x, means, line, **look)
     if max(map(len, y)) > 1:
-        deviations = [stdev(values) if len(values) > 1 else 0.0 for values in y]
+        deviations = [float(np.std(values, ddof=1)) if len(values) > 1 else 0.0 for values in y]  # stdev fails on NaN
         low, high = np.clip([np.subtract(means, deviations), np.add(means, deviations)], 0, 100)
         axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
 

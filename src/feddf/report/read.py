@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import tomllib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,9 @@ from statistics import fmean
 from typing import Any, Literal, cast
 
 from feddf.config.errors import FeddfError, reason
+from feddf.config.foreign import parse_toml
 from feddf.config.keys import RENAMED, all_keys, changes_of, default_of, flat, short, short_name
-from feddf.config.records import Record
+from feddf.config.records import Record, is_record
 from feddf.runtime.atomic import read_json_lines, read_regular
 
 _OWN = ("name", "description", "seed", "rounds")
@@ -115,7 +116,7 @@ def _number(value: float | None) -> float:
 def read_run(path: Path) -> Run:
     """Return the run in a folder."""
     try:
-        config = tomllib.loads(read_regular(path / "config.toml").decode("utf-8"))
+        config = parse_toml(read_regular(path / "config.toml").decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise ReportError(f"{path} is not a run folder: it has no config.toml") from None
     except (OSError, ValueError) as error:
@@ -123,13 +124,13 @@ def read_run(path: Path) -> Run:
     values = flat(config)
     if old := next((name for name in values if name in RENAMED), None):
         raise ReportError(f"{path} is a run of version 0.1: its key '{old}' is called '{RENAMED[old]}' now")
-    lines, _ = read_json_lines(path / "metrics.jsonl")  # a damaged line may still be JSON, but is no record
-    return Run(path, values, [cast(Record, one) for one in lines if type(one.get("round")) is int and "models" in one])
+    lines, _ = read_json_lines(path / "metrics.jsonl", is_record)  # a damaged line may still be JSON
+    return Run(path, values, cast(list[Record], lines))
 
 
 def run_folders(path: Path) -> list[Path]:
     """Return a folder itself, if it is a run's, or the run folders one or two levels below it."""
-    if (path / "config.toml").is_file():
+    if os.access(path / "config.toml", os.F_OK):
         return [path]
     return [found.parent for pattern in ("*/config.toml", "*/*/config.toml") for found in sorted(path.glob(pattern))]
 
@@ -153,6 +154,9 @@ def _read_whole(path: Path) -> Run:
     if path.is_dir() and not (path / "config.toml").is_file():
         raise ReportError(f"{path} holds no run")
     run = read_run(path)
+    log = path / "metrics.jsonl"
+    if not run.records and read_json_lines(log, is_record)[1] and read_regular(log).strip():
+        raise ReportError(f"{path} is damaged: no line of its log is a round's record")
     try:
         int(run.value("rounds"))
         _ = run.seed, run.method, run.curve(), run.curve(None, "averaged"), run.ensemble(), run.seconds()

@@ -64,7 +64,7 @@ def run_experiment(
         return report_progress(profile.engine(engine, stage) if profile else engine, watch, stage)
 
     with folder.locked(), open_engines(experiment.run, experiment.clients.timeout) as engines:
-        server = folder.latest()[0] or parts.server
+        server = folder.latest(parts.server.models)[0] or parts.server
         folder.forget_after(server.round)
         counts = class_counts(task.train.labels, task.shards, task.train.n_classes)
         held = {"classes": list(task.data.classes), "counts": counts.tolist()}

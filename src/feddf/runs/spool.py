@@ -23,6 +23,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from feddf.config.foreign import parse_json
 from feddf.models.binary import BinaryState, Bits, wire
 from feddf.runs.store import by_path, nested
 from feddf.runtime.atomic import new_file, read_checked, real_folder, write_checked
@@ -56,7 +57,7 @@ class DiskSpool:
             return None
         try:
             with safetensors.safe_open(path, framework="pt") as file:
-                about = json.loads(file.metadata()["feddf"])
+                about = parse_json(file.metadata()["feddf"])
             update = _on_disk(path, about)
             whole = about["job"] == _name(job) and _checksum(about, update) == about["digest"]
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
@@ -125,9 +126,9 @@ class StateOnDisk(Mapping[str, Tensor]):
         self._path = path
         with path.open("rb") as file:  # a safetensors file: the header's length, the header, all tensors' bytes
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
+            header = parse_json(file.read(length))
         self._first = 8 + length
-        places = {tuple(json.loads(name)): at for name, at in header.items() if name != "__metadata__"}
+        places = {tuple(parse_json(name)): at for name, at in header.items() if name != "__metadata__"}
         self._places = {place[len(above) :]: at for place, at in places.items() if place[: len(above)] == above}
 
     def __getitem__(self, name: str) -> Tensor:

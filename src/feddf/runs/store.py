@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import platform
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -25,11 +24,14 @@ from typing import Any, cast
 import safetensors.torch
 import tomli_w
 import torch
+from pydantic import NonNegativeInt
 from torch import Tensor
 
 from feddf.config import ConfigError, Experiment, Record, Settings, differences, parse
-from feddf.config.errors import FeddfError
+from feddf.config.errors import FeddfError, shown
 from feddf.config.experiment import S
+from feddf.config.foreign import parse_json, parse_toml, validated
+from feddf.config.records import is_record
 from feddf.runtime import atomic
 from feddf.runtime.device import described
 from feddf.runtime.execution import can_compile, device_for
@@ -126,8 +128,8 @@ class RunFolder:
         path = self.path / "config.toml"
         checked = path.with_suffix(".sha256").exists()
         try:
-            content = atomic.read_checked(path) if checked else atomic.read_regular(path)
-            return tomllib.loads(content.decode("utf-8"))
+            content = atomic.read_checked(path, atomic.MOST_TEXT) if checked else atomic.read_regular(path)
+            return parse_toml(content.decode("utf-8"))
         except (OSError, ValueError) as error:  # a TOMLDecodeError is a ValueError
             changed = ": it was changed after the run began (remove config.sha256 to take it so)"
             hint = changed if checked and isinstance(error, ValueError) else ""
@@ -159,16 +161,16 @@ class RunFolder:
 
     def records(self) -> list[Record]:
         """Return the rounds logged so far; a line cut off by a crash ends the list."""
-        return cast(list[Record], [one for one in atomic.read_json_lines(self.metrics)[0] if _round_of(one) > 0])
+        return cast(list[Record], atomic.read_json_lines(self.metrics, is_record)[0])
 
     def forget_after(self, last: int) -> list[str]:
         """Drop log lines of rounds later than ``last``: they have no checkpoint. Return what was damaged."""
-        complaint = atomic.keep_lines(self.metrics, lambda record: _round_of(record) <= last)
+        complaint = atomic.keep_lines(self.metrics, lambda record: record["round"] <= last, is_record)
         return [complaint] if complaint else []
 
     def damage(self) -> list[str]:
         """Return what is wrong with the log, without changing it."""
-        _, lines = atomic.read_json_lines(self.metrics)
+        _, lines = atomic.read_json_lines(self.metrics, is_record)
         return [f"{self.metrics} is damaged in line {', '.join(map(str, lines[:5]))}"] if lines else []
 
     def save(self, server: ServerState, keep: int) -> None:
@@ -179,12 +181,15 @@ class RunFolder:
             old.unlink()
             old.with_suffix(".sha256").unlink(missing_ok=True)
 
-    def latest(self) -> tuple[ServerState | None, list[str]]:
-        """Return the newest checkpoint that is whole (``None`` if there is none), and why newer ones were not used."""
+    def latest(self, like: Mapping[str, State] | None = None) -> tuple[ServerState | None, list[str]]:
+        """Return the newest whole checkpoint of such models (``None`` if there is none), and why no newer one is."""
         complaints: list[str] = []
         for path in self._checkpoint_files():
             try:
-                return unpack(atomic.read_checked(path)), complaints
+                server = unpack(atomic.read_checked(path))
+                if like is not None and by_path(server.models).keys() != by_path(like).keys():
+                    raise ValueError("it holds other models than this run has")
+                return server, complaints
             except (OSError, ValueError, safetensors.SafetensorError) as error:
                 complaints.append(f"{path.name} is damaged ({error}); going back to an earlier round")
         return None, complaints
@@ -198,12 +203,6 @@ class RunFolder:
         models_folder = atomic.real_folder(self.path / "models")
         for name, state in models.items():
             atomic.write_atomically(models_folder / f"{name}.safetensors", safetensors.torch.save(dict(state)))
-
-
-def _round_of(record: Mapping[str, Any]) -> int:
-    """Return a record's round; 0 where a damaged line still is JSON and has none."""
-    number = record.get("round")
-    return number if type(number) is int else 0
 
 
 def code_named_in(experiment: Experiment) -> list[str]:
@@ -242,15 +241,17 @@ def by_path(states: Mapping[str, Any], *above: str) -> dict[str, Tensor]:
     return found
 
 
-def nested(tensors: State) -> dict[str, Any]:
-    """Return the nested states whose tensors :func:`by_path` has listed."""
+def nested(tensors: State, depths: Mapping[str, int] = {}) -> dict[str, Any]:
+    """Return the nested states whose tensors :func:`by_path` has listed; ``depths`` are the names that lead to each."""
     found: dict[str, Any] = {}
     for path, tensor in tensors.items():
-        *above, key = json.loads(path)
-        table = found
-        for name in above:
-            table = table.setdefault(name, {})
-        table[key] = tensor
+        place = validated(list[str], parse_json(path))
+        table: Any = found if place and (not depths or depths.get(place[0]) == len(place)) else None
+        for name in place[:-1]:
+            table = table.setdefault(name, {}) if isinstance(table, dict) else None
+        if not isinstance(table, dict) or place[-1] in table:
+            raise ValueError(f"the tensor {shown(path)} has no place in it")
+        table[place[-1]] = tensor
     return found
 
 
@@ -263,9 +264,12 @@ def pack(server: ServerState) -> bytes:
 
 
 def unpack(content: bytes) -> ServerState:
-    """Return the server state in safetensors bytes."""
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    about = json.loads(header["__metadata__"]["feddf"])
-    states = nested(safetensors.torch.load(content))
+    """Return the server state in safetensors bytes; ``ValueError`` or a ``SafetensorError`` where they hold none."""
+    tensors = safetensors.torch.load(content)  # first: then the header is known to be one
+    header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    about = validated(dict[str, Any], parse_json((header.get("__metadata__") or {}).get("feddf", "null")))
+    number = validated(NonNegativeInt, about.get("round"))
+    counted = validated(dict[str, NonNegativeInt], about.get("counted", {}))
+    states = nested(tensors, {"models": 3, "own": 3, "memory": 4})
     models, own, memory = (states.get(name, {}) for name in ("models", "own", "memory"))
-    return ServerState(about["round"], models, own, memory, about.get("counted", {}))
+    return ServerState(number, models, own, memory, counted)

@@ -18,12 +18,16 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from feddf.config.errors import FeddfError
+from feddf.config.foreign import parse_json
 
+Fits = Callable[[dict[str, Any]], bool]
 LEFTOVER = ".tmp"  # how the name of a file ends while it is written
+MOST_TEXT = 1 << 28  # bytes of a configuration or a log that are read: what is larger is none that feddf wrote
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -81,10 +85,13 @@ def refuse_links(folder: Path) -> None:
             raise OSError(errno.ELOOP, f"it is {kind}, and nothing is written beside one; remove it", entry.path)
 
 
-def read_regular(path: Path) -> bytes:
-    """Return the content of a regular file; a pipe or a device, which might never end, is refused."""
+def read_regular(path: Path, most: int | None = MOST_TEXT) -> bytes:
+    """Return the content of a regular file of ``most`` bytes; a pipe or a device, which might never end, is refused."""
     with open(_opened(path, os.O_RDONLY), "rb") as file:
-        return file.read()
+        size = os.fstat(file.fileno()).st_size
+        if most is not None and size > most:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, and at most {most} are read", str(path))
+        return file.read() if most is None else file.read(most)
 
 
 def _opened(path: Path, flags: int) -> int:
@@ -107,9 +114,9 @@ def naming(path: Path) -> Iterator[None]:
         raise type(error)(error.errno, error.strerror, str(path)) from error
 
 
-def read_checked(path: Path) -> bytes:
+def read_checked(path: Path, most: int | None = None) -> bytes:
     """Return a file's content if the SHA-256 in the file beside it (``.sha256``) is its own."""
-    content = read_regular(path)
+    content = read_regular(path, most)
     expected = read_regular(path.with_suffix(".sha256")).decode("ascii", "replace").split()
     if not expected or hashlib.sha256(content).hexdigest() != expected[0]:
         raise ValueError("its checksum does not match")
@@ -132,31 +139,30 @@ def append_line(path: Path, line: str) -> None:
         os.fsync(log.fileno())
 
 
-def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """Return the objects in a log, and the numbers of its damaged lines (a last line may be cut off by a crash)."""
+def read_json_lines(path: Path, fits: Fits = lambda one: True) -> tuple[list[dict[str, Any]], list[int]]:
+    """Return the objects in a log that fit in it, and the numbers of its damaged lines (a crash may cut the last)."""
     found: list[dict[str, Any]] = []
     damaged: list[int] = []
-    lines = read_regular(path).split(b"\n") if path.exists() else [b""]
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(BytesIO(read_regular(path)) if path.exists() else (), 1):
         try:
-            value = json.loads(line.decode("utf-8"))
-        except (ValueError, RecursionError):  # not JSON, or not UTF-8, or brackets without end
+            value = parse_json(line.decode("utf-8"))
+        except ValueError:  # not JSON, or not UTF-8, or brackets without end
             value = None
-        if isinstance(value, dict):
+        if isinstance(value, dict) and fits(value):
             found.append(value)
-        elif number < len(lines):  # what follows the last newline was never finished
+        elif line.endswith(b"\n") and len(damaged) < 100:  # what follows the last newline was never finished
             damaged.append(number)
     return found, damaged
 
 
-def keep_lines(path: Path, kept: Callable[[dict[str, Any]], bool]) -> str | None:
+def keep_lines(path: Path, kept: Fits, fits: Fits) -> str | None:
     """Drop the objects of a log that are not to be kept.
 
     A log with damaged lines is first put aside as it is; what was wrong, and where it lies now, is returned.
     """
     if not path.exists():
         return None
-    found, damaged = read_json_lines(path)
+    found, damaged = read_json_lines(path, fits)
     names = (path.with_name(f"{path.name}.damaged-{number}") for number in range(1, 10_000))
     aside = next(name for name in names if not name.exists())
     if damaged:

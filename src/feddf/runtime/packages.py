@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import io
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from functools import cache
@@ -48,6 +49,19 @@ def silence() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+@contextlib.contextmanager
+def no_error_output() -> Iterator[None]:
+    """Let nothing reach standard error inside the block, also from code that is not Python."""
+    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)
 
 
 def keep_freed_memory() -> bool:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -16,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from feddf.config.errors import FeddfError, first_line
+from feddf.config.errors import FeddfError, first_line, shown
+from feddf.config.foreign import validated
 from feddf.config.names import MODELS
 from feddf.data.datasets import Pixels, plain
 from feddf.data.files import read_image
@@ -31,6 +33,7 @@ from feddf.types import Inputs, Prototype, State
 FORMAT = 1
 """The version of the description in a ``config.json``."""
 
+MOST_VALUES = 1 << 24  # in one input of a model from elsewhere: room is made for the sizes that its file asks for
 ORIGIN = "origin"
 """Under which a description that names code has the mark of whoever wrote it."""
 
@@ -130,13 +133,15 @@ def described(preprocess: Preprocess) -> dict[str, Any]:
     return {"kind": kind, **asdict(preprocess)}
 
 
-def from_description(values: dict[str, Any]) -> Preprocess:
-    """Return a preprocessing from its JSON; :class:`ValueError` or :class:`TypeError` says what is wrong with it."""
+def from_description(values: Mapping[str, Any]) -> Preprocess:
+    """Return a preprocessing from its JSON; :class:`ValueError` says what is wrong with it."""
     kind = KINDS.get(str(values.get("kind")))
     if kind is None:
-        raise ValueError(f"a preprocessing is one of {', '.join(KINDS)}, not {values.get('kind')!r}")
-    given: dict[str, Any] = {field.name: values[field.name] for field in fields(kind) if field.name in values}
-    return kind(**given | {name: tuple(value) for name, value in given.items() if isinstance(value, list)})
+        raise ValueError(f"a preprocessing is one of {', '.join(KINDS)}, not {shown(values.get('kind'))}")
+    found: Preprocess = validated(kind, {one.name: values[one.name] for one in fields(kind) if one.name in values})
+    if min(found.shape, default=0) < 1 or prod(found.shape) > MOST_VALUES:
+        raise ValueError(f"an input of the shape {shown(found.shape)} has no values, or more than {MOST_VALUES}")
+    return found
 
 
 def of_inputs(inputs: Inputs, tokenizer: str | None = None) -> Preprocess | None:
@@ -202,17 +207,20 @@ class ModelSpec:
         One that somebody else made and that names code is refused: the code would be called with what the file says.
         """
         if values.get("format") != FORMAT:
-            raise ModelError(f"{where} has the format {values.get('format')!r}, and this version reads {FORMAT}")
+            raise ModelError(f"{where} has the format {shown(values.get('format'))}, and this version reads {FORMAT}")
         rest, model = {name: value for name, value in values.items() if name != ORIGIN}, str(values.get("model"))
         marked = json.dumps(rest, sort_keys=True).encode()
         if names_code(model) and not trust and not is_mine(marked, values.get(ORIGIN)):
             remedy = "look at that code, then load it by load_model(..., trust=True), or predict with --trust"
             raise ModelError(f"{where} was made elsewhere and has code run: {model!r:.100}; {remedy}")
         try:
-            encode, classes = values["preprocessing"], tuple(str(name) for name in values["classes"])
-            preprocess, options = from_description(encode) if encode else None, dict(values["options"])
-            return cls(model, tuple(values["shape"]), classes, preprocess, options, bool(values.get("fits", False)))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            found: ModelSpec = validated(cls, {**rest, "preprocess": None})
+            encode = validated(dict[str, Any] | None, rest.get("preprocessing"))
+            preprocess = from_description(encode) if encode else None
+            if not found.classes or tuple(preprocess.shape if preprocess else found.shape) != found.shape:
+                raise ValueError(f"it has no classes, or not the shape {shown(found.shape)} of its preprocessing")
+            return replace(found, preprocess=preprocess)
+        except ValueError as error:
             raise ModelError(f"{where} does not describe a model: {first_line(error)}") from error
 
 
@@ -253,6 +261,7 @@ class LoadedModel(nn.Module):
 def loaded(spec: ModelSpec, state: State, where: str, device: torch.device = CPU) -> LoadedModel:
     """Return a described architecture with these weights, on a device, in eval mode."""
     try:
+        _check_size(spec, state)
         return LoadedModel(spec.prototype.load(state, device), spec).eval()
     except FeddfError:
         raise
@@ -261,3 +270,15 @@ def loaded(spec: ModelSpec, state: State, where: str, device: torch.device = CPU
         named = len(lines) > 1 and lines[0].endswith(":")  # torch's own first line names the class only
         said = lines[1] if named else first_line(error)
         raise ModelError(f"{where} does not fit the model '{spec.model}': {said}") from error
+
+
+def _check_size(spec: ModelSpec, state: State) -> None:
+    """Raise ``ValueError`` for a network of ours that is much larger than its weights, before it is built."""
+    depth, values = spec.options.get("depth", 0), sum(tensor.numel() for tensor in state.values())
+    if not isinstance(depth, int) or depth > len(state):
+        raise ValueError(f"depth = {shown(depth)}, and there are {len(state)} tensors")
+    if not names_code(spec.model):
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # where tensors have sizes and no memory
+            asked = sum(tensor.numel() for tensor in spec.prototype.build().state_dict().values())
+        if asked > 2 * values + 1000:  # a small difference is said better when the weights are put into it
+            raise ValueError(f"its network would have {asked} values, and there are {values}")

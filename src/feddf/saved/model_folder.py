@@ -16,13 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import safetensors
 import safetensors.torch
+from pydantic import Field
 from torch import nn
 
 from feddf.config.errors import FeddfError, first_line
+from feddf.config.foreign import parse_json, validated
 from feddf.data.files import SUFFIXES
 from feddf.models.large import Transformer
 from feddf.runtime.atomic import read_regular, write_atomically
@@ -69,9 +71,13 @@ def specs(path: Path, prototype: str | None = None, *, trust: bool = False) -> d
     if described is None:
         raise ModelError(f"{path} is no folder of a model that feddf wrote: it has no {CONFIG} of feddf")
     if "prototypes" in described:
+        try:
+            listed: dict[str, Any] = validated(_Prototypes, described["prototypes"])
+        except ValueError as error:
+            raise ModelError(f"{file} does not describe models: {error}") from error
         found = {
             name: (ModelSpec.read(values, file, trust=trust), path / "models" / f"{name}.safetensors")
-            for name, values in described["prototypes"].items()
+            for name, values in listed.items()
         }
     else:
         spec = ModelSpec.read(described, file, trust=trust)
@@ -81,10 +87,13 @@ def specs(path: Path, prototype: str | None = None, *, trust: bool = False) -> d
     return found
 
 
+_Prototypes = Annotated[dict[Annotated[str, Field(pattern=r"^[\w.-]{1,200}$")], dict[str, Any]], Field(min_length=1)]
+
+
 def description(path: Path) -> dict[str, Any] | None:
     """Return what a folder's ``config.json`` says under the key "feddf"; ``None`` if it says nothing."""
     try:
-        values = json.loads(read_regular(path / CONFIG))
+        values = parse_json(read_regular(path / CONFIG))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -14,7 +15,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Semaphore
+from typing import Any
 
 from feddf.report.read import ReportError
 from feddf.runtime.atomic import write_atomically
@@ -30,6 +32,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+MOST_CONNECTIONS = 32  # at a time: each takes a thread
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 
@@ -75,7 +78,7 @@ def write_page(paths: Sequence[Path], out: Path) -> None:
         why = data["problems"][0]["reason"] if data["problems"] else "there is no run in it"
         raise ReportError(f"{', '.join(map(str, paths))}: {why}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, whole_page(data).encode())
+    write_atomically(out, whole_page(data).encode("utf-8", "replace"))  # a folder's name need not be UTF-8
 
 
 def _hash(content: str) -> str:
@@ -85,11 +88,12 @@ def _hash(content: str) -> str:
 class Watch(ThreadingHTTPServer):
     """A server on 127.0.0.1 and a free port; ``serve_forever`` runs it until ``shutdown``."""
 
-    daemon_threads = True
+    daemon_threads, request_queue_size = True, MOST_CONNECTIONS
 
     def __init__(self, paths: Sequence[Path], port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
         self._snapshots, self._one_at_a_time = Snapshots(paths), Lock()
+        self._room = Semaphore(MOST_CONNECTIONS)
 
     @property
     def address(self) -> str:
@@ -99,7 +103,24 @@ class Watch(ThreadingHTTPServer):
     def state(self) -> bytes:
         """Return the runs' state as JSON."""
         with self._one_at_a_time:
-            return json.dumps(self._snapshots.take(), ensure_ascii=False, allow_nan=False).encode()
+            found = self._snapshots.take()
+        return json.dumps(found, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Say whether there is room for a connection; one beyond :data:`MOST_CONNECTIONS` is closed at once."""
+        return self._room.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, then make room for another connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Keep the terminal quiet about a browser that went away."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from feddf.config.errors import FeddfError, reason
+from feddf.config.foreign import parse_json, validated
+from feddf.config.records import is_record
 from feddf.report.read import Run, differing, read_run, run_folders, short_names
 from feddf.runtime.atomic import is_held, read_json_lines, read_regular
 
@@ -32,7 +35,7 @@ class Snapshots:
         for path in dict.fromkeys(folder for given in self._paths for folder in run_folders(given)):
             try:
                 found.append(self._read(path))
-                if lines := read_json_lines(path / "metrics.jsonl")[1]:
+                if lines := read_json_lines(path / "metrics.jsonl", is_record)[1]:
                     where = ", ".join(map(str, lines[:5]))
                     problems.append({"path": str(path), "reason": f"its log is damaged in line {where}"})
             except FeddfError as error:
@@ -40,7 +43,7 @@ class Snapshots:
             except Exception as error:  # a damaged file can fail in any way
                 problems.append({"path": str(path), "reason": _text(f"its files are damaged: {reason(error)}")})
         for given in self._paths:
-            if not given.exists():
+            if not os.access(given, os.F_OK):
                 problems.append({"path": str(given), "reason": "there is no such folder"})
         names = short_names([run.path for run, _ in found])
         return {
@@ -109,16 +112,17 @@ def _progress(run: Run, stamp: tuple[int, int] | None) -> Json:
     if state == "waiting" and updated is not None:
         late = max(120.0, 5 * (a_round or 0.0))
         state = "running" if time.time() - updated < late else "stopped"
-    return {"state": state, "updated": updated, "seconds_left": (planned - done) * a_round if a_round else None}
+    left = (planned - done) * a_round if a_round else None
+    return {"state": state, "updated": updated, "seconds_left": _number(left)}
 
 
 def _partition(path: Path) -> Json | None:
     """Return how many examples of each class every client has, where the run wrote it down."""
     try:
-        found = json.loads(read_regular(path))
-        counts = [[int(count) for count in row] for row in found["counts"]]
-        return {"counts": counts, "classes": [_text(name) for name in found.get("classes", [])]}
-    except (OSError, ValueError, KeyError, TypeError):
+        found = validated(dict[str, Any], parse_json(read_regular(path)))
+        classes = [_text(name) for name in validated(list[str], found.get("classes", []))]
+        return {"counts": validated(list[list[int]], found.get("counts")), "classes": classes}
+    except (OSError, ValueError):
         return None
 
 
