@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite, nan
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +57,20 @@ def _mean(tensors: Iterable[Tensor], weights: Sequence[float], total: float) -> 
 def is_statistic(name: str) -> bool:
     """Say whether a tensor of a state is a BatchNorm's running statistic (or its counter), by its name."""
     return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+
+
+def drift(state: State, center: State) -> float | None:
+    """Return ‖w − c‖ / ‖c‖ over all weights but BatchNorm's statistics; ``None`` where it has no (finite) value."""
+    away = size = 0.0
+    for key, middle in center.items():
+        if is_statistic(key) or not middle.is_floating_point():
+            continue
+        if key not in state or state[key].shape != middle.shape:  # a matched network has other widths
+            return None
+        away += float((state[key].double() - middle.double()).square().sum())
+        size += float(middle.double().square().sum())
+    found = (away / size) ** 0.5 if size else nan
+    return round(found, 5) if isfinite(found) else None
 
 
 def n_bytes(state: State) -> int:

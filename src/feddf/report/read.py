@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, cast
@@ -14,6 +15,9 @@ from feddf.config.errors import FeddfError, reason
 from feddf.config.keys import RENAMED, all_keys, changes_of, default_of, flat, short, short_name
 from feddf.config.records import Record
 from feddf.runtime.atomic import read_json_lines, read_regular
+
+TESTED = "tested.json"
+"""The file of a finished run that says how its final models answer the test inputs of each class."""
 
 _OWN = ("name", "description", "seed", "rounds")
 """Keys in which runs of one experiment may differ."""
@@ -73,11 +77,20 @@ class Run:
     def curve(self, prototype: str | None = None, which: Literal["averaged", "fused"] = "fused") -> list[float]:
         """Return test accuracies by round: of one prototype, or the mean over all."""
         names = [prototype] if prototype else self.prototypes
+        if prototype and prototype not in self.prototypes:
+            return [nan for _ in self.records]
         return [fmean(_number(record["models"][name][which]) for name in names) for record in self.records]
 
     def ensemble(self) -> list[float]:
         """Return the ensemble's test accuracy by round (not a number where it had none)."""
         return [_number(ensemble_accuracy(record)) for record in self.records]
+
+    @property
+    def seconds_a_round(self) -> float:
+        """The mean seconds of a round (not a number before the first)."""
+        spent = self.seconds()
+        whole = sum(spent.get(stage, 0.0) for stage in ("train", "fuse", "evaluate"))  # 'ask' and 'distill' are in fuse
+        return whole / len(self.records) if self.records else nan
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds spent in each stage, over all rounds."""
@@ -109,7 +122,7 @@ def method_name(config: Mapping[str, Any]) -> str:
 
 
 def _number(value: float | None) -> float:
-    return float("nan") if value is None else value
+    return nan if value is None else value
 
 
 def read_run(path: Path) -> Run:
@@ -183,6 +196,19 @@ def setting(run: Run, names: Sequence[str]) -> str:
     """Return the values of some keys as text, for instance "alpha=0.1, local.epochs=5"."""
     values = [(name, run.value(name)) for name in names]
     return ", ".join(f"{short(name)}={f'{value:g}' if isinstance(value, float) else value}" for name, value in values)
+
+
+def labeled(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return runs by their method and by what else of the experiment differs, so that only seeds share a label."""
+    keys, found = differing(runs, ["task"]), dict[str, list[Run]]()
+    for run in runs:
+        found.setdefault(", ".join(filter(None, [run.method, setting(run, keys)])), []).append(run)
+    return found
+
+
+def every_prototype(runs: Sequence[Run]) -> list[str]:
+    """Return the architectures of all runs: one may have others than the next."""
+    return list(dict.fromkeys(name for run in runs for name in run.prototypes))
 
 
 def alike(runs: Sequence[Run]) -> list[list[Run]]:
