@@ -185,7 +185,7 @@ class Recorder:
         for one in self._on_test(models_of(models, self._prototypes)):
             answers = _known(one, "evaluation").logits.argmax(dim=1)
             found[one.client_id] = torch.bincount(n * labels + answers, minlength=n * n).reshape(n, n).tolist()
-        return found
+        return {name: found[name] for name in sorted(found)}  # not in the order of the workers
 
     def _tested(self, closed: Round) -> tuple[dict[str, float], dict[str, ModelRecord], dict[str, float | None]]:
         """Return the test accuracies of clients, of each prototype before and after fusion, and of ensembles.
