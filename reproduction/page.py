@@ -37,7 +37,7 @@ def data_of(cell: Mapping[str, Any]) -> str:
     'digits, 14×14'
     """
     data = cell.get("configuration", {}).get("data", {})
-    name = data.get("name", "")
+    name = str(data.get("name", ""))
     side = data.get("image_size") or _SIDES.get(name)
     return _CALLED.get(name, name) + (f", {side}×{side}" if side else "")
 
@@ -219,7 +219,7 @@ def _section(one: Result) -> str:
     versions, own = ", ".join(f"{name} {value}" for name, value in one["versions"].items()), one["scale"] == "paper"
     data, unit = all_data(one), f"{one['unit']}, on {all_data(one)}"
     return (
-        f"<h3>{escape(_SCALES.get(one['scale'], one['scale']).capitalize())}: {_verdict(one['verdict'])} "
+        f"<h3>{escape(_SCALES[one['scale']].capitalize())}: {_verdict(one['verdict'])} "
         f"<span class='data'>{escape(data)}</span></h3><p>Run on: {escape(one['run_on'])}.</p>"
         f"<p>{escape(unit)}; seeds {escape(', '.join(map(str, one['seeds'])))}"
         f"{'; below it, the number in the paper' if own and any(cell['paper'] for cell in cells) else ''}.</p>"

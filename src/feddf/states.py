@@ -61,14 +61,11 @@ def is_statistic(name: str) -> bool:
 
 def drift(state: State, center: State) -> float | None:
     """Return ‖w − c‖ / ‖c‖ over all weights but BatchNorm's statistics; ``None`` where it has no (finite) value."""
-    away = size = 0.0
-    for key, middle in center.items():
-        if is_statistic(key) or not middle.is_floating_point():
-            continue
-        if key not in state or state[key].shape != middle.shape:  # a matched network has other widths
-            return None
-        away += float((state[key].double() - middle.double()).square().sum())
-        size += float(middle.double().square().sum())
+    keys = [key for key, value in center.items() if value.is_floating_point() and not is_statistic(key)]
+    if any(key not in state or state[key].shape != center[key].shape for key in keys):
+        return None  # a matched network has other widths
+    away = sum(float((state[key].double() - center[key].double()).square().sum()) for key in keys)
+    size = sum(float(center[key].double().square().sum()) for key in keys)
     found = (away / size) ** 0.5 if size else nan
     return round(found, 5) if isfinite(found) else None
 

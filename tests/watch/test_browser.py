@@ -81,6 +81,22 @@ def test_the_report_needs_no_server_and_works_by_keyboard_on_a_narrow_screen(pag
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "show fedavg"  # the focus stays
     page.keyboard.press("Space")
     assert "FedAvg" in page.inner_text("#charts")
+    swatch = "#runs tr:has-text('{}') .swatch"
+    colors = [
+        page.locator(swatch.format(name)).first.evaluate("e => e.style.background") for name in ("fedavg", "feddf")
+    ]
+    assert len(set(colors)) == 2
+    write(place / "added", "another", [0.2])  # comes first, and moves no color
+    write(place / "feddf2", "feddf", [0.5, 0.6, 0.7])
+    write_page([place], place / "more.html")
+    page.goto((place / "more.html").as_uri())
+    page.emulate_media(color_scheme="light")
+    page.wait_for_selector("#charts canvas")
+    assert [
+        page.locator(swatch.format(name)).first.evaluate("e => e.style.background") for name in ("fedavg", "feddf")
+    ] == colors
+    page.goto((place / "page.html").as_uri())
+    page.wait_for_selector("#charts canvas")
     page.select_option("#which", label="feddf")
     assert page.locator("#partition circle").count() == 3
     assert "fusion.method" in page.inner_text("#keys")

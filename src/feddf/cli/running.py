@@ -121,9 +121,10 @@ def _equal_run(place: Path, experiment: Experiment) -> Path | None:
 def _finish(parts: Parts, folder: RunFolder, timeline: Profile | None, as_json: bool) -> None:
     """Run what is left of a run, and show its results."""
     run_to_the_end(parts, folder, timeline, quiet=as_json)
-    summary([folder.path], as_json=as_json)
+    curves = folder.path / CURVES  # there is one unless nothing was left to do
+    summary([folder.path], None if curves.exists() else curves, as_json=as_json)
     if not as_json:
-        say(f"learning curves: {folder.path / CURVES}; card: {folder.path / 'README.md'}")
+        say(f"learning curves: {curves}; card: {folder.path / 'README.md'}")
 
 
 def warn(warnings: Sequence[str]) -> None:
@@ -158,11 +159,10 @@ def run_to_the_end(
 ) -> None:  # fmt: skip
     """Run what is left of a run, showing every round, and draw its curves.
 
-    ``again`` is the command that goes on if it is stopped; ``later`` tells from the seconds of a round how long the
-    runs after this one will take.
+    ``again`` is the command that goes on if it is stopped; ``later`` has the seconds of the runs to come, by a round's.
     """
     from feddf.config.keys import flat
-    from feddf.report.read import method_name
+    from feddf.report.read import method_name, read_run
     from feddf.runs.run import run_experiment
     from feddf.runs.store import versions
 
@@ -178,20 +178,15 @@ def run_to_the_end(
             for record in run_experiment(parts, folder, view.watch, timeline, complain):
                 line = view.add(record)
                 if record["round"] >= experiment.rounds:  # before the card is written, which shows it
-                    _draw(folder.path)
+                    from feddf.report.plots import learning_curves  # matplotlib takes a second to load
+
+                    learning_curves([read_run(folder.path)], folder.path / CURVES)
                 if not console.is_terminal:
                     console.print(line, soft_wrap=True)
     except KeyboardInterrupt:
         again = again or f"feddf resume {shlex.quote(str(folder.path))}"
         remark(f"stopped; finished rounds are safe. Continue with: {again}")
         raise
-
-
-def _draw(path: Path) -> None:
-    from feddf.report.plots import learning_curves  # matplotlib takes a second to load
-    from feddf.report.read import read_run
-
-    learning_curves([read_run(path)], path / CURVES)
 
 
 class View:
@@ -254,11 +249,7 @@ class View:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as one reads it.
-
-    >>> [duration(seconds) for seconds in (7.2, 600, 90_000)]
-    ['7 s', '10 min', '25.0 h']
-    """
+    """Return a time as one says it."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -98,10 +98,9 @@ def _run_variations(variations: Mapping[Path, Variation], again: str, trust: boo
 
     def later(path: Path) -> Callable[[float], float]:
         """Tell how long the runs after one take: each round as long as in their method's runs before, or in this."""
-        place = list(variations).index(path)
-        before, after = list(variations.items())[:place], list(variations.items())[place + 1 :]
-        known = {one.method: read_run(folder).seconds_a_round for folder, one in before}
-        left = [(one.method, one.experiment.rounds - len(RunFolder(folder).records())) for folder, one in after]
+        order, place = list(variations.items()), list(variations).index(path)
+        known = {one.method: read_run(folder).seconds_a_round for folder, one in order[:place]}
+        left = [(one.method, one.experiment.rounds - len(RunFolder(at).records())) for at, one in order[place + 1 :]]
         return lambda a_round: sum(rounds * known.get(method, a_round) for method, rounds in left)
 
     for _ in run_many({path: one.experiment for path, one in variations.items()}, run=show, complain=complain):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from feddf.report.read import Run, differing
 from feddf.report.tables import spread
@@ -13,11 +13,7 @@ BASELINE = "fedavg"
 
 
 def title_of(method: str) -> str:
-    """Return a method as its authors write it.
-
-    >>> title_of("feddf+swag")
-    'FedDF+swag'
-    """
+    """Return a method as its authors write it: FedDF+swag for feddf+swag."""
     base, *parts = method.split("+")
     return "+".join([TITLES.get(base, base), *parts])
 
@@ -27,15 +23,15 @@ def task_of(runs: Sequence[Run]) -> list[str]:
     run, other = runs[0], set(differing(runs))
     if run.over_flower:
         return [str(run.value("name")), "over Flower"]
-    dirichlet = run.value("partition.scheme") == "dirichlet"
-    skew = f"α = {run.value('partition.alpha'):g}" if dirichlet else str(run.value("partition.scheme"))
+    scheme = str(run.value("partition.scheme"))
+    skew = f"α = {run.value('partition.alpha'):g}" if scheme == "dirichlet" else scheme
     parts = {
         "data.name": str(run.value("data.name")),
         "clients.total": f"{run.value('clients.total')} clients",
         "clients.fraction": f"C = {run.value('clients.fraction'):g}",
-        "partition.alpha" if dirichlet else "partition.scheme": skew,
+        "partition.scheme": "" if "partition.alpha" in other else skew,
     }
-    return [text for key, text in parts.items() if key not in other]
+    return [text for key, text in parts.items() if text and key not in other]
 
 
 def seeds_of(runs: Sequence[Run]) -> str:
@@ -54,32 +50,20 @@ def headline(runs: Sequence[Run]) -> str:
         if run.records:
             by_method.setdefault(run.method, {})[run.seed] = run
     base = by_method.get(BASELINE, {})
-    both = {name: mine.keys() & base.keys() for name, mine in by_method.items() if name != BASELINE}
-    pairs = {name: [(by_method[name][seed], base[seed]) for seed in sorted(seeds)] for name, seeds in both.items()}
-    if any(pairs.values()):
-        return _gains({name: found for name, found in pairs.items() if found})
-    return _reached({name: list(mine.values()) for name, mine in by_method.items()})
-
-
-def _gains(pairs: Mapping[str, Sequence[tuple[Run, Run]]]) -> str:
+    pairs = {name: [(mine[seed], base[seed]) for seed in mine if seed in base] for name, mine in by_method.items()}
+    pairs = {name: found for name, found in pairs.items() if found and name != BASELINE}
     used = [run for found in pairs.values() for pair in found for run in pair]
-    last = min(len(run.records) for run in used)
-    gains = {
-        name: [mine.curve()[last - 1] - base.curve()[last - 1] for mine, base in found] for name, found in pairs.items()
-    }
-    said = ", ".join(f"{title_of(name)} {spread(gain, signed=True)}" for name, gain in gains.items())
-    return f"{said} points over {title_of(BASELINE)} {_where(used, last)}"
-
-
-def _reached(by_method: Mapping[str, Sequence[Run]]) -> str:
-    used = [run for mine in by_method.values() for run in mine]
+    used = used or [run for mine in by_method.values() for run in mine.values()]
     if not used:
         return "No round is finished yet"
     last = min(len(run.records) for run in used)
-    said = [f"{title_of(name)} {spread([run.curve()[last - 1] for run in mine])} %" for name, mine in by_method.items()]
-    if len(said) == 1 and any(run.curve() != run.curve(None, "averaged") for run in used):
-        said[0] += f" (averaged weights {spread([run.curve(None, 'averaged')[last - 1] for run in used])})"
-    return f"{', '.join(said)} {_where(used, last)}"
+    said = {name: [mine.curve()[last - 1] - base.curve()[last - 1] for mine, base in pairs[name]] for name in pairs}
+    if said:
+        gains = ", ".join(f"{title_of(name)} {spread(found, signed=True)}" for name, found in said.items())
+        return f"{gains} points over {title_of(BASELINE)} {_where(used, last)}"
+    said = {name: [run.curve()[last - 1] for run in mine.values()] for name, mine in by_method.items()}
+    reached = ", ".join(f"{title_of(name)} {spread(found)} %" for name, found in said.items())
+    return f"{reached} {_where(used, last)}"
 
 
 def _where(runs: Sequence[Run], last: int) -> str:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from feddf.config.keys import all_keys, short
 from feddf.report.headline import seeds_of, task_of
-from feddf.report.read import Run, every_prototype, labeled, method_name
+from feddf.report.read import Run, differing, every_prototype, method_name, setting
 from feddf.runtime.atomic import write_atomically
 
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F"]
@@ -78,7 +78,10 @@ def learning_curves(runs: Sequence[Run], path: Path) -> None:
     The fused models are solid lines, the averaged ones that they began from dashed, the ensemble dotted; the band is
     ± one sample standard deviation over the seeds.
     """
-    by_label, names = labeled(runs), every_prototype(runs)
+    by_label: dict[str, list[Run]] = {}  # a method, and what else differs among its runs
+    keys, names = differing(runs, ["task"]), every_prototype(runs)
+    for run in runs:
+        by_label.setdefault(", ".join(filter(None, [run.method, setting(run, keys)])), []).append(run)
     longest = max(len(run.records) for run in runs)
     columns = min(len(names), 3)
     rows = ceil(len(names) / columns)
@@ -134,9 +137,8 @@ def sweep(runs: Sequence[Run], name: str, path: Path) -> None:
     for axes, prototype in zip(panels, names, strict=True):
         for color, (method, mine) in zip(COLORS * len(by_method), by_method.items(), strict=False):
             found: dict[float, list[float]] = {}
-            for run in mine:
-                if prototype in run.prototypes:
-                    found.setdefault(float(run.value(name)), []).append(100 * run.curve(prototype)[last - 1])
+            for run in (run for run in mine if prototype in run.prototypes):
+                found.setdefault(float(run.value(name)), []).append(100 * run.curve(prototype)[last - 1])
             if places := sorted(found):
                 draw_curve(axes, places, [found[one] for one in places], color=color, label=method)
         if every[0] > 0 and every[-1] / every[0] >= 10:

@@ -198,14 +198,6 @@ def setting(run: Run, names: Sequence[str]) -> str:
     return ", ".join(f"{short(name)}={f'{value:g}' if isinstance(value, float) else value}" for name, value in values)
 
 
-def labeled(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return runs by their method and by what else of the experiment differs, so that only seeds share a label."""
-    keys, found = differing(runs, ["task"]), dict[str, list[Run]]()
-    for run in runs:
-        found.setdefault(", ".join(filter(None, [run.method, setting(run, keys)])), []).append(run)
-    return found
-
-
 def every_prototype(runs: Sequence[Run]) -> list[str]:
     """Return the architectures of all runs: one may have others than the next."""
     return list(dict.fromkeys(name for run in runs for name in run.prototypes))
@@ -216,7 +208,7 @@ def alike(runs: Sequence[Run]) -> list[list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         shared = {name: value for name, value in run.config.items() if _kind(name) == "task" and name not in _OWN}
-        groups.setdefault(json.dumps(shared, sort_keys=True), []).append(run)
+        groups.setdefault(json.dumps(shared, sort_keys=True, default=str), []).append(run)
     return list(groups.values())
 
 

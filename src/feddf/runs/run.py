@@ -157,6 +157,8 @@ class Recorder:
         unmeasured = measured and ensembles["ensemble"] is None and (closed.fused.ensemble is not None or why)
         names = [update.client_id for update in updates]
         lost = [update.client_id for update in updates if LOST in update.metrics]
+        starts = closed.fused.start if self._tries_clients else {}
+        drifts = {one.client_id: drift(one.state, starts.get(one.prototype, {})) for one in updates}
         found: dict[str, Any] = {
             "round": closed.server.round,
             "clients": names,
@@ -165,7 +167,7 @@ class Recorder:
             "models": models,
             "metrics_of_clients": mean_metrics([(update.n_examples, update.metrics) for update in updates]),
             **({"accuracy_of_clients": {n: teachers.get(n) for n in names}} if self._tries_clients else {}),
-            **({"drift_of_clients": _drifts(closed)} if self._tries_clients else {}),
+            **({"drift_of_clients": drifts} if self._tries_clients else {}),
             "bytes_down": {name: closed.bytes_down[name] for name in names},
             "bytes_up": {one.client_id: sum(map(n_bytes, [wire(one.state), *one.payload.values()])) for one in updates},
             "dropped": [{"client": failure.client_id, "reason": failure.reason} for failure in closed.failures],
@@ -256,12 +258,6 @@ def _known(outcome: Predictions | Failure, work: str) -> Predictions:
     if isinstance(outcome, Failure):
         raise RuntimeError(f"the {work} of {outcome.client_id} failed: {outcome.reason}")
     return outcome
-
-
-def _drifts(closed: Round) -> dict[str, float | None]:
-    """Return how far each client's weights are from the average that the fusion began with."""
-    start = closed.fused.start
-    return {one.client_id: drift(one.state, start.get(one.prototype, {})) for one in closed.updates}
 
 
 def _score(predictions: Tensor, examples: Examples) -> float:

@@ -76,6 +76,7 @@ def described(run: Run) -> Json:
     names = run.prototypes
     return {
         "path": str(run.path),
+        "headline": _group([run], [[run]])["headline"],
         "method": _text(title_of(run.method)),
         "seed": run.seed,
         "rounds": int(run.value("rounds")),
