@@ -37,7 +37,12 @@ def card(
     if confusion:
         parts += ["## Test accuracy by class, in %", _classes(classes, confusion)]
     versions = [(name.partition(".")[2], value) for name, value in run.config.items() if name.startswith("versions.")]
-    parts += ["## Who holds what", _partition(counts, classes), "## Versions", markdown_table(["", ""], versions)]
+    parts += [
+        "## Who holds what",
+        _partition(counts, classes),
+        "## Versions",
+        markdown_table(["package", "version"], versions),
+    ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -64,8 +69,8 @@ def _classes(classes: Sequence[str], confusion: Mapping[str, Any]) -> str:
 def _partition(counts: NDArray[np.int64], classes: Sequence[str]) -> str:
     """Return how skewed the clients' data are, and who has how many examples of which class if they are few."""
     found, few = skew(counts), max(counts.shape) <= MOST_ROWS
-    rows = [[f"client {number}", *row] for number, row in enumerate(counts.tolist())]
+    rows = [[number, *row] for number, row in enumerate(counts.tolist())]
     return (
         f"{len(counts)} clients with {found.smallest} to {found.largest} examples; a client's largest class is "
         f"{percent(found.top_class_share)} % of its data in the mean (`partition.json` has all counts)."
-    ) + (f"\n\n{markdown_table(['', *classes], rows)}" if few else "")
+    ) + (f"\n\n{markdown_table(['client', *classes], rows)}" if few else "")
