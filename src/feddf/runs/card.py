@@ -37,12 +37,8 @@ def card(
     if confusion:
         parts += ["## Test accuracy by class, in %", _classes(classes, confusion)]
     versions = [(name.partition(".")[2], value) for name, value in run.config.items() if name.startswith("versions.")]
-    parts += [
-        "## Who holds what",
-        _partition(counts, classes),
-        "## Versions",
-        markdown_table(["package", "version"], versions),
-    ]
+    parts += ["## Who holds what", _partition(counts, classes)]
+    parts += ["## Versions", markdown_table(["package", "version"], versions)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
