@@ -193,7 +193,7 @@
       }
       for (const _ of one.seeds) series.push({ stroke: `${stroke}80`, width: 1, dash: DASHES[one.which], spanGaps: true, points: { show: false } });
       series.push({ stroke, width: one.which === "fused" ? 2.2 : 1.3, dash: DASHES[one.which], spanGaps: true,
-        points: { show: one.which === "fused" && rounds < 40, size: 5 } });
+        points: { show: rounds === 1 || (one.which === "fused" && rounds < 40), size: 5 } });
       columns.push(...one.band, ...one.seeds, one.values);
     }
     charts.push(new uPlot({
