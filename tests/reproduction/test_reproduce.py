@@ -279,7 +279,7 @@ def test_the_toy_is_drawn_whatever_its_clients_and_method(tmp_path: Path) -> Non
     result = CliRunner().invoke(app, ["regions", *words, "--out", str(tmp_path / "crowd.png")])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "crowd.png").read_bytes().startswith(b"\x89PNG")
-    assert all(row in result.output for row in ("averaged (FedAvg)", "fused (fedavg)", "ensemble"))
+    assert all(row in result.output for row in ("averaged (FedAvg)", "fused (FedAvg)", "ensemble"))
 
 
 def test_one_that_cannot_be_run_does_not_keep_the_others_from_running(
