@@ -1,42 +1,61 @@
-"""One page about all results: the paper's claims with a verdict each, every table and curve, and how to repeat them."""
+"""One page about all results: the paper's claims with a verdict each, every table and curve, and how to repeat them.
+
+Everything measured is named by the data that were really used. The paper's numbers stand beside ours only at its own
+scale; elsewhere they are of another task, and in a table of their own.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from io import StringIO
-from math import ceil, nan
 from pathlib import Path
 from statistics import fmean, stdev
-from textwrap import fill
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from feddf.report.plots import COLORS, draw_curve, in_one_style
 from feddf.report.read import ReportError
 from reproduction.artifact import SCALES
 from reproduction.judging import CONTRADICTED, HOLDS, SUPPORTED, UNDECIDED, UNTESTED
+from reproduction.page_plots import bars_of, curves_of
 
 Result = Mapping[str, Any]
 
-_STYLE = """
-:root { color-scheme: light dark; --line: #8884; --ok: #1b7f3b; --part: #a06a00; --bad: #b3261e; --none: #777; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; padding: 1rem; }
-table { border-collapse: collapse; display: block; overflow-x: auto; margin: .5rem 0; }
-th, td { border: 1px solid var(--line); padding: .2rem .6rem; text-align: right; vertical-align: top; }
-th:first-child, td:first-child { text-align: left; }
-.claim { text-align: left; min-width: 16rem; }
-td small { color: var(--none); display: block; }
-.verdict { font-weight: 600; }
-.holds { color: var(--ok); } .part { color: var(--part); }
-.fails { color: var(--bad); } .untested { color: var(--none); }
-section { border-top: 1px solid var(--line); margin-top: 2rem; }
-svg { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
-code { overflow-wrap: anywhere; }
-"""
 _CLASSES = {HOLDS: "holds", SUPPORTED: "holds", UNDECIDED: "part", CONTRADICTED: "fails"}
+_SCALES = {"paper": "the paper's scale", "cpu": "small scale", "smoke": "smoke scale"}
+_CALLED = {
+    "mnist-5k": "digits", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet32": "ImageNet",
+    "toy": "toy spirals", "ag_news": "AG News", "sst2": "SST-2",
+}  # fmt: skip
+_SIDES = {"mnist-5k": 28, "cifar10": 32, "cifar100": 32}
+
+
+def data_of(cell: Mapping[str, Any]) -> str:
+    """Return what a cell was really run on.
+
+    >>> data_of({"configuration": {"data": {"name": "mnist-5k", "image_size": 14}}})
+    'digits, 14×14'
+    """
+    data = cell.get("configuration", {}).get("data", {})
+    name = str(data.get("name", ""))
+    side = data.get("image_size") or _SIDES.get(name)
+    return _CALLED.get(name, name) + (f", {side}×{side}" if side else "")
+
+
+def honest(text: str, cell: Mapping[str, Any]) -> str:
+    """Return a row or a sentence with the cell's own data in place of those of its preset, which the paper has.
+
+    >>> honest("cifar10, α = 1", {"preset": "cifar10-resnet8", "configuration": {"data": {"name": "mnist-5k"}}})
+    'digits, 28×28, α = 1'
+    """
+    preset = str(cell.get("preset", "")).partition("-")[0]
+    names = "|".join(re.escape(name) for name in {preset, _CALLED.get(preset, preset)} if name)
+    return re.sub(rf"(?<![\w-])(?:{names})(?![\w-])", data_of(cell), text) if preset in _CALLED else text
+
+
+def all_data(one: Result) -> str:
+    """Return all data that a result was really run on."""
+    return "; ".join(dict.fromkeys(filter(None, map(data_of, one["cells"]))))
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -99,47 +118,73 @@ def page(results: Sequence[Result], titles: Mapping[str, tuple[str, str]]) -> st
 
     ``titles`` are (title, what it would take to test it) of every artifact, in order.
     """
-    scales = sorted({one["scale"] for one in results}, key=lambda scale: (*SCALES, scale).index(scale)) or [""]
     by_name: dict[str, dict[str, Result]] = {}
     for one in results:
         by_name.setdefault(one["artifact"], {})[one["scale"]] = one
-    rows = "".join(_overview(name, *titles[name], by_name.get(name, {}), scales) for name in titles)
+    rows = "".join(_overview(name, *titles[name], by_name.get(name, {})) for name in titles)
     sections = "".join(_artifact(name, titles[name][0], by_name[name]) for name in titles if name in by_name)
-    head = "".join(f"<th>{escape(scale)}</th>" for scale in scales)
+    shown = [(escape(name), escape(_short(titles[name][0]))) for name in titles if name in by_name]
+    links = "".join(f"<li><a href='#{name}'>{title}</a></li>" for name, title in shown)
+    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>FedDF, reproduced</title><style>{_STYLE}</style></head><body><h1>FedDF, reproduced</h1>"
-        "<p>Each claim of the paper as comparisons of measured numbers, at each scale that was run. Comparisons are "
-        "paired by seed; one is supported where the whole 95 % confidence interval of the mean difference (Student's t)"
-        " agrees with it, contradicted where the whole interval is against it, and undecided otherwise. A claim holds "
-        "where all its comparisons are supported.</p>"
-        f"<p>{escape(summary(results))} The small tasks are no stand-in for the paper's: "
-        "the digits were chosen because the clients' ensemble is well above their average there in the first rounds."
-        f"</p><table><tr><th>table or figure</th>{head}"
-        f"<th class='claim'>claim</th></tr>{rows}</table>{sections}</body></html>\n"
+        f"<title>FedDF, reproduced</title><link rel='icon' href='data:,'><style>{style}</style></head><body>"
+        f"<header><h1>FedDF, reproduced</h1></header><nav aria-label='Tables and figures'><ul>"
+        f"<li><a href='#summary'>Summary</a></li>{links}</ul></nav><main>"
+        f"<div id='summary'><h2>What holds</h2>{_tiles(results, len(titles))}"
+        f"<p>{escape(summary(results))} {escape(_where(results))} The small tasks are no stand-in for the paper's: the "
+        "digits were chosen because the clients' ensemble is well above their average there in the first rounds.</p>"
+        "<p class='faint'>Each claim of the paper is a list of comparisons of measured numbers, paired by seed. One is "
+        "supported where the whole 95 % confidence interval of the mean difference (Student's t) agrees with it, "
+        "contradicted where the whole interval is against it, and undecided otherwise. A claim holds where all its "
+        f"comparisons are supported.</p><h2>Every claim</h2><ul class='claims'>{rows}</ul></div>{sections}</main>"
+        "</body></html>\n"
     )
 
 
-def _overview(name: str, title: str, needs: str, mine: Mapping[str, Result], scales: Sequence[str]) -> str:
+def _short(title: str) -> str:
+    """Return a title without what the paper ran it on.
+
+    >>> _short("Table 1, one column of it (CIFAR-10, ResNet-8)")
+    'Table 1, one column of it'
+    """
+    return title.partition(":")[0].partition(" (")[0]
+
+
+def _tiles(results: Sequence[Result], of: int) -> str:
+    """Return how many claims came out how, to be seen first."""
+    verdicts = [one["verdict"] for one in results]
+    tiles = [(kind, verdicts.count(kind)) for kind in (HOLDS, UNDECIDED, CONTRADICTED)]
+    missing = of - len({one["artifact"] for one in results})
+    tiles += [(UNTESTED, missing)] if missing else []
+    return "<ul class='counts'>" + "".join(f"<li><b>{n}</b>{_verdict(kind)}</li>" for kind, n in tiles) + "</ul>"
+
+
+def _where(results: Sequence[Result]) -> str:
+    """Return how many verdicts rest on the paper's own scale."""
+    return f"{sum(one['scale'] == 'paper' for one in results)} of the verdicts are at the paper's scale."
+
+
+def _overview(name: str, title: str, needs: str, mine: Mapping[str, Result]) -> str:
     """Return an artifact's line in the list of all claims."""
     if not mine:
-        return (
-            f"<tr><td>{escape(title)}</td><td colspan='{len(scales)}'>{_verdict(UNTESTED)}</td>"
-            f"<td class='claim'>{escape(needs)}</td></tr>"
-        )
+        return f"<li><span>{escape(title)}</span><span>{_verdict(UNTESTED)}</span><span>{escape(needs)}</span></li>"
     claim = next(iter(mine.values()))["claim"]
-    verdicts = "".join(f"<td>{_judged(mine[scale]) if scale in mine else '–'}</td>" for scale in scales)
+    verdicts = "".join(map(_judged, mine.values()))
     return (
-        f"<tr><td><a href='#{escape(name)}'>{escape(title)}</a></td>{verdicts}"
-        f"<td class='claim'>{escape(claim)}</td></tr>"
+        f"<li><a href='#{escape(name)}'>{escape(_short(title))}</a><div>{verdicts}</div>"
+        f"<div>{escape(claim)}<small>The paper's: {escape(title)}</small></div></li>"
     )
 
 
 def _artifact(name: str, title: str, mine: Mapping[str, Result]) -> str:
-    claim = next(iter(mine.values()))["claim"]
+    claim, data = next(iter(mine.values()))["claim"], "; ".join(dict.fromkeys(map(all_data, mine.values())))
     parts = "".join(map(_section, mine.values()))
-    return f"<section id='{escape(name)}'><h2>{escape(title)}</h2><p>{escape(claim)}</p>{parts}</section>"
+    return (
+        f"<section id='{escape(name)}'><h2>{escape(_short(title))}, run on {escape(data)}</h2>"
+        f"<p class='faint'>The paper's: {escape(title)}</p><p>{escape(claim)}</p>{parts}</section>"
+    )
 
 
 def _verdict(text: str) -> str:
@@ -150,7 +195,8 @@ def _judged(one: Result) -> str:
     """Return a verdict, the comparisons that it comes from, and what was run."""
     seeds = f"{len(one['seeds'])} seed{'s' if len(one['seeds']) > 1 else ''}, {len(_runs([one]))} runs"
     counts = f"<small>{_counts(one)}; {seeds}</small>" if one["findings"] else ""
-    return f"{_verdict(one['verdict'])}{counts}<small>{escape(one['run_on'])}</small>"
+    said = f"{_verdict(one['verdict'])} on {escape(all_data(one))}{counts}"
+    return f"<div>{said}<small>{escape(one['run_on'])}</small></div>"
 
 
 def _shown(finding: Mapping[str, Any]) -> str:
@@ -164,40 +210,61 @@ def _shown(finding: Mapping[str, Any]) -> str:
 
 
 def _section(one: Result) -> str:
+    cells = [{**cell, "row": honest(cell["row"], cell)} for cell in one["cells"]]
+    some = cells[0] if cells else {}
     findings = "".join(
-        f"<li>{_verdict(each['outcome'])}: {escape(each['claim'])}: {_shown(each)}</li>" for each in one["findings"]
+        f"<li>{_verdict(each['outcome'])}: {escape(honest(each['claim'], some))}: {_shown(each)}</li>"
+        for each in one["findings"]
     )
-    versions = ", ".join(f"{name} {value}" for name, value in one["versions"].items())
+    versions, own = ", ".join(f"{name} {value}" for name, value in one["versions"].items()), one["scale"] == "paper"
+    data, unit = all_data(one), f"{one['unit']}, on {all_data(one)}"
     return (
-        f"<h3>Scale {escape(one['scale'])}: {_verdict(one['verdict'])}</h3><p>Run on: {escape(one['run_on'])}.</p>"
-        f"<p>{escape(one['unit'])}; seeds {escape(', '.join(map(str, one['seeds'])))}; "
-        f"the paper's number in gray.</p>{_table(one['cells'], len(one['seeds']))}<ul>{findings}</ul>{_bars(one)}"
-        f"{_curves(one['cells'])}"
-        f"<p><code>{escape(one['command'])}</code><br>{one['hours']:g} hours, {escape(one['machine'])}, "
+        f"<h3>{escape(_SCALES[one['scale']].capitalize())}: {_verdict(one['verdict'])} "
+        f"<span class='data'>{escape(data)}</span></h3><p>Run on: {escape(one['run_on'])}.</p>"
+        f"<p>{escape(unit)}; seeds {escape(', '.join(map(str, one['seeds'])))}"
+        f"{'; below it, the number in the paper' if own and any(cell['paper'] for cell in cells) else ''}.</p>"
+        f"{_table(cells, len(one['seeds']), data, beside=own)}{'' if own else _paper(one)}<ul>{findings}</ul>"
+        f"<div class='pictures'>{bars_of(cells, unit)}{curves_of(cells, data)}</div>"
+        f"<p class='faint'><code>{escape(one['command'])}</code><br>{one['hours']:g} hours, {escape(one['machine'])}, "
         f"{escape(versions)}, {escape(one['date'])}</p>"
     )
 
 
-def _table(cells: Sequence[Mapping[str, Any]], seeds: int) -> str:
+def _paper(one: Result) -> str:
+    """Return the paper's numbers, which are of another task than ours, in a table of their own."""
+    cells = [{**cell, "values": {}} for cell in one["cells"] if cell["paper"]]
+    if not cells:
+        return ""
+    title = "The paper's numbers: of its own task, not to be compared with those above"
+    return f"<details><summary>{title}</summary>{_table(cells, 0, 'in the paper', beside=True)}</details>"
+
+
+def _table(cells: Sequence[Mapping[str, Any]], seeds: int, corner: str, beside: bool) -> str:
+    """Return cells as a table; ``beside`` puts the paper's numbers into them."""
     columns = list(dict.fromkeys(cell["column"] for cell in cells))
     by_place = {(cell["row"], cell["column"]): cell for cell in cells}
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    head = "".join(f"<th scope='col'>{escape(column)}</th>" for column in columns)
     lines = [
-        f"<tr><td>{escape(row)}</td>{''.join(_entry(by_place.get((row, column)), seeds) for column in columns)}</tr>"
+        f"<tr><th scope='row'>{escape(row)}</th>"
+        f"{''.join(_entry(by_place.get((row, column)), column, seeds, beside) for column in columns)}</tr>"
         for row in dict.fromkeys(cell["row"] for cell in cells)
     ]
-    return f"<table><tr><th></th>{head}</tr>{''.join(lines)}</table>"
+    return (
+        f"<div class='wide' tabindex='0' role='group' aria-label='{escape(corner)}'><table><thead><tr><th scope='col'>"
+        f"{escape(corner)}</th>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )
 
 
-def _entry(cell: Mapping[str, Any] | None, seeds: int) -> str:
+def _entry(cell: Mapping[str, Any] | None, column: str, seeds: int, beside: bool) -> str:
     """Return a cell's mean and spread, the paper's number, and how many seeds it has if not all were run."""
+    label = f"<td data-label='{escape(column)}'>"
     if cell is None:
-        return "<td></td>"
+        return f"{label}</td>"
     values = list(cell["values"].values())
-    text = _mean(values) if values else "–"
-    paper = f"<small>{escape(cell['paper'])}</small>" if cell["paper"] else ""
+    text = _mean(values) if values else "–" if seeds else escape(cell["paper"])
+    paper = f"<small>paper: {escape(cell['paper'])}</small>" if cell["paper"] and beside and seeds else ""
     fewer = f"<small>{len(values)} of {seeds} seeds</small>" if 0 < len(values) < seeds else ""
-    return f"<td>{text}{fewer}{paper}</td>"
+    return f"{label}<span>{text}{fewer}{paper}</span></td>"
 
 
 def _mean(values: Sequence[float | str]) -> str:
@@ -206,72 +273,3 @@ def _mean(values: Sequence[float | str]) -> str:
         return ", ".join(value if isinstance(value, str) else f"{value:g}" for value in values)
     numbers = [float(value) for value in values]
     return f"{fmean(numbers):.1f}" + (f" ± {stdev(numbers):.1f}" if len(numbers) > 1 else "")
-
-
-@in_one_style()
-def _picture(draw: Callable[[], Figure]) -> str:
-    """Return a figure in the one style as SVG."""
-    text = StringIO()
-    draw().savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()[text.getvalue().index("<svg") :]
-
-
-def _bars(one: Result) -> str:
-    """Return all means of an artifact as bars, if there are not too many to be told apart."""
-    rows: dict[str, dict[str, list[float]]] = {}
-    for cell in one["cells"]:
-        numbers = [value for value in cell["values"].values() if not isinstance(value, str)]
-        if numbers and len(numbers) == len(cell["values"]):  # a mean of bounds would say nothing
-            rows.setdefault(cell["row"], {})[cell["column"]] = numbers
-    if not rows or sum(map(len, rows.values())) > 40:
-        return ""
-    return _picture(lambda: bars(rows, one["unit"]))
-
-
-HATCHES = ("", "//", "..")
-"""What tells bars apart once all colors are taken."""
-
-
-def bars(rows: Mapping[str, Mapping[str, Sequence[float]]], label: str) -> Figure:
-    """Return a group of bars for each row, a color for each column, with ± one sample standard deviation over seeds.
-
-    So the paper compares sources of unlabeled data (Figure 5).
-    """
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    figure = Figure(figsize=(max(5.5, 0.9 + 0.35 * len(rows) * (len(columns) + 1)), 3.8), layout="constrained")
-    axes = figure.subplots()
-    width = 0.8 / len(columns)
-    for number, column in enumerate(columns):
-        found = [row.get(column, ()) for row in rows.values()]
-        places = [index + (number - (len(columns) - 1) / 2) * width for index, one in enumerate(found) if one]
-        means = [fmean(one) for one in found if one]
-        spreads = [stdev(one) if len(one) > 1 else 0.0 for one in found if one]
-        color, hatch = COLORS[number % len(COLORS)], HATCHES[number // len(COLORS) % len(HATCHES)]
-        axes.bar(places, means, width, yerr=spreads, color=color, hatch=hatch, label=column, capsize=2)
-    axes.set_xticks(range(len(rows)), list(rows), rotation=30 if max(map(len, rows)) > 8 else 0, ha="right")
-    axes.set_ylabel(fill(label, 40))
-    axes.grid(axis="x", visible=False)
-    figure.legend(loc="outside lower center", ncols=min(3, len(columns)))
-    return figure
-
-
-def _curves(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Return the learning curves of all cells as an SVG picture: the mean over seeds ± one standard deviation."""
-    drawn = [cell for cell in cells if cell["curves"] and len(cell["curves"][0]["fused"]) > 1]
-    return _picture(lambda: _draw_curves(drawn)) if drawn else ""
-
-
-def _draw_curves(drawn: Sequence[Mapping[str, Any]]) -> Figure:
-    figure = Figure(figsize=(8, 4 + 0.2 * ceil(len(drawn) / 2)), layout="constrained")
-    axes = figure.subplots()
-    for number, cell in enumerate(drawn):
-        curves = [[nan if value is None else 100 * value for value in curve["fused"]] for curve in cell["curves"]]
-        by_round = list(zip(*curves, strict=False))
-        line, color = ["-", "--", ":", "-."][number // len(COLORS) % 4], COLORS[number % len(COLORS)]
-        label = f"{cell['row']}, {cell['column']}"
-        draw_curve(axes, range(1, len(by_round) + 1), by_round, line, color=color, label=label)
-    several = any(len(cell["curves"]) > 1 for cell in drawn)
-    axes.set(xlabel="communication round", ylabel="test accuracy in %")
-    axes.set_title("mean over seeds, band ± 1 standard deviation" if several else "one seed")
-    axes.legend(fontsize="x-small", ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.15))
-    return figure

@@ -17,6 +17,7 @@ from feddf import evaluate
 from feddf.data.unlabeled import all_rows
 from feddf.engines import in_process
 from feddf.fusion.ensemble import avg_logits
+from feddf.report.headline import title_of
 from feddf.report.plots import COLORS, in_one_style, save_figure
 from feddf.report.tables import percent
 from feddf.rounds import run_round
@@ -56,7 +57,7 @@ def _first_models(parts: Parts) -> dict[str, list[nn.Module]]:
     return {
         **{client: [model] for client, model in trained.items()},
         "averaged (FedAvg)": [load(closed.fused.start[name])],
-        f"fused ({parts.experiment.fusion.method})": [load(closed.server.models[name])],
+        f"fused ({title_of(parts.experiment.fusion.method)})": [load(closed.server.models[name])],
         "ensemble": list(trained.values()),
     }
 
@@ -75,7 +76,7 @@ def _draw(
     """
     columns = max(len(panels), len(shards) + 1)
     palette = np.array([to_rgb(color) for color in COLORS[:3]])
-    figure = Figure(figsize=(2.2 * columns, 5), layout="constrained")
+    figure = Figure(figsize=(1.6 * columns, 3.9), layout="constrained")
     grid = figure.subplots(2, columns)
     for axes in grid.flat:
         axes.set(xlim=(-extent, extent), ylim=(-extent, extent), aspect="equal", xticks=[], yticks=[])

@@ -191,7 +191,7 @@ TABLE2 = Artifact(
         ]
     ),
     differs="two groups in GroupNorm, where the paper tunes their number",
-    reduction="the rows of CIFAR-10 only; two groups in GroupNorm",
+    reduction="the paper's CIFAR-10 rows only; two groups in GroupNorm",
     subset={"cpu": lambda cell: cell.row.startswith("cifar10,")},
 )
 

@@ -123,7 +123,8 @@ def test_the_version_quiet_and_json(place: Path) -> None:
 
 
 def test_presets_are_listed_and_one_is_printed_as_a_file_to_start_from(place: Path) -> None:
-    assert "demo" in feddf("presets", cwd=place).stdout
+    assert feddf("presets", cwd=place).stdout.split()[0] == "demo"  # what takes minutes comes first
+    assert list(json.loads(feddf("presets", "--json", cwd=place).stdout))[:3] == ["demo", "toy", "cifar10-small"]
     (place / "printed.toml").write_text(feddf("presets", "toy", cwd=place).stdout)
     assert load(str(place / "printed.toml")) == load("toy")
     (place / "printed.toml").write_bytes(b"\xef\xbb\xbf" + (place / "printed.toml").read_bytes())
@@ -185,6 +186,50 @@ def test_a_report_on_several_runs_leaves_their_own_pictures_alone(place: Path) -
     assert done.stderr.count("skipped: two/") == 3
     assert (place / "drawn.svg").is_file()
     assert (place / "two" / "feddf-seed0" / "curves.png").read_text() == "its own"
+
+
+def test_a_second_run_with_the_same_words_says_that_one_is_finished(place: Path) -> None:
+    words = ["run", "small.toml", "name=twice", "rounds=1"]
+    assert feddf(*words, cwd=place).returncode == 0
+    folder = place / "runs" / "twice-feddf-seed0"
+    before = (folder / "metrics.jsonl").stat().st_mtime_ns
+    again = feddf(*words, "workers=1", cwd=place)  # which changes no result
+    assert again.returncode == 0
+    assert "an equal run is finished, runs/twice-feddf-seed0" in again.stderr
+    assert "Test accuracy" in again.stdout
+    assert json.loads(feddf(*words, "--json", cwd=place).stdout)[0]["run"] == "runs/twice-feddf-seed0"
+    assert [path.name for path in (place / "runs").glob("twice-*")] == [folder.name]
+    assert (folder / "metrics.jsonl").stat().st_mtime_ns == before
+    (folder / "README.md").unlink()  # it did not come to its end
+    assert feddf(*words, cwd=place).returncode == 0
+    assert (place / "runs" / "twice-feddf-seed0-2").is_dir()
+
+
+def test_the_time_left_is_that_of_the_whole_comparison(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(0, 10**6, 100))  # a hundred seconds at every look
+    monkeypatch.setattr("feddf.cli.running.time.monotonic", lambda: next(ticks))
+    done = feddf("compare", "small.toml", "--seeds", "0,1", "--methods", "fedavg", "--out", "timed", cwd=place)
+    (first, *_, last) = re.findall(r"(\S+ \w+) left", done.stdout)
+    minutes = float(first.split()[0])
+    assert first.endswith("min")
+    assert minutes >= 3 * 100 / 60  # of four rounds one is done
+    assert last == "0 s"
+
+
+def test_the_card_tells_what_a_model_card_should(place: Path) -> None:
+    text = (place / "out" / "README.md").read_text()
+    (found,) = json.loads(feddf("report", "out", "--json", cwd=place).stdout)
+    averaged, fused = (100 * found["models"]["mlp"][which] for which in ("averaged", "fused"))
+    assert f"| mlp | `mlp` | {averaged:.1f} | {fused:.1f} |" in text
+    assert "**FedDF " in text
+    assert "![learning curves](curves.png)" in text
+    for title in ("Test accuracy by class, in %", "Who holds what", "Versions"):
+        assert f"## {title}" in text
+    tested = json.loads((place / "out" / "tested.json").read_text())
+    (rows,) = tested["confusion"].values()
+    right = sum(rows[label][label] for label in range(len(rows))) / sum(map(sum, rows))
+    assert right == pytest.approx(found["models"]["mlp"]["fused"])
+    assert f"| {tested['classes'][0]} | {100 * rows[0][0] / sum(rows[0]):.1f} |" in text
 
 
 def test_a_run_leaves_a_complete_folder(place: Path) -> None:

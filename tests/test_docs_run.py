@@ -21,6 +21,7 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
+import feddf
 from feddf import cli
 from reproduction.__main__ import app as reproduction_app
 
@@ -109,8 +110,20 @@ def test_the_notebooks_run(name: str, tmp_path: Path) -> None:
             for old, new in SMALL.items():
                 source = source.replace(old, new)
             if cell["cell_type"] == "code":
-                assert cell["outputs"] == []  # what is kept is what can be run, not what was once seen
                 exec(compile(source, name, "exec"), program)
+
+
+@pytest.mark.parametrize("name", ["toy", "three_architectures"])
+def test_the_notebooks_show_small_pictures_and_use_public_names_only(name: str) -> None:
+    text = (ROOT / "examples" / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8")
+    assert len(text) < 150_000
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    kinds = [kind for cell in cells for output in cell["outputs"] for kind in output.get("data", {"printed": ""})]
+    assert {"printed", "image/png"} == set(kinds)
+    source = "\n".join("".join(cell["source"]) for cell in cells)
+    assert "import feddf\n" in source
+    assert not re.search(r"from feddf|import feddf\.|reproduction", source)
+    assert set(re.findall(r"\bfeddf\.(\w+)", source)) <= set(feddf.__all__)
 
 
 def test_every_page_of_the_site_is_in_its_navigation() -> None:

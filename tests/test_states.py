@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from feddf.models.small import MLP
 from feddf.seeds import derive, seed_torch
-from feddf.states import all_finite, copy, digest, init_state, is_statistic, n_bytes, state_of, weighted_mean
+from feddf.states import all_finite, copy, digest, drift, init_state, is_statistic, n_bytes, state_of, weighted_mean
 from feddf.types import Prototype
 
 numbers = st.floats(-100, 100, width=32)
@@ -111,6 +111,24 @@ def test_size_and_finiteness() -> None:
     assert all_finite(state)
     for bad in (float("nan"), float("inf"), -float("inf")):
         assert not all_finite({**state, "v": torch.tensor([1.0, bad])})
+
+
+@given(st.integers(0, 99))
+def test_drift_is_the_relative_distance_over_all_parameters(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    mine, center = ({"w": random.normal(size=(2, 3)), "b": random.normal(size=3)} for _ in range(2))
+    flat = [np.concatenate([state["w"].ravel(), state["b"]]) for state in (mine, center)]
+    expected = np.linalg.norm(flat[0] - flat[1]) / np.linalg.norm(flat[1])
+    states = [{key: torch.tensor(value) for key, value in state.items()} for state in (mine, center)]
+    extra = [{**state, "running_mean": torch.tensor([n])} for n, state in enumerate(states)]
+    assert drift(*states) == drift(*extra) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_drift_without_a_value_is_none() -> None:
+    center = {"w": torch.ones(2)}
+    for state in ({}, {"w": torch.ones(3)}, {"w": torch.tensor([1.0, float("inf")])}):
+        assert drift(state, center) is None
+    assert drift({}, {}) is None
 
 
 def test_reading_off_keeps_an_order_and_shares_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite, nan
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +57,17 @@ def _mean(tensors: Iterable[Tensor], weights: Sequence[float], total: float) -> 
 def is_statistic(name: str) -> bool:
     """Say whether a tensor of a state is a BatchNorm's running statistic (or its counter), by its name."""
     return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+
+
+def drift(state: State, center: State) -> float | None:
+    """Return ‖w − c‖ / ‖c‖ over all weights but BatchNorm's statistics; ``None`` where it has no (finite) value."""
+    keys = [key for key, value in center.items() if value.is_floating_point() and not is_statistic(key)]
+    if any(key not in state or state[key].shape != center[key].shape for key in keys):
+        return None  # a matched network has other widths
+    away = sum(float((state[key].double() - center[key].double()).square().sum()) for key in keys)
+    size = sum(float(center[key].double().square().sum()) for key in keys)
+    found = (away / size) ** 0.5 if size else nan
+    return round(found, 5) if isfinite(found) else None
 
 
 def n_bytes(state: State) -> int:

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from feddf.report.headline import headline, task_of
 from feddf.report.plots import learning_curves, partition_dots, sweep
 from feddf.report.read import ReportError, Run, alike, collect, differing, read_run
 from feddf.report.tables import compared, percent, runs_table, seconds_table, spread
@@ -303,3 +304,43 @@ def test_a_run_of_another_version_is_named_and_not_read_with_defaults(tmp_path: 
     (tmp_path / "config.toml").write_text('name = "old"\n[clients]\nnumber = 5\n')
     with pytest.raises(ReportError, match=r"version 0\.1: its key 'clients\.number' is called 'clients\.total' now"):
         read_run(tmp_path)
+
+
+def test_the_headline_is_the_gain_over_fedavg_paired_by_seed(tmp_path: Path) -> None:
+    ends = {"fedavg": [0.4, 0.5, 0.1], "feddf": [0.6, 0.8]}  # of models a; b has half of it
+    runs = [
+        read_run(write(tmp_path / f"{method}{seed}", method, seed, [0.1, 0.2, end]))
+        for method, found in ends.items()
+        for seed, end in enumerate(found)
+    ]
+    gains = [75 * (ends["feddf"][seed] - ends["fedavg"][seed]) for seed in (0, 1)]  # the mean of a model and a half one
+    mean, deviation = np.mean(gains), np.std(gains, ddof=1)
+    expected = (
+        f"FedDF +{mean:.1f} ± {deviation:.1f} points over FedAvg after round 3, seeds 0, 1, α = 0.1, two architectures"
+    )
+    assert headline(runs) == expected
+    assert task_of(runs) == ["toy", "4 clients", "C = 0.5", "α = 0.1"]
+
+
+def test_the_headline_without_a_baseline_or_a_common_seed_or_a_round(tmp_path: Path) -> None:
+    (feddf, other), none = (
+        [read_run(write(tmp_path / name, name, seed, [0.4, 0.6])) for name, seed in (("feddf", 0), ("fedavg", 1))],
+        read_run(write(tmp_path / "none", "feddf", 0, [])),
+    )
+    assert headline([feddf]) == "FedDF 45.0 % after round 2 of 3, seed 0, α = 0.1, two architectures"
+    assert headline([feddf, other]).startswith("FedDF 45.0 %, FedAvg 45.0 % after round 2 of 3, seeds 0, 1")
+    assert headline([none]) == "No round is finished yet"
+
+
+def test_architectures_that_only_some_runs_have_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (read_run(write(tmp_path / name, name, 0, [0.4, 0.6])) for name in ("fedavg", "feddf"))
+    lines = (tmp_path / "feddf" / "metrics.jsonl").read_text().replace('"b":', '"c":')
+    (tmp_path / "feddf" / "metrics.jsonl").write_text(lines)
+    second = read_run(tmp_path / "feddf")
+    rows = {row[0]: row[1:] for row in compared({"fedavg": [first], "feddf": [second]}).rows}
+    assert list(rows)[:3] == ["a", "b", "c"]
+    assert (rows["b"], rows["c"]) == (["30.0", "–", "–"], ["–", "30.0", "–"])
+    titles: list[str] = []
+    monkeypatch.setattr(Axes, "set", lambda self, title="", **rest: titles.append(title))
+    learning_curves([first, second], tmp_path / "curves.png")
+    assert {"a", "b", "c"} <= set(titles)

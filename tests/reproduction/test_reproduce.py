@@ -19,7 +19,8 @@ from reproduction.__main__ import app
 from reproduction.artifact import SCALES, cells_at
 from reproduction.cells import decisive_values, experiments_of, frozen_defaults, hash_of, is_kept
 from reproduction.judging import CONTRADICTED, UNDECIDED, UNTESTED
-from reproduction.page import _curves, bars, page, read_results, summary, verdicts
+from reproduction.page import data_of, honest, page, read_results, summary, verdicts
+from reproduction.page_plots import bars, curves_of
 from reproduction.scales import TUNED
 
 pytestmark = pytest.mark.xdist_group("reproduce")  # the smoke runs are made once
@@ -163,9 +164,30 @@ def test_the_terminal_has_a_line_for_every_claim(smoke: Path) -> None:
 def test_the_page_shows_every_scale_that_was_run(smoke: Path) -> None:
     (one,) = (one for one in read_results(smoke / "results") if one["artifact"] == "fig1")
     text = page([{**one, "scale": "cpu", "verdict": CONTRADICTED}, one], {"fig1": (one["title"], "")})
-    assert text.index("<th>cpu</th>") < text.index("<th>smoke</th>")
+    assert text.index("<h3>Small scale") < text.index("<h3>Smoke scale")
     assert text.count("<section") == 1
-    assert f"Scale cpu: <span class='verdict fails'>{CONTRADICTED}" in text
+    assert f"Small scale: <span class='verdict fails'>{CONTRADICTED}" in text
+
+
+def test_the_page_names_the_data_that_were_used_and_keeps_the_papers_numbers_apart() -> None:
+    (one,) = (one for one in read_results(KEPT[0].parent.parent) if one["artifact"] == "table2")
+    text = page([one], {"table2": (one["title"], "")})
+    before, _, rest = text.partition("<details>")
+    apart, _, after = rest.partition("</details>")
+    assert "cifar10" not in before + after
+    assert text.count("digits, 14×14, α = 1") > 2
+    assert one["cells"][0]["paper"] not in before + after
+    assert one["cells"][0]["paper"] in apart
+    same = page([{**one, "scale": "paper"}], {"table2": (one["title"], "")})
+    assert f"<small>paper: {one['cells'][0]['paper']}</small>" in same
+    assert "<details>" not in same
+
+
+def test_rows_about_pools_keep_their_names() -> None:
+    cell = {"preset": "cifar10-resnet8", "configuration": {"data": {"name": "cifar10", "image_size": 16}}}
+    assert data_of(cell) == "CIFAR-10, 16×16"
+    assert honest("CIFAR-100", cell) == "CIFAR-100"
+    assert honest("CIFAR-10, FedDF is above CIFAR-10, FedAvg", cell).count("16×16") == 2
 
 
 def test_finished_runs_keep_small_files_only(smoke: Path) -> None:
@@ -191,7 +213,7 @@ def test_a_band_is_one_standard_deviation_as_in_every_other_picture(monkeypatch:
     bands: list[list[list[float]]] = []
     monkeypatch.setattr(Axes, "fill_between", lambda self, x, low, high, **look: bands.append([list(low), list(high)]))
     curves = [{"fused": [0.2, 0.5, 0.9]}, {"fused": [0.3, 0.5]}, {"fused": [0.4, 0.5]}]
-    text = _curves([{"row": "a", "column": "b", "curves": curves}, {"row": "a", "column": "c", "curves": curves[:1]}])
+    text = curves_of([{"row": "a", "column": "b", "curves": curves}, {"row": "a", "column": "c", "curves": curves[:1]}])
     assert "± 1 standard deviation" in text
     assert bands == [[pytest.approx([20, 50]), pytest.approx([40, 50])]]  # one seed has none
 
@@ -257,7 +279,7 @@ def test_the_toy_is_drawn_whatever_its_clients_and_method(tmp_path: Path) -> Non
     result = CliRunner().invoke(app, ["regions", *words, "--out", str(tmp_path / "crowd.png")])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "crowd.png").read_bytes().startswith(b"\x89PNG")
-    assert all(row in result.output for row in ("averaged (FedAvg)", "fused (fedavg)", "ensemble"))
+    assert all(row in result.output for row in ("averaged (FedAvg)", "fused (FedAvg)", "ensemble"))
 
 
 def test_one_that_cannot_be_run_does_not_keep_the_others_from_running(

@@ -155,14 +155,17 @@ def test_the_best_start_is_never_below_the_average_on_validation() -> None:
     assert best == max(average, previous)
 
 
-def test_records_tell_bytes_validation_accuracy_and_clients_when_asked() -> None:
+def test_records_tell_bytes_validation_accuracy_and_what_each_client_reached() -> None:
     records = outcome({"run.log_clients": True})[1]
     for record in records:
         assert record["bytes_up"].keys() == record["bytes_down"].keys() == set(record["clients"])
         assert set(record["bytes_up"].values()) == set(record["bytes_down"].values()) == {1900}  # as a file has it
-        assert record["accuracy_of_clients"].keys() == set(record["clients"])
+        assert record["accuracy_of_clients"].keys() == record["drift_of_clients"].keys() == set(record["clients"])
+        assert min(record["drift_of_clients"].values()) > 0
         assert 0 <= record["models"]["cnn"]["validation"] <= 1
-    assert "accuracy_of_clients" not in outcome()[1][0]
+    known = [outcome()[1][0][name] for name in ("accuracy_of_clients", "drift_of_clients")]  # the ensemble needs them
+    assert known == [records[0][name] for name in ("accuracy_of_clients", "drift_of_clients")]
+    assert "accuracy_of_clients" not in outcome({"run.log_ensemble": False})[1][0]
     assert outcome({"run.log_clients": True})[0] == outcome()[0]
 
 

@@ -38,7 +38,16 @@ def feddf(*words: str) -> int:
 
 FILES = [
     *("lock", ".config.toml.tmp", ".config.sha256.tmp", ".config.json.tmp", ".partition.json.tmp", ".README.md.tmp"),
-    *("metrics.jsonl", ".metrics.jsonl.tmp", "curves.png", "README.md", "config.json", "partition.json", "origin"),
+    *(
+        "metrics.jsonl",
+        ".metrics.jsonl.tmp",
+        "curves.png",
+        "README.md",
+        "config.json",
+        "partition.json",
+        "tested.json",
+        "origin",
+    ),
     *("checkpoints/.round-0002.safetensors.tmp", "checkpoints/round-0002.safetensors", "models/.mlp.safetensors.tmp"),
     *("models/mlp.safetensors", "trace.json"),
 ]

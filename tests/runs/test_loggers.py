@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from feddf.config import ConfigError, Experiment, parse
+from feddf.config import ConfigError, Experiment, load, parse
 from feddf.runs.build import build
-from feddf.runs.loggers import numbers_of
+from feddf.runs.loggers import check_installed, numbers_of
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
 
@@ -77,11 +77,17 @@ def test_a_tracker_that_fails_says_so_once_and_stops_nothing(tmp_path: Path) -> 
     assert ("round", 3) not in SEEN
 
 
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_said_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    records, said = run(tmp_path / "run", ["wandb"])
-    assert len(records) == 2
-    assert said == ["the tracker 'wandb' is left out of this run: pip install 'feddf[wandb]'"]
+    with pytest.raises(ConfigError, match=r"run.loggers = 'wandb': .* pip install 'feddf\[wandb\]', or leave it out"):
+        build(small(["wandb"]))
+    check_installed(["somebodys:Tracker"])  # is looked for when it is opened
+
+
+def test_one_name_is_a_list_of_one() -> None:
+    assert load("toy", ["loggers=wandb"]).run.loggers == ("wandb",)
+    assert load("toy", ["loggers=wandb,mlflow"]).run.loggers == ("wandb", "mlflow")
+    assert load("toy", ['loggers=["wandb"]']).run.loggers == ("wandb",)
 
 
 def test_an_unknown_tracker_is_a_mistake() -> None:

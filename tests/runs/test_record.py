@@ -123,6 +123,20 @@ def test_the_ensemble_is_the_one_that_taught(case: str) -> None:
         assert record["ensemble"] != record["avg_logits"]
 
 
+def test_confusion_counts_every_test_input_once() -> None:
+    tiny, _ = put_together({})
+    models = {name: tiny.server.models[name] for name in tiny.prototypes}
+    recorder = Recorder(in_process, tiny.prototypes, tiny.test, tiny.resources.labeled, RunConfig(threads=1))
+    found = recorder.confusion(models)
+    assert list(found) == sorted(tiny.prototypes)
+    for name, rows in found.items():
+        expected = [[0] * tiny.test.n_classes for _ in range(tiny.test.n_classes)]
+        given = logits(tiny.prototypes[name].load(models[name]), tiny.test.inputs).argmax(dim=1)
+        for label, answer in zip(tiny.test.labels.tolist(), given.tolist(), strict=True):
+            expected[label][answer] += 1
+        assert rows == expected
+
+
 def test_sampled_teachers_are_in_the_ensemble_and_in_nothing_else() -> None:
     tiny, method = put_together({"ensemble.swag_samples": 3, "ensemble.swag_scale": 4.0})
     updates = some_updates(tiny)

@@ -58,7 +58,8 @@ def test_it_follows_a_run_and_shows_text_as_text(page: Any, place: Path) -> None
         with (place / "feddf" / "metrics.jsonl").open("a") as log:
             log.write(record(2, 0.6) + record(3, 0.7))
         page.locator("#runs", has_text="70.0").wait_for(timeout=10_000)
-        assert page.title() == "feddf runs"
+        assert page.title() == "experiment: toy, 4 clients, C = 0.4, α = 1 · feddf"
+        assert page.inner_text(".headline") == "FedDF +20.0 points over FedAvg after round 3, seed 0, α = 1, mlp"
         assert NASTY in page.inner_text("#dropped")
         assert page.locator("#dropped script, #dropped img, #clients script").count() == 0
         server.shutdown()
@@ -76,10 +77,26 @@ def test_the_report_needs_no_server_and_works_by_keyboard_on_a_narrow_screen(pag
     box = page.get_by_label("show fedavg", exact=True)
     box.focus()
     page.keyboard.press("Space")
-    assert "fedavg" not in page.inner_text("#charts")
+    assert "FedAvg" not in page.inner_text("#charts")
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "show fedavg"  # the focus stays
     page.keyboard.press("Space")
-    assert "fedavg" in page.inner_text("#charts")
+    assert "FedAvg" in page.inner_text("#charts")
+    swatch = "#runs tr:has-text('{}') .swatch"
+    colors = [
+        page.locator(swatch.format(name)).first.evaluate("e => e.style.background") for name in ("fedavg", "feddf")
+    ]
+    assert len(set(colors)) == 2
+    write(place / "added", "another", [0.2])  # comes first, and moves no color
+    write(place / "feddf2", "feddf", [0.5, 0.6, 0.7])
+    write_page([place], place / "more.html")
+    page.goto((place / "more.html").as_uri())
+    page.emulate_media(color_scheme="light")
+    page.wait_for_selector("#charts canvas")
+    assert [
+        page.locator(swatch.format(name)).first.evaluate("e => e.style.background") for name in ("fedavg", "feddf")
+    ] == colors
+    page.goto((place / "page.html").as_uri())
+    page.wait_for_selector("#charts canvas")
     page.select_option("#which", label="feddf")
     assert page.locator("#partition circle").count() == 3
     assert "fusion.method" in page.inner_text("#keys")

@@ -83,6 +83,43 @@ def test_a_snapshot_has_every_run_and_a_line_about_those_that_cannot_be_read(pla
     json.dumps(found, allow_nan=False)
 
 
+@pytest.mark.parametrize(
+    "line", ['partition.alpha = "much"', "clients.fraction = []", "seed = 'x'", "extra = 1979-05-27"]
+)
+def test_a_strange_configuration_is_a_problem_of_its_own_run_at_the_most(place: Path, line: str) -> None:
+    config = (
+        CONFIG.format(method="feddf").replace("seed = 0", "")
+        if line.startswith("seed")
+        else CONFIG.format(method="feddf")
+    )
+    (place / "fedavg" / "config.toml").write_text(f"{line}\n{config}")
+    found = Snapshots([place]).take()
+    assert "feddf" in [run["name"] for run in found["runs"]]
+    assert all(group["headline"] for group in found["groups"])
+    assert ("fedavg" in [run["name"] for run in found["runs"]]) == line.startswith("extra")
+
+
+def test_runs_of_one_experiment_have_one_headline(place: Path) -> None:
+    found = Snapshots([place / "fedavg", place / "both"]).take()
+    (group,) = found["groups"]
+    assert len(group["paths"]) == 2
+    assert group["headline"] == "FedDF +20.0 points over FedAvg after round 2 of 3, seed 0, α = 1, mlp"
+    (place / "fedavg" / "config.toml").write_text(CONFIG.format(method="fedavg") + "partition.alpha = 0.1\n")
+    labels = [group["label"] for group in Snapshots([place / "fedavg", place / "both"]).take()["groups"]]
+    assert labels == ["experiment alpha=0.1", "experiment alpha=1"]
+
+
+def test_how_the_final_models_answer_is_shown_where_it_can_be_read(place: Path) -> None:
+    path = place / "fedavg" / "tested.json"
+    path.write_text(json.dumps({"classes": [NASTY, "b"], "confusion": {"mlp": [[1, 2], [0, 3]]}}))
+    (run,) = Snapshots([place / "fedavg"]).take()["runs"]
+    assert run["tested"] == {"classes": [NASTY, "b"], "confusion": {"mlp": [[1, 2], [0, 3]]}}
+    for bad in ("[]", "{", '{"classes": 3, "confusion": {}}', '{"classes": [], "confusion": {"a": [["x"]]}}'):
+        path.write_text(bad)
+        (run,) = Snapshots([place / "fedavg"]).take()["runs"]
+        assert run["tested"] is None
+
+
 def test_a_snapshot_follows_a_run_that_grows_and_reads_no_other_again(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

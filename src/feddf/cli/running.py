@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,6 +29,7 @@ from feddf.cli.arguments import (
     unused,
 )
 from feddf.cli.reporting import summary
+from feddf.config.errors import FeddfError
 
 if TYPE_CHECKING:
     from feddf.config import Experiment
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from feddf.runs.store import RunFolder
 
 MORE = "More rounds than before (rounds=20), or values that change no result, for instance workers=4."
+CURVES = "curves.png"
 STAGE_LABELS = {"train": "clients train", "fuse": "students learn", "evaluate": "models are tested", "save": "saved"}
 
 
@@ -54,7 +56,12 @@ def run(
 
     experiment = load(name_or_file, overrides or [])
     method = experiment.fusion.method.replace(":", ".")
-    path = out or unused(Path("runs") / f"{experiment.name}-{method}-seed{experiment.seed}")
+    place = Path("runs") / f"{experiment.name}-{method}-seed{experiment.seed}"
+    path = out or unused(place)
+    if not out and not profile and (equal := _equal_run(place, experiment)):
+        remark(f"an equal run is finished, {equal}, and would be repeated bit for bit; --out FOLDER runs it again")
+        summary([equal], as_json=as_json)
+        return
     from feddf.engines.open import Profile
     from feddf.runs.build import build
     from feddf.runs.store import RunFolder, StoreError
@@ -95,10 +102,29 @@ def resume(
     _finish(parts, folder, None, as_json)
 
 
+def _equal_run(place: Path, experiment: Experiment) -> Path | None:
+    """Return the folder at (or numbered after) a place that holds this run, finished under the same versions."""
+    from feddf.config import differences
+    from feddf.runs.many import is_complete
+    from feddf.runs.store import RunFolder, code_named_in, versions
+
+    own = code_named_in(experiment)  # which may have changed
+    for path in sorted(place.parent.glob("*/config.toml")):
+        folder, named = RunFolder(path.parent), path.parent.name.startswith(place.name)
+        with suppress(FeddfError):
+            same = named and not own and folder.versions() == versions(experiment) and is_complete(folder.path)
+            if same and not differences(folder.experiment(), experiment):
+                return folder.path
+    return None
+
+
 def _finish(parts: Parts, folder: RunFolder, timeline: Profile | None, as_json: bool) -> None:
     """Run what is left of a run, and show its results."""
     run_to_the_end(parts, folder, timeline, quiet=as_json)
-    summary([folder.path], folder.path / "curves.png", as_json=as_json)
+    curves = folder.path / CURVES  # there is one unless nothing was left to do
+    summary([folder.path], None if curves.exists() else curves, as_json=as_json)
+    if not as_json:
+        say(f"learning curves: {curves}; card: {folder.path / 'README.md'}")
 
 
 def warn(warnings: Sequence[str]) -> None:
@@ -128,11 +154,15 @@ def check_versions(folder: RunFolder, experiment: Experiment, strict: bool) -> N
 
 
 def run_to_the_end(
-    parts: Parts, folder: RunFolder, timeline: Profile | None = None, *, title: str = "", again: str = "", quiet: bool
-) -> None:
-    """Run what is left of a run, showing every round. ``again`` is the command that goes on if it is stopped."""
+    parts: Parts, folder: RunFolder, timeline: Profile | None = None, *, title: str = "", again: str = "", quiet: bool,
+    later: Callable[[float], float] = lambda a_round: 0.0,
+) -> None:  # fmt: skip
+    """Run what is left of a run, showing every round, and draw its curves.
+
+    ``again`` is the command that goes on if it is stopped; ``later`` has the seconds of the runs to come, by a round's.
+    """
     from feddf.config.keys import flat
-    from feddf.report.read import method_name
+    from feddf.report.read import method_name, read_run
     from feddf.runs.run import run_experiment
     from feddf.runs.store import versions
 
@@ -141,12 +171,16 @@ def run_to_the_end(
     console = Console(quiet=True) if quiet else out_console
     console.print(f"device: {versions(experiment)['device']}", soft_wrap=True)
     title = title or f"{experiment.name}, {method_name(flat(experiment.model_dump()))}"
-    view = View(f"{title}, seed {experiment.seed}", experiment.rounds, len(folder.records()))
+    view = View(f"{title}, seed {experiment.seed}", experiment.rounds, len(folder.records()), later)
     live = Live(view, console=console, refresh_per_second=4) if console.is_terminal else nullcontext()
     try:
         with live:
             for record in run_experiment(parts, folder, view.watch, timeline, complain):
                 line = view.add(record)
+                if record["round"] >= experiment.rounds:  # before the card is written, which shows it
+                    from feddf.report.plots import learning_curves  # matplotlib takes a second to load
+
+                    learning_curves([read_run(folder.path)], folder.path / CURVES)
                 if not console.is_terminal:
                     console.print(line, soft_wrap=True)
     except KeyboardInterrupt:
@@ -158,8 +192,9 @@ def run_to_the_end(
 class View:
     """The state of one run's display."""
 
-    def __init__(self, title: str, rounds: int, done: int) -> None:
-        self.title, self.rounds = title, rounds
+    def __init__(self, title: str, rounds: int, done: int, later: Callable[[float], float]) -> None:
+        self.title, self.rounds, self._later = title, rounds, later
+        self._names: list[str] = []
         self._first, self._began = done, time.monotonic()
         self._rows: list[tuple[str, ...]] = []
         self._round = done + 1
@@ -180,29 +215,41 @@ class View:
 
         run = Run(Path(), {}, [record])
         averaged, ensemble, fused = map(percent, [*run.curve(None, "averaged"), *run.ensemble(), *run.curve()])
+        self._names = run.prototypes if len(run.prototypes) > 1 else []
+        each = [percent(run.curve(name)[0]) for name in self._names]
+        named = f" ({', '.join(map(' '.join, zip(self._names, each, strict=True)))})" if each else ""
         dropped = f" ({len(record['dropped'])} dropped)" if record["dropped"] else ""
         clients = f"{len(record['clients'])}{dropped}{' (guard)' if record.get('guard') else ''}"
         self._round = record["round"] + 1
-        self._rows.append((str(record["round"]), clients, averaged, ensemble, fused))
+        self._rows.append((str(record["round"]), clients, averaged, ensemble, fused, *each))
         self.watch("save", 1, 1)  # with the time left as it is now
         return (
             f"{self.title}: round {record['round']}/{self.rounds}, {clients} clients, averaged {averaged}, "
-            f"ensemble {ensemble}, fused {fused}, {self.seconds_left()}"
+            f"ensemble {ensemble}, fused {fused}{named}, {self.seconds_left()}"
         )
 
     def seconds_left(self) -> str:
-        """Return the time to the end of this run, by the rounds done so far."""
+        """Return the time to the end of this run and of those after it, by the rounds done so far."""
         done = self._round - 1 - self._first
         if done < 1:
             return ""
-        left = (time.monotonic() - self._began) / done * (self.rounds - self._round + 1)
-        return f"{left:.0f} s left"
+        a_round = (time.monotonic() - self._began) / done
+        left = a_round * (self.rounds - self._round + 1) + self._later(a_round)
+        return f"{duration(left)} left"
 
     def __rich__(self) -> RenderableType:
         """Return the picture of the moment."""
-        table = Table(title=self.title, title_justify="left", caption="test accuracy in %, mean over prototypes")
-        for name in ("round", "clients", "averaged", "ensemble", "fused"):
-            table.add_column(name, justify="right", min_width=9)
+        caption = "test accuracy in %" + ("; averaged and fused: mean over prototypes" if self._names else "")
+        table = Table(title=self.title, title_justify="left", caption=caption)
+        for name in ("round", "clients", "averaged", "ensemble", "fused", *self._names):
+            table.add_column(name, justify="right", min_width=8)
         for row in self._rows[-12:]:
             table.add_row(*row)
         return Group(table, self._progress)
+
+
+def duration(seconds: float) -> str:
+    """Return a time as one says it."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -79,6 +79,7 @@ def compare(
 
 def _run_variations(variations: Mapping[Path, Variation], again: str, trust: bool, as_json: bool) -> None:
     """Run all experiments of a comparison, one after the other; ``again`` is the command that continues it."""
+    from feddf.report.read import read_run
     from feddf.runs.build import build
     from feddf.runs.many import run_many
     from feddf.runs.store import RunFolder
@@ -92,7 +93,14 @@ def _run_variations(variations: Mapping[Path, Variation], again: str, trust: boo
             say_progress(folder, parts, as_json)
         place = f"run {list(variations).index(path) + 1} of {len(variations)}"
         title = f"{place}: {', '.join(filter(None, [one.method, one.setting]))}"
-        run_to_the_end(parts, folder, title=title, again=again, quiet=as_json)
+        run_to_the_end(parts, folder, title=title, again=again, later=later(path), quiet=as_json)
+
+    def later(path: Path) -> Callable[[float], float]:
+        """Tell how long the runs after one take: each round as long as in their method's runs before, or in this."""
+        order, place = list(variations.items()), list(variations).index(path)
+        known = {one.method: read_run(folder).seconds_a_round for folder, one in order[:place]}
+        left = [(one.method, one.experiment.rounds - len(RunFolder(at).records())) for at, one in order[place + 1 :]]
+        return lambda a_round: sum(rounds * known.get(method, a_round) for method, rounds in left)
 
     for _ in run_many({path: one.experiment for path, one in variations.items()}, run=show, complain=complain):
         pass

@@ -164,11 +164,15 @@ class Experiment(Settings):
 S = TypeVar("S", bound=Section)
 
 
+FIRST = ("demo", "toy", "cifar10-small")
+"""The presets that take minutes."""
+
+
 def presets() -> dict[str, str]:
-    """Return the text of every experiment that comes with feddf by its name."""
+    """Return the text of every experiment that comes with feddf by its name, those to begin with first."""
     folder = files("feddf.config") / "presets"
-    found = sorted((entry.name, entry) for entry in folder.iterdir() if entry.name.endswith(".toml"))
-    return {name.removesuffix(".toml"): entry.read_text(encoding="utf-8") for name, entry in found}
+    found = {entry.name.removesuffix(".toml"): entry for entry in folder.iterdir() if entry.name.endswith(".toml")}
+    return {name: found[name].read_text(encoding="utf-8") for name in [*FIRST, *sorted(found.keys() - set(FIRST))]}
 
 
 def read(name_or_file: str) -> dict[str, Any]:

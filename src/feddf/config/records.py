@@ -49,6 +49,7 @@ class Record(TypedDict):
     models: dict[str, ModelRecord]
     metrics_of_clients: dict[str, float]
     accuracy_of_clients: NotRequired[dict[str, float | None]]
+    drift_of_clients: NotRequired[dict[str, float | None]]
     bytes_down: dict[str, int]
     bytes_up: dict[str, int]
     dropped: list[dict[str, str]]

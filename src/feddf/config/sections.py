@@ -55,7 +55,9 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _lists_are_tuples(cls, given: Any) -> Any:
+    def _lists_are_tuples(cls, given: Any, info: ValidationInfo) -> Any:
+        if isinstance(given, str) and cls.model_fields[str(info.field_name)].annotation == tuple[str, ...]:
+            return tuple(given.split(","))  # loggers=wandb
         return tuple(given) if isinstance(given, list) else given
 
     @field_validator("*")
@@ -304,7 +306,7 @@ class RunConfig(Section):
     deterministic: bool = key(True, "on an accelerator, use only algorithms that give the same bits every time")
     threads: int | None = key(None, "torch threads of a student (default: 2 for a large one alone, else 1)", ge=1)
     compile: bool = key(False, "compile training steps (needs a C++ compiler)")
-    log_clients: bool = execution_key(False, "log each client's test accuracy")
+    log_clients: bool = execution_key(False, "log each client's test accuracy and drift, even without log_ensemble")
     log_ensemble: bool = execution_key(True, "log the ensemble's test accuracy")
     keep_checkpoints: int = execution_key(2, "how many of the newest checkpoints are kept", ge=2)
     loggers: tuple[str, ...] = execution_key((), "send each round's numbers there, too", names=names.TRACKERS)

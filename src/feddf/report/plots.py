@@ -21,7 +21,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from feddf.config.keys import all_keys, short
-from feddf.report.read import Run, differing, method_name, setting
+from feddf.report.headline import seeds_of, task_of
+from feddf.report.read import Run, differing, every_prototype, method_name, setting
 from feddf.runtime.atomic import write_atomically
 
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F"]
@@ -77,18 +78,18 @@ def learning_curves(runs: Sequence[Run], path: Path) -> None:
     The fused models are solid lines, the averaged ones that they began from dashed, the ensemble dotted; the band is
     ± one sample standard deviation over the seeds.
     """
-    keys = differing(runs, ["task"])
     by_label: dict[str, list[Run]] = {}  # a method, and what else differs among its runs
+    keys, names = differing(runs, ["task"]), every_prototype(runs)
     for run in runs:
         by_label.setdefault(", ".join(filter(None, [run.method, setting(run, keys)])), []).append(run)
-    names, longest = runs[0].prototypes, max(len(run.records) for run in runs)
+    longest = max(len(run.records) for run in runs)
     columns = min(len(names), 3)
     rows = ceil(len(names) / columns)
     figure = Figure(figsize=(max(5.5, 3.2 * columns), 1.4 + 2.7 * rows), layout="constrained")
     grid = np.ravel(figure.subplots(rows, columns, sharey=True, squeeze=False))
     for axes, name in zip(grid, names, strict=False):
         for color, (label, mine) in zip(COLORS * len(by_label), by_label.items(), strict=False):
-            _draw_method(axes, [run for run in mine if run.records], name, color, label)
+            _draw_method(axes, [run for run in mine if name in run.prototypes], name, color, label)
         axes.set(title=name, xlabel="communication round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if longest < 3:
@@ -115,45 +116,39 @@ def _draw_method(axes: Any, runs: Sequence[Run], name: str, color: str, label: s
 
 
 def _title(runs: Sequence[Run]) -> str:
-    run, other = runs[0], set(differing(runs))
-    seeds = sorted({run.seed for run in runs})
-    dirichlet = run.value("partition.scheme") == "dirichlet"
-    skew = f"α = {run.value('partition.alpha'):g}" if dirichlet else str(run.value("partition.scheme"))
-    parts = [
-        str(run.value("data.name")),
-        "" if "clients.total" in other else f"{run.value('clients.total')} clients",
-        "" if "clients.fraction" in other else f"C = {run.value('clients.fraction'):g}",
-        "" if other & {"partition.alpha", "partition.scheme"} else skew,
-    ]
-    if run.over_flower:
-        parts = [str(run.value("name")), "over Flower"]
-    many = f"mean of n = {len(seeds)} seeds, band ± 1 standard deviation"
-    return ", ".join([*filter(None, parts), many if len(seeds) > 1 else f"seed {seeds[0]}"])
+    many = len({run.seed for run in runs})
+    seeds = f"mean of n = {many} seeds, band ± 1 standard deviation" if many > 1 else seeds_of(runs)
+    return ", ".join([*task_of(runs), seeds])
 
 
 @in_one_style()
 def sweep(runs: Sequence[Run], name: str, path: Path) -> None:
-    """Draw the last common round's test accuracy, the mean over prototypes, against one key: a line for each method.
+    """Draw the last common round's test accuracy against one key: a panel for each prototype, a line for each method.
 
     So the paper shows accuracy against local epochs (Figure 2) and against α.
     """
-    last = min(len(run.records) for run in runs)
-    figure = Figure(figsize=(5.5, 3.8), layout="constrained")
-    axes = figure.subplots()
-    points: dict[str, dict[float, list[float]]] = {}
+    last, names = min(len(run.records) for run in runs), every_prototype(runs)
+    figure = Figure(figsize=(max(5.5, 3.2 * len(names)), 3.8), layout="constrained")
+    panels = np.ravel(figure.subplots(1, len(names), sharey=True, squeeze=False))
+    by_method: dict[str, list[Run]] = {}
     for run in runs:
-        method = method_name({key: value for key, value in run.config.items() if key != name})
-        points.setdefault(method, {}).setdefault(float(run.value(name)), []).append(100 * run.curve()[last - 1])
-    for color, (method, found) in zip(COLORS * len(points), points.items(), strict=False):
-        places = sorted(found)
-        draw_curve(axes, places, [found[place] for place in places], color=color, label=method)
+        by_method.setdefault(method_name({key: one for key, one in run.config.items() if key != name}), []).append(run)
     every = sorted({float(run.value(name)) for run in runs})
-    if every[0] > 0 and every[-1] / every[0] >= 10:
-        axes.set_xscale("log")
-    axes.set_xticks(every, [f"{value:g}" for value in every])
-    axes.minorticks_off()
-    axes.set(xlabel=f"{short(name)} ({all_keys()[name].meaning})", title=fill(_title(runs), 70))
-    _finish(figure, axes, f"test accuracy in % after round {last}", path)
+    for axes, prototype in zip(panels, names, strict=True):
+        for color, (method, mine) in zip(COLORS * len(by_method), by_method.items(), strict=False):
+            found: dict[float, list[float]] = {}
+            for run in (run for run in mine if prototype in run.prototypes):
+                found.setdefault(float(run.value(name)), []).append(100 * run.curve(prototype)[last - 1])
+            if places := sorted(found):
+                draw_curve(axes, places, [found[one] for one in places], color=color, label=method)
+        if every[0] > 0 and every[-1] / every[0] >= 10:
+            axes.set_xscale("log")
+        axes.set_xticks(every, [f"{value:g}" for value in every])
+        axes.minorticks_off()
+        axes.set(title=prototype)
+    figure.supxlabel(f"{short(name)} ({all_keys()[name].meaning})", fontsize=9)
+    figure.suptitle(fill(_title(runs), int(13 * figure.get_figwidth())), fontsize=9)
+    _finish(figure, panels[0], f"test accuracy in % after round {last}", path)
 
 
 @in_one_style()

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, cast
@@ -15,6 +16,9 @@ from feddf.config.foreign import parse_toml
 from feddf.config.keys import RENAMED, all_keys, changes_of, default_of, flat, short, short_name
 from feddf.config.records import Record, is_record
 from feddf.runtime.atomic import read_json_lines, read_regular
+
+TESTED = "tested.json"
+"""The file of a finished run that says how its final models answer the test inputs of each class."""
 
 _OWN = ("name", "description", "seed", "rounds")
 """Keys in which runs of one experiment may differ."""
@@ -74,11 +78,20 @@ class Run:
     def curve(self, prototype: str | None = None, which: Literal["averaged", "fused"] = "fused") -> list[float]:
         """Return test accuracies by round: of one prototype, or the mean over all."""
         names = [prototype] if prototype else self.prototypes
+        if prototype and prototype not in self.prototypes:
+            return [nan for _ in self.records]
         return [fmean(_number(record["models"][name][which]) for name in names) for record in self.records]
 
     def ensemble(self) -> list[float]:
         """Return the ensemble's test accuracy by round (not a number where it had none)."""
         return [_number(ensemble_accuracy(record)) for record in self.records]
+
+    @property
+    def seconds_a_round(self) -> float:
+        """The mean seconds of a round (not a number before the first)."""
+        spent = self.seconds()
+        whole = sum(spent.get(stage, 0.0) for stage in ("train", "fuse", "evaluate"))  # 'ask' and 'distill' are in fuse
+        return whole / len(self.records) if self.records else nan
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds spent in each stage, over all rounds."""
@@ -110,7 +123,7 @@ def method_name(config: Mapping[str, Any]) -> str:
 
 
 def _number(value: float | None) -> float:
-    return float("nan") if value is None else value
+    return nan if value is None else value
 
 
 def read_run(path: Path) -> Run:
@@ -189,12 +202,17 @@ def setting(run: Run, names: Sequence[str]) -> str:
     return ", ".join(f"{short(name)}={f'{value:g}' if isinstance(value, float) else value}" for name, value in values)
 
 
+def every_prototype(runs: Sequence[Run]) -> list[str]:
+    """Return the architectures of all runs: one may have others than the next."""
+    return list(dict.fromkeys(name for run in runs for name in run.prototypes))
+
+
 def alike(runs: Sequence[Run]) -> list[list[Run]]:
     """Group runs of the same experiment: those that differ in method, seed and length at the most."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         shared = {name: value for name, value in run.config.items() if _kind(name) == "task" and name not in _OWN}
-        groups.setdefault(json.dumps(shared, sort_keys=True), []).append(run)
+        groups.setdefault(json.dumps(shared, sort_keys=True, default=str), []).append(run)
     return list(groups.values())
 
 

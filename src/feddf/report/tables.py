@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from statistics import fmean, stdev
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from rich.table import Column, Table
 
-from feddf.report.read import ReportError, Run, differing, setting, short_names
+from feddf.report.read import ReportError, Run, differing, every_prototype, setting, short_names
 
 WHICH: tuple[Literal["averaged"], Literal["fused"]] = ("averaged", "fused")
 ALL, ENSEMBLE = "mean of all", "ensemble"
@@ -84,8 +84,7 @@ class Comparison:
 
     def markdown(self) -> str:
         """Return it as a Markdown table."""
-        lines = [self.columns, ["---", *["---:"] * (len(self.columns) - 1)], *self.rows]
-        return f"{self.title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        return f"{self.title}\n\n{markdown_table(self.columns, self.rows)}\n"
 
     def csv(self) -> str:
         """Return the numbers as comma-separated values, one row for each mean with its deviation and count."""
@@ -109,7 +108,7 @@ def compared(of: Mapping[str, Sequence[Run]], target: float | None = None) -> Co
         raise ReportError("there is no round that all these runs have done")
     rows: list[list[str]] = []
     numbers: list[dict[str, object]] = []
-    for name in [*runs[0].prototypes, ALL, ENSEMBLE]:
+    for name in [*every_prototype(runs), ALL, ENSEMBLE]:
         cells = [(method, [_curve(run, name)[last - 1] for run in mine]) for method, mine in of.items()]
         gain = [b - a for a, b in zip(cells[0][1], cells[1][1], strict=True)] if two and name != ENSEMBLE else []
         signed = [spread(gain, signed=True) if gain else ""]
@@ -117,7 +116,7 @@ def compared(of: Mapping[str, Sequence[Run]], target: float | None = None) -> Co
         for method, cell in [*cells, *([("gain", gain)] if gain else [])]:
             percents = [100 * value for value in cell]
             numbers.append({"method": method, "model": name, "measure": "accuracy in %", **statistics(percents)})
-    for name in [*runs[0].prototypes, ALL]:
+    for name in [*every_prototype(runs), ALL]:
         if target is not None:
             measure = f"rounds to {percent(target)} %"
             reached = {method: _rounds_to(mine, name, target) for method, mine in of.items()}
@@ -178,6 +177,13 @@ def seconds_table(runs: Sequence[Run]) -> Table:
         cells = [f"{total[stage] / len(run.records):.1f}" if stage in total else "–" for stage in stages]
         table.add_row(short, *cells)
     return table
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table: words in the first column, numbers in the others."""
+    lines = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in (header, *rows)]
+    lines.insert(1, ["---", *["---:"] * (len(header) - 1)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def percent(value: float) -> str:

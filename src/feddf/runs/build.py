@@ -23,6 +23,7 @@ from feddf.engines.open import DeferredEngine
 from feddf.evaluate import output_shape
 from feddf.rounds import Federation
 from feddf.runs.loading import PoolTask, check_vocabulary, load_dataset, load_named, pool_of, with_tokenizer
+from feddf.runs.loggers import check_installed
 from feddf.runs.methods import build_method
 from feddf.runtime.execution import of_clients
 from feddf.seeds import derive
@@ -77,6 +78,7 @@ def build(experiment: Experiment, *, trust: bool = False) -> Parts:
         experiment: the configuration, as :func:`feddf.load` returns it.
         trust: run programs in files that the experiment names (a generator's ``.pt2``).
     """
+    check_installed(experiment.run.loggers)
     task, seed = build_task(experiment, trust=trust), experiment.seed
     prototypes = {spec.label: _prototype(spec, task.data, experiment) for spec in experiment.prototypes}
     models = {name: init_state(prototype, seed) for name, prototype in prototypes.items()}

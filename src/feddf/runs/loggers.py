@@ -1,24 +1,26 @@
 """Trackers of other people: thin sinks for the numbers of each round. The run folder stays the truth.
 
-A tracker that fails, or whose package is missing, says so once and is left out from then on; a run never stops for it.
-One is made by a function of the run folder, the configuration by full names, and the number of rounds that are done.
+A missing package is said before anything is trained. A tracker that fails says so once and is left out from then on; a
+run never stops for it. One is made by a function of the run folder, the configuration by full names, and the number of
+rounds that are done.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from feddf.config import Record
-from feddf.config.errors import reason
+from feddf.config.errors import ConfigError, reason
 from feddf.config.names import TRACKERS
 from feddf.runtime.atomic import write_atomically
 
@@ -51,11 +53,20 @@ def numbers_of(record: Record) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
+def check_installed(names: Iterable[str]) -> None:
+    """Raise :class:`ConfigError` for a tracker that comes with feddf and whose package does not."""
+    for name in set(names) & set(TRACKERS):
+        if sys.modules[name] is None if name in sys.modules else find_spec(name) is None:
+            allowed = f"its package is missing: pip install 'feddf[{name}]', or leave it out (loggers=[])"
+            raise ConfigError.at(TRACKERS.key, name, allowed)
+
+
 @contextmanager
 def open_loggers(
     names: Sequence[str], folder: Path, config: Mapping[str, Any], done: int, complain: Callable[[str], None]
 ) -> Iterator[Callable[[Record], None]]:
     """Give a function that sends a record to all trackers, and close them at the end."""
+    check_installed(names)
     trackers: dict[str, Any] = {}
 
     def attempt(name: str, action: Callable[..., Any], *given: Any) -> Any:
@@ -64,9 +75,7 @@ def open_loggers(
                 return action(*given)
         except Exception as error:  # whatever a tracker does, the run goes on
             trackers.pop(name, None)
-            missing = isinstance(error, ImportError) and name in list(TRACKERS)
-            why = f"pip install 'feddf[{name}]'" if missing else reason(error)
-            complain(f"the tracker '{name}' is left out of this run: {why}")
+            complain(f"the tracker '{name}' is left out of this run: {reason(error)}")
 
     def send(record: Record) -> None:
         numbers = numbers_of(record)

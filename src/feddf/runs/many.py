@@ -118,7 +118,7 @@ def _open_folders(wanted: Mapping[Path, Experiment], complain: Say) -> None:
 
 def unfinished(paths: Iterable[Path]) -> list[Path]:
     """Return the folders whose runs have rounds to do, or models to write, and did not fail for good."""
-    return [path for path in paths if not failure_of(path) and not _is_complete(path)]
+    return [path for path in paths if not failure_of(path) and not is_complete(path)]
 
 
 def failure_of(path: Path) -> str:
@@ -127,7 +127,7 @@ def failure_of(path: Path) -> str:
     return note.read_text(encoding="utf-8") if note.is_file() else ""
 
 
-def _is_complete(path: Path) -> bool:
+def is_complete(path: Path) -> bool:
     """Say whether all rounds are in the log, and the card, which is written last, is not older than that."""
     log, card = path / "metrics.jsonl", path / CARD
     if not (log.exists() and card.exists() and card.stat().st_mtime_ns >= log.stat().st_mtime_ns):

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import isfinite
-from pathlib import Path
 from statistics import median_low
 from time import perf_counter
 from typing import Any, cast
@@ -24,9 +23,11 @@ from feddf.engines.open import Profile, Watch, open_engines, report_progress, un
 from feddf.evaluate import Evaluation, Predictions, Teacher, accuracy_of, models_of, teacher_of
 from feddf.fusion.ensemble import Ensemble
 from feddf.models.binary import wire
+from feddf.report.read import TESTED, read_run
 from feddf.robust.rules import MOST_EXAMPLES_OF_MEDIAN
 from feddf.rounds import run_rounds
 from feddf.runs.build import Parts
+from feddf.runs.card import card
 from feddf.runs.loading import with_tokenizer
 from feddf.runs.loggers import open_loggers
 from feddf.runs.spool import LOST, ClientStates, DiskSpool
@@ -35,8 +36,8 @@ from feddf.runtime.atomic import write_atomically
 from feddf.runtime.execution import of_answers
 from feddf.saved.model import ModelSpec, of_inputs
 from feddf.saved.model_folder import CARD, CONFIG
-from feddf.states import n_bytes
-from feddf.types import Engine, Examples, Failure, Prototype, Round, ServerState
+from feddf.states import drift, n_bytes
+from feddf.types import Engine, Examples, Failure, Prototype, Round, ServerState, State
 
 
 def run_experiment(
@@ -90,7 +91,7 @@ def run_experiment(
             return {**record, "attack": dict(parts.attack.note(record, server))} if parts.attack else record
 
         yield from record_rounds(rounds, server, folder, experiment, recorder, extend, complain)
-        describe(parts, folder.path, folder.records())
+        describe(parts, folder, recorder)
 
 
 def record_rounds(
@@ -121,6 +122,8 @@ def record_rounds(
         folder.finish(server.models)
 
 
+MOST_CLASSES = 100
+"""Classes up to which it is written down which of them are taken for which."""
 NO_ENSEMBLE: dict[str, float | None] = {"ensemble": None, "avg_logits": None}
 
 
@@ -134,6 +137,7 @@ class Recorder:
         execution = of_answers(run)
         self._on_test = Evaluation(engine, test.inputs, execution)
         self._on_validation = Evaluation(engine, validation.inputs, execution)
+        self._tries_clients = run.log_clients or (run.log_ensemble and len(test) > 0)
 
     def record(self, closed: Round) -> Record:
         """Return the record of a round.
@@ -153,6 +157,8 @@ class Recorder:
         unmeasured = measured and ensembles["ensemble"] is None and (closed.fused.ensemble is not None or why)
         names = [update.client_id for update in updates]
         lost = [update.client_id for update in updates if LOST in update.metrics]
+        starts = closed.fused.start if self._tries_clients else {}
+        drifts = {one.client_id: drift(one.state, starts.get(one.prototype, {})) for one in updates}
         found: dict[str, Any] = {
             "round": closed.server.round,
             "clients": names,
@@ -160,7 +166,8 @@ class Recorder:
             **({"no_ensemble": why or "no teacher's answers are finite"} if unmeasured else {}),
             "models": models,
             "metrics_of_clients": mean_metrics([(update.n_examples, update.metrics) for update in updates]),
-            **({"accuracy_of_clients": {n: teachers.get(n) for n in names}} if self._run.log_clients else {}),
+            **({"accuracy_of_clients": {n: teachers.get(n) for n in names}} if self._tries_clients else {}),
+            **({"drift_of_clients": drifts} if self._tries_clients else {}),
             "bytes_down": {name: closed.bytes_down[name] for name in names},
             "bytes_up": {one.client_id: sum(map(n_bytes, [wire(one.state), *one.payload.values()])) for one in updates},
             "dropped": [{"client": failure.client_id, "reason": failure.reason} for failure in closed.failures],
@@ -170,6 +177,17 @@ class Recorder:
             **notes,
         }
         return cast(Record, found)
+
+    def confusion(self, models: Mapping[str, State]) -> dict[str, list[list[int]]]:
+        """Return how often each model gives which answer (columns) to the test inputs of each class (rows)."""
+        labels, n = self._test.labels, self._test.outputs.channels or 0
+        if not len(self._test) or labels.dim() > 1 or n > MOST_CLASSES:
+            return {}
+        found = {}
+        for one in self._on_test(models_of(models, self._prototypes)):
+            answers = _known(one, "evaluation").logits.argmax(dim=1)
+            found[one.client_id] = torch.bincount(n * labels + answers, minlength=n * n).reshape(n, n).tolist()
+        return {name: found[name] for name in sorted(found)}  # not in the order of the workers
 
     def _tested(self, closed: Round) -> tuple[dict[str, float], dict[str, ModelRecord], dict[str, float | None]]:
         """Return the test accuracies of clients, of each prototype before and after fusion, and of ensembles.
@@ -181,7 +199,7 @@ class Recorder:
             return {}, {name: {"averaged": None, "fused": None} for name in sorted(after)}, NO_ENSEMBLE
         asked: list[Teacher] = []
         ensemble: Ensemble | None = closed.fused.ensemble if self._run.log_ensemble else None
-        if self._run.log_clients or self._run.log_ensemble:  # most of the work, where there are many
+        if self._tries_clients:  # most of the work, where there are many
             asked = [teacher_of(update, self._prototypes) for update in closed.updates if update.state]
             names = {teacher.id for teacher in asked}
             asked += [one for one in ensemble.teachers if one.id not in names] if ensemble else []  # sampled models
@@ -264,9 +282,12 @@ def mean_metrics(found: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, 
     return {name: mean for name, mean in means.items() if isfinite(mean)}
 
 
-def describe(parts: Parts, folder: Path, records: Sequence[Record]) -> None:
-    """Write how the models in ``models/`` are built and fed, and the card; classes without names are numbers."""
-    data = parts.task.data
+def describe(parts: Parts, folder: RunFolder, recorder: Recorder) -> None:
+    """Write how the models in ``models/`` are built and fed, how they answer by class, and the card.
+
+    Classes without names are numbers.
+    """
+    data, path, server = parts.task.data, folder.path, folder.latest()[0] or parts.server
     numbers = tuple(str(number) for number in range(data.train.n_classes))
     classes = data.classes if len(data.classes) == len(numbers) else numbers
     form = data.shape, classes, of_inputs(data.train.inputs, with_tokenizer(parts.experiment).tokenizer)
@@ -275,31 +296,9 @@ def describe(parts: Parts, folder: Path, records: Sequence[Record]) -> None:
         for spec in parts.experiment.prototypes
     }
     values = {"feddf": {"prototypes": {name: spec.describe() for name, spec in specs.items()}}}
-    write_atomically(folder / CONFIG, json.dumps(values, indent=2, ensure_ascii=False).encode())
-    experiment, last = parts.experiment, records[-1] if records else None
-    fused = {name: model["fused"] for name, model in last["models"].items()} if last else {}
-    scores = {name: f"{100 * score:.1f}" for name, score in fused.items() if score is not None}
-    about = f"{experiment.description}\n\n" if experiment.description else ""
-    rows = "\n".join(f"| {name} | `{spec.model}` | {scores.get(name, '')} |" for name, spec in specs.items())
-    clients, chosen = experiment.clients.total, f', prototype="{next(iter(specs))}"' if len(specs) > 1 else ""
-    card = f"""---
-library_name: feddf
-tags:
-- feddf
-- federated-learning
----
-# {experiment.name}
-
-{about}Models of `{experiment.fusion.method}` after {last["round"] if last else 0} rounds with {clients} clients \
-on `{experiment.data.name}` ({data.train.n_classes} classes); the whole configuration is in `config.toml`.
-
-| prototype | architecture | test accuracy % |
-|---|---|---:|
-{rows}
-
-```python
-import feddf
-model = feddf.load_model("FOLDER"{chosen})
-```
-"""
-    write_atomically(folder / CARD, card.encode())
+    write_atomically(path / CONFIG, json.dumps(values, indent=2, ensure_ascii=False).encode())
+    confusion = recorder.confusion(server.models)
+    write_atomically(path / TESTED, json.dumps({"classes": classes, "confusion": confusion}).encode())
+    counts = class_counts(parts.task.train.labels, parts.task.shards, len(classes))
+    models = {name: spec.model for name, spec in specs.items()}
+    write_atomically(path / CARD, card(read_run(path), models, classes, counts, confusion).encode())

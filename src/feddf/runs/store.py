@@ -8,6 +8,7 @@
     checkpoints/round-0003.safetensors, .sha256
     models/NAME.safetensors        the fused weights of each prototype, once the run has ended
     config.json, README.md         how these are built and fed (feddf.load_model reads it), and a model card
+    tested.json                    how these answer the test inputs of each class
 """
 
 from __future__ import annotations

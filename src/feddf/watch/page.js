@@ -1,14 +1,18 @@
 "use strict";
 // The page over run folders. All text of a run is put into text nodes: names, reasons and metrics are data, never markup.
 (() => {
-  const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#a8528c", "#8a6100", "#1f7fb8", "#222222", "#6b6b6b"];
-  const DARK = ["#56b4e9", "#ff9a4d", "#3ddbaa", "#e79bc8", "#f0c04a", "#9fd4f5", "#f0f0f0", "#b0b0b0"];
+  // The first six colors are those of OWN; any other method has one of the rest, which follows from its name.
+  const LIGHT = ["#0072b2", "#d55e00", "#00785a", "#a8528c", "#8a6100", "#3d8fc4", "#222222", "#6b6b6b", "#882255", "#2a8577", "#74741f", "#332288"];
+  const DARK = ["#56b4e9", "#ff9a4d", "#3ddbaa", "#e79bc8", "#f0c04a", "#9fd4f5", "#f0f0f0", "#b0b0b0", "#e0759f", "#7fd6c8", "#cfcf6a", "#a79df0"];
+  const OWN = ["FedDF", "FedAvg", "FedProx", "FedAvgM", "FedMA", "feddf-plus"];
+  const STAGES = { train: "#7d8a99", ask: "#b8a24a", distill: "#8f6bb3", fuse: "#a9755b", evaluate: "#5f9ea0" };
   const DASHES = { fused: [], averaged: [6, 4], ensemble: [2, 3] };
-  const MOST_ROUNDS = 60, MOST_CLIENTS = 200, AT_FIRST = 8;
+  const MOST_ROUNDS = 60, MOST_CLIENTS = 200, MOST_CLASSES = 30, AT_FIRST = 24;
   const byId = (id) => document.getElementById(id);
   const root = document.documentElement;
-  let data = { runs: [], problems: [], differs: [] };
+  let data = { runs: [], groups: [], problems: [], differs: [] };
   let shown = null; // the paths of the runs that are shown; null until the first data are here
+  let colors = new Map(); // the number of each method's color
   let charts = [];
 
   function make(tag, given = {}, ...children) {
@@ -31,34 +35,67 @@
   }
 
   const dark = () => root.dataset.theme === "dark";
-  const percent = (value) => (value === null || value === undefined ? "–" : (100 * value).toFixed(1));
-  const color = (index) => (dark() ? DARK : LIGHT)[index % LIGHT.length];
+  const known = (value) => value !== null && value !== undefined;
+  const percent = (value) => (known(value) ? (100 * value).toFixed(1) : "–");
+  const last = (values) => (values.length ? values[values.length - 1] : null);
+  const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
   const visible = () => data.runs.filter((run) => shown.has(run.path));
-  const colorOf = (run) => (shown.has(run.path) ? color(visible().indexOf(run)) : "transparent");
+  const colorOf = (method) => (dark() ? DARK : LIGHT)[colors.get(method)];
+  const named = (runs) => [...new Set(runs.flatMap((run) => run.prototypes))];
 
-  function swatch(run) {
+  function deviation(values) { // of a sample (n − 1)
+    const middle = mean(values);
+    return values.length > 1 ? Math.sqrt(values.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (values.length - 1)) : 0;
+  }
+
+  function chooseColors() { // by name, so that runs that come or go move no color; only of two that share one the later moves on
+    colors = new Map(OWN.map((name, i) => [name, i]));
+    const others = LIGHT.length - OWN.length;
+    for (const { method } of data.runs) {
+      if (colors.has(method)) continue;
+      const hash = [...method].reduce((sum, letter) => (31 * sum + letter.codePointAt(0)) % 65521, 7);
+      const free = Array.from({ length: others }, (_, step) => OWN.length + ((hash + step) % others));
+      colors.set(method, free.find((one) => ![...colors.values()].includes(one)) ?? free[0]);
+    }
+  }
+
+  function swatch(color) {
     const dot = make("span", { class: "swatch", "aria-hidden": "true" });
-    dot.style.background = colorOf(run);
+    dot.style.background = color;
     return dot;
   }
 
   function duration(seconds) {
-    if (seconds === null || seconds === undefined) return "–";
+    if (!known(seconds)) return "–";
     if (seconds < 10) return `${seconds.toFixed(1)} s`;
     if (seconds < 90) return `${Math.round(seconds)} s`;
     if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
     return `${(seconds / 3600).toFixed(1)} h`;
   }
 
-  const last = (values) => (values.length ? values[values.length - 1] : null);
-
-  function mean(run, which) {
-    const ends = run.prototypes.map((name) => last(run.series[which][name])).filter((value) => value !== null);
-    return ends.length ? ends.reduce((sum, value) => sum + value, 0) / ends.length : null;
+  function fill(id, head, rows) {
+    byId(id).replaceChildren(make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows));
   }
 
+  function drawHeadlines() {
+    const labels = data.groups.map((group) => group.label);
+    const one = data.groups.length === 1;
+    const title = one ? `${labels[0]}: ${data.groups[0].about}` : labels.slice(0, 3).join(", ") + (labels.length > 3 ? ` and ${labels.length - 3} more` : "");
+    byId("title").textContent = title || "feddf runs";
+    document.title = title ? `${title} · feddf` : "feddf runs";
+    byId("headlines").className = one ? "" : "several";
+    byId("headlines").replaceChildren(...data.groups.slice(0, 12).flatMap((group) => {
+      const gain = group.headline.match(/^(.*? [+-][\d.]+(?: ± [\d.]+)?)(.*)$/);
+      const said = gain ? [make("b", {}, gain[1]), gain[2]] : [group.headline];
+      return [make("p", { class: "headline" }, ...said), ...(one ? [] : [make("p", { class: "note" }, `${group.label}: ${group.about}`)])];
+    }));
+  }
+
+  const ends = (run, which) => run.prototypes.map((name) => last(run.series[which][name])).filter(known);
+
   function drawRuns() {
-    const head = ["run", "method", "seed", "state", "round", "time left", "averaged %", "fused %", "ensemble %"];
+    const several = named(data.runs).length > 1 ? named(data.runs) : [];
+    const head = ["run", "method", "seed", "state", "round", "time left", "averaged %", "fused %", ...several.map((name) => `${name} %`), "ensemble %"];
     const rows = data.runs.map((run) => {
       const box = make("input", {
         type: "checkbox", checked: shown.has(run.path), "aria-label": `show ${run.name}`,
@@ -68,132 +105,184 @@
           redraw();
         },
       });
-      const time = run.state === "finished" ? "–" : duration(run.seconds_left);
-      return make("tr", {},
-        make("td", { class: "text" }, make("label", {}, box, swatch(run), run.name)),
-        make("td", { class: "text" }, run.method), make("td", {}, run.seed),
-        make("td", { class: `state-${run.state}` }, run.state), make("td", {}, `${run.done}/${run.rounds}`),
-        make("td", {}, time), make("td", {}, percent(mean(run, "averaged"))), make("td", {}, percent(mean(run, "fused"))),
-        make("td", {}, percent(last(run.ensemble))));
+      const cells = [run.method, run.seed, run.state, `${run.done}/${run.rounds}`, run.state === "finished" ? "–" : duration(run.seconds_left),
+        percent(mean(ends(run, "averaged"))), percent(mean(ends(run, "fused"))),
+        ...several.map((name) => percent(last(run.series.fused[name] ?? []))), percent(last(run.ensemble))];
+      return make("tr", {}, make("td", { class: "text" }, make("label", {}, box, swatch(colorOf(run.method)), run.name)),
+        ...cells.map((text, i) => make("td", { "data-label": head[i + 1], class: i === 0 ? "text" : i === 2 ? `state-${run.state}` : "" }, text)));
     });
-    const titles = head.map((title, i) => make("th", { scope: "col", class: i < 2 ? "text" : "" }, title));
-    byId("runs").replaceChildren(make("thead", {}, make("tr", {}, ...titles)), make("tbody", {}, ...rows));
+    fill("runs", head.map((title, i) => make("th", { scope: "col", class: i < 2 ? "text" : "" }, title)), rows);
   }
 
-  function lines() {
-    return [...document.querySelectorAll('input[name="line"]:checked')].map((box) => box.value);
-  }
+  const lines = () => [...document.querySelectorAll('input[name="line"]:checked')].map((box) => box.value);
 
   function seriesOf(run, which, prototype) {
     const values = which === "ensemble" ? run.ensemble : run.series[which][prototype] || [];
     return values.map((value) => (value === null ? null : 100 * value));
   }
 
+  // The curves of one panel: for each method and kind of line the mean over its seeds, with a band of ± one deviation.
+  function curvesOf(runs, prototype) {
+    const rounds = Math.max(...runs.map((run) => run.done)), each = document.querySelector('input[name="each"]').checked;
+    const found = [];
+    for (const method of new Set(runs.map((run) => run.method))) {
+      const mine = runs.filter((run) => run.method === method);
+      for (const which of lines()) {
+        const all = mine.map((run) => seriesOf(run, which, prototype));
+        const fused = mine.map((run) => seriesOf(run, "fused", prototype));
+        if (which === "averaged" && lines().includes("fused") && String(all) === String(fused)) continue;
+        const at = Array.from({ length: rounds }, (_, i) => all.map((values) => values[i]).filter(known));
+        const values = at.map(mean), spread = at.map(deviation);
+        if (!values.some(known)) continue;
+        const band = which === "fused" && mine.length > 1 && !each;
+        const edge = (sign) => values.map((value, i) => (known(value) ? Math.min(100, Math.max(0, value + sign * spread[i])) : null));
+        found.push({ method, which, values, spread, band: band ? [edge(1), edge(-1)] : [],
+          seeds: each && mine.length > 1 ? all.map((one) => values.map((_, i) => one[i] ?? null)) : [] });
+      }
+    }
+    return found;
+  }
+
   function drawCharts() {
     for (const chart of charts) chart.destroy();
     charts = [];
-    const runs = visible();
-    const prototypes = [...new Set(runs.flatMap((run) => run.prototypes))];
-    byId("charts").replaceChildren();
-    if (!prototypes.length) byId("charts").append(make("p", {}, "No round is finished yet."));
-    const figures = prototypes.map((name) => make("figure", {}, make("figcaption", {}, name)));
-    byId("charts").append(...figures); // all of them first: the width of each depends on how many there are
-    prototypes.forEach((name, i) => drawChart(figures[i], name, runs.filter((run) => run.prototypes.includes(name))));
+    const panels = data.groups.flatMap((group) => {
+      const runs = visible().filter((run) => group.paths.includes(run.path));
+      return named(runs).map((name) => {
+        const mine = runs.filter((run) => run.prototypes.includes(name));
+        return { title: data.groups.length > 1 ? `${group.label}: ${name}` : name, curves: curvesOf(mine, name), rounds: Math.max(...mine.map((run) => run.done)) };
+      });
+    });
+    const values = panels.flatMap((panel) => panel.curves.flatMap((one) => [one.values, ...one.band, ...one.seeds].flat())).filter(known);
+    const low = values.reduce((a, b) => Math.min(a, b), 100), high = values.reduce((a, b) => Math.max(a, b), 0); // one axis for all panels
+    const range = [Math.max(0, 10 * Math.floor(low / 10)), Math.min(100, Math.max(10, 10 * Math.ceil(high / 10)))];
+    byId("band").textContent = panels.some((panel) => panel.curves.some((one) => one.band.length)) ? "mean over the seeds that have done the round; band: ± one standard deviation" : "";
+    const figures = panels.map((panel) => make("figure", {}, make("figcaption", {}, panel.title)));
+    byId("charts").replaceChildren(...figures); // all of them first: the width of each depends on how many there are
+    if (!panels.length) byId("charts").append(make("p", {}, "No round is finished yet."));
+    panels.forEach((panel, i) => drawChart(figures[i], panel, range));
   }
 
-  function drawChart(figure, prototype, runs) {
-    const length = Math.max(...runs.map((run) => run.done));
-    const rounds = Array.from({ length }, (_, i) => i + 1);
-    const found = [];
-    for (const run of runs) {
-      for (const which of lines()) {
-        const values = seriesOf(run, which, prototype);
-        const same = which === "averaged" && values.every((value, i) => value === seriesOf(run, "fused", prototype)[i]);
-        if (same && lines().includes("fused")) continue;
-        if (values.some((value) => value !== null)) found.push({ run, which, values: rounds.map((_, i) => values[i] ?? null) });
-      }
-    }
-    const legend = make("ul", { class: "legend" });
-    const box = make("div", {});
-    const ends = found.map((one) => `${one.run.name} ${one.which} ${(last(one.values.filter((v) => v !== null)) ?? 0).toFixed(1)} %`);
-    box.setAttribute("role", "img");
-    box.setAttribute("aria-label", `${prototype}: ${ends.join("; ")}`);
+  function drawChart(figure, { title, curves, rounds }, range) {
+    const x = Array.from({ length: rounds }, (_, i) => i + 1);
+    const box = make("div", { role: "img" }), legend = make("ul", { class: "legend" });
     figure.append(box, legend);
-    const ink = getComputedStyle(root).getPropertyValue("--faint").trim();
-    const grid = { stroke: getComputedStyle(root).getPropertyValue("--line").trim(), width: 1 };
-    const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif" };
-    const entries = new Map(runs.map((run) => [run, make("li", {}, swatch(run), ` ${run.name}:`)]));
-    const items = found.map((one) => {
+    const entries = new Map(curves.map((one) => [one.method, make("li", {}, swatch(colorOf(one.method)), ` ${one.method}:`)]));
+    const items = curves.map((one) => {
       const value = make("b", {});
-      entries.get(one.run).append(` ${one.which} `, value);
+      entries.get(one.method).append(` ${one.which} `, value);
       return value;
     });
     legend.append(...entries.values());
-    const say = (index) => items.forEach((item, i) => {
-      const value = index === null || index === undefined ? last(found[i].values.filter((v) => v !== null)) : found[i].values[index];
-      item.textContent = value === null || value === undefined ? "–" : `${value.toFixed(1)} %`;
-    });
-    const chart = new uPlot({
-      width: Math.max(240, box.clientWidth), height: 260, legend: { show: false }, cursor: { drag: { x: true, y: false } },
-      scales: { x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) } },
+    const text = (one, index) => {
+      const place = known(index) ? index : one.values.findLastIndex(known);
+      if (!known(one.values[place])) return "–";
+      return one.values[place].toFixed(1) + (one.band.length ? ` ± ${one.spread[place].toFixed(1)}` : "") + " %";
+    };
+    const say = (index) => items.forEach((item, i) => { item.textContent = text(curves[i], index); });
+    box.setAttribute("aria-label", `${title}: ${curves.map((one) => `${one.method} ${one.which} ${text(one)}`).join("; ")}`);
+    const ink = getComputedStyle(root).getPropertyValue("--faint").trim();
+    const grid = { stroke: getComputedStyle(root).getPropertyValue("--line").trim(), width: 1 };
+    const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif" };
+    const columns = [], series = [{}], bands = [];
+    for (const one of curves) {
+      const stroke = colorOf(one.method);
+      if (one.band.length) {
+        bands.push({ series: [series.length, series.length + 1], fill: `${stroke}2e` });
+        series.push({ points: { show: false } }, { points: { show: false } });
+      }
+      for (const _ of one.seeds) series.push({ stroke: `${stroke}80`, width: 1, dash: DASHES[one.which], spanGaps: true, points: { show: false } });
+      series.push({ stroke, width: one.which === "fused" ? 2.2 : 1.3, dash: DASHES[one.which], spanGaps: true,
+        points: { show: rounds === 1 || (one.which === "fused" && rounds < 40), size: 5 } });
+      columns.push(...one.band, ...one.seeds, one.values);
+    }
+    charts.push(new uPlot({
+      width: Math.max(240, box.clientWidth), height: 260, legend: { show: false }, bands, series,
+      cursor: { drag: { x: true, y: false }, sync: { key: "rounds" } },
+      scales: { x: { time: false, range: (_, from, to) => (from === to ? [from - 1, to + 1] : [from, to]) }, y: { range } },
       axes: [
         { ...axis, label: "round", labelFont: axis.font, labelSize: 20, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] },
         { ...axis, label: "test accuracy in %", labelFont: axis.font, labelSize: 20, size: 44 },
       ],
-      series: [{}, ...found.map((one) => ({
-        stroke: colorOf(one.run), width: one.which === "fused" ? 2 : 1.3, dash: DASHES[one.which], spanGaps: true,
-        points: { show: one.which === "fused" && length < 40, size: 5 },
-      }))],
       hooks: { setCursor: [(plot) => say(plot.cursor.idx)] },
-    }, [rounds, ...found.map((one) => one.values)], box);
+    }, [x, ...columns], box));
     say(null);
-    charts.push(chart);
+  }
+
+  function plain(text) { // a table of options reads better than its JSON
+    if (!text.startsWith("[{")) return text;
+    try {
+      return JSON.parse(text).map((one) => Object.entries(one).filter(([, value]) => value !== "").map(([key, value]) => `${key} ${value}`).join(", ")).join("; ");
+    } catch { return text; } // it was cut
   }
 
   function drawKeys() {
     const runs = visible(), every = byId("every-key").checked;
     const names = [...new Set(runs.flatMap((run) => Object.keys(run.config)))].filter((name) => {
       const values = new Set(runs.map((run) => run.config[name]));
-      return every || (values.size > 1 && !name.startsWith("versions."));
+      return every || (values.size > 1 && name !== "description" && !name.startsWith("versions."));
     });
-    const head = make("tr", {}, make("th", { class: "text", scope: "col" }, "key"),
-      ...runs.map((run) => make("th", { class: "text", scope: "col" }, swatch(run), " ", run.name)));
     const rows = names.map((name) => make("tr", {}, make("th", { class: "text", scope: "row" }, name),
-      ...runs.map((run) => make("td", { class: "text" }, run.config[name] ?? "–"))));
-    if (!rows.length) rows.push(make("tr", {}, make("td", { class: "text" }, "nothing differs between the runs shown")));
-    byId("keys").replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
+      ...runs.map((run) => make("td", { class: "text" }, plain(run.config[name] ?? "–")))));
+    if (!rows.length) rows.push(make("tr", {}, make("td", { class: "text", colspan: runs.length + 1 }, "nothing differs between the runs shown")));
+    fill("keys", [make("th", { class: "text", scope: "col" }, "key"),
+      ...runs.map((run) => make("th", { class: "text", scope: "col" }, swatch(colorOf(run.method)), " ", run.name))], rows);
   }
 
   function drawTime() {
-    const stages = ["train", "ask", "distill", "fuse", "evaluate"];
-    byId("time").replaceChildren(...visible().map((run) => {
+    const runs = visible().map((run) => {
       const spent = { ...run.seconds };
       if (spent.fuse) spent.fuse = Math.max(0, spent.fuse - (spent.ask || 0) - (spent.distill || 0));
-      const total = stages.reduce((sum, stage) => sum + (spent[stage] || 0), 0);
-      const bar = make("div", { class: "bar", "aria-hidden": "true" });
-      const words = [];
-      stages.forEach((stage, i) => {
-        if (!spent[stage] || !total) return;
-        const piece = make("span", { title: stage });
-        piece.style.width = `${(100 * spent[stage]) / total}%`;
-        piece.style.background = color(i);
+      return { run, spent, total: Object.keys(STAGES).reduce((sum, stage) => sum + (spent[stage] || 0), 0) };
+    });
+    const longest = Math.max(1e-9, ...runs.map((one) => one.total));
+    const called = (stage) => (stage === "fuse" ? "rest of fuse" : stage);
+    byId("stages").replaceChildren(...Object.entries(STAGES).map(([stage, color]) => make("li", {}, swatch(color), ` ${called(stage)}`)));
+    byId("time").replaceChildren(...runs.map(({ run, spent, total }) => {
+      const words = Object.keys(STAGES).filter((stage) => spent[stage]).map((stage) => `${called(stage)} ${duration(spent[stage])}`);
+      const bar = make("div", { class: "bar", role: "img", "aria-label": `${run.name}: ${words.join(", ") || "nothing yet"}` });
+      for (const [stage, color] of Object.entries(STAGES)) {
+        const piece = make("span", { title: `${called(stage)} ${duration(spent[stage])}` });
+        piece.style.width = `${(100 * (spent[stage] || 0)) / longest}%`;
+        piece.style.background = color;
         bar.append(piece);
-        words.push(`${stage === "fuse" ? "rest of fuse" : stage} ${duration(spent[stage])}`);
-      });
-      return make("div", { class: "timed" }, make("p", {}, swatch(run), ` ${run.name}: ${duration(total)}; `, words.join(", ")), bar);
+      }
+      return make("div", { class: "timed" }, make("span", {}, run.name), bar, make("span", {}, duration(total)));
     }));
   }
 
   function drawWhich() {
-    const before = byId("which").value;
-    byId("which").replaceChildren(...visible().map((run) => make("option", { value: run.path }, run.name)));
-    if (visible().some((run) => run.path === before)) byId("which").value = before;
+    const before = byId("which").value, runs = visible();
+    byId("which").replaceChildren(...runs.map((run) => make("option", { value: run.path }, run.name)));
+    const first = runs.find((run) => run.tested && run.method !== "FedAvg") ?? runs.find((run) => run.method !== "FedAvg") ?? runs[0];
+    if (runs.length) byId("which").value = runs.some((run) => run.path === before) ? before : first.path;
   }
+
+  function heat(text, share, given = {}) {
+    const cell = make("td", { class: "sampled", ...given }, text);
+    cell.style.setProperty("--heat", Math.min(1, Math.max(0, share)));
+    return cell;
+  }
+
+  const columnHead = (text) => make("th", { scope: "col" }, text);
+  const rowHead = (text) => make("th", { class: "text", scope: "row" }, text);
+  const corner = (text) => make("th", { class: "text", scope: "col" }, text);
 
   function drawDetails() {
     const run = data.runs.find((one) => one.path === byId("which").value);
-    for (const id of ["clients", "dropped", "partition", "clients-note"]) byId(id).replaceChildren();
+    for (const id of ["clients", "drifts", "classes", "confusion", "dropped", "partition", "clients-note"]) byId(id).replaceChildren();
     if (!run) return;
+    drawClients(run);
+    drawTested(run.tested);
+    const lost = run.happened.flatMap((one, i) => one.dropped.map((each) => ({ round: i + 1, ...each }))).slice(-200).reverse();
+    const rows = lost.map((one) => make("tr", {}, make("td", {}, one.round), make("td", { class: "text" }, one.client),
+      make("td", { class: "text" }, one.reason)));
+    if (!rows.length) rows.push(make("tr", {}, make("td", { class: "text", colspan: 3 }, "nobody")));
+    fill("dropped", ["round", "client", "reason"].map(corner), rows);
+    drawPartition(run.partition);
+  }
+
+  function drawClients(run) {
     const first = Math.max(0, run.happened.length - MOST_ROUNDS);
     const rounds = run.happened.slice(first);
     const everyone = [...new Set(rounds.flatMap((one) => [...one.clients, ...one.dropped.map((lost) => lost.client)]))].sort();
@@ -203,29 +292,48 @@
       + "; ✕ dropped or refused; ○ left out by drop-worst"
       + (first ? `; the last ${MOST_ROUNDS} rounds` : "")
       + (everyone.length > clients.length ? `; ${MOST_CLIENTS} of ${everyone.length} clients` : "");
-    const head = make("tr", {}, make("th", { class: "text", scope: "col" }, "client"),
-      ...rounds.map((_, i) => make("th", { scope: "col" }, first + i + 1)));
-    const body = clients.map((name) => make("tr", {}, make("th", { class: "text", scope: "row" }, name), ...rounds.map((one) => {
+    const head = () => [corner("client"), ...rounds.map((_, i) => columnHead(first + i + 1))];
+    const table = (cell) => clients.map((name) => make("tr", {}, rowHead(name), ...rounds.map((one) => cell(one, name))));
+    fill("clients", head(), table((one, name) => {
       const lost = one.dropped.find((each) => each.client === name);
       if (lost && !one.clients.includes(name)) return make("td", { class: "lost", title: lost.reason }, "✕");
       if (!one.clients.includes(name)) return make("td", {}, "");
       const worst = one.worst.includes(name), accuracy = one.accuracies[name];
-      const text = accuracy === undefined || accuracy === null ? (worst ? "○" : "●") : Math.round(100 * accuracy);
-      return make("td", { class: worst ? "worst" : "sampled" }, text);
-    })));
-    byId("clients").replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
-    const lost = run.happened.flatMap((one, i) => one.dropped.map((each) => ({ round: i + 1, ...each }))).slice(-200).reverse();
-    const titles = ["round", "client", "reason"].map((title) => make("th", { class: "text", scope: "col" }, title));
-    const rows = lost.map((one) => make("tr", {}, make("td", {}, one.round), make("td", { class: "text" }, one.client),
-      make("td", { class: "text" }, one.reason)));
-    if (!rows.length) rows.push(make("tr", {}, make("td", { class: "text", colspan: 3 }, "nobody")));
-    byId("dropped").replaceChildren(make("thead", {}, make("tr", {}, ...titles)), make("tbody", {}, ...rows));
-    drawPartition(run.partition);
+      return heat(known(accuracy) ? Math.round(100 * accuracy) : worst ? "○" : "●", accuracy ?? 0.5, worst ? { class: "sampled worst" } : {});
+    }));
+    const most = Math.max(1e-9, ...rounds.flatMap((one) => Object.values(one.drifts).filter(known)));
+    if (rounds.some((one) => Object.keys(one.drifts).length)) {
+      fill("drifts", head(), table((one, name) => (known(one.drifts[name]) ? heat(Math.round(100 * one.drifts[name]), one.drifts[name] / most) : make("td", {}, ""))));
+    } else fill("drifts", [corner("not in this run's records")], []);
+  }
+
+  function drawTested(tested) {
+    if (!tested) {
+      fill("classes", [corner("not written yet: a run does so at its end")], []);
+      return;
+    }
+    const models = Object.entries(tested.confusion);
+    const share = (rows, label) => rows[label][label] / Math.max(1, rows[label].reduce((sum, count) => sum + count, 0));
+    fill("classes", [corner("class"), ...models.map(([name]) => columnHead(name))], tested.classes.map((called, label) => make("tr", {},
+      rowHead(called), ...models.map(([, rows]) => heat(percent(share(rows, label)), share(rows, label))))));
+    byId("confusion").replaceChildren(...models.map(([name, rows]) => {
+      if (rows.length > MOST_CLASSES) return make("p", { class: "note" }, `${name}: ${rows.length} classes are too many to be drawn`);
+      const body = rows.map((row, label) => {
+        const total = Math.max(1, row.reduce((sum, count) => sum + count, 0));
+        return make("tr", {}, rowHead(tested.classes[label] ?? label), ...row.map((count, answer) => {
+          const given = { title: `${tested.classes[label]} taken for ${tested.classes[answer]}: ${count}`, class: `sampled${label === answer ? " right" : ""}` };
+          return count ? heat(Math.round((100 * count) / total), count / total, given) : make("td", {}, "");
+        }));
+      });
+      const head = make("tr", {}, corner("true"), ...rows.map((_, label) => columnHead(tested.classes[label] ?? label)));
+      return make("figure", {}, make("figcaption", {}, name), make("div", { class: "wide", tabindex: 0 },
+        make("table", { class: "heat" }, make("thead", {}, head), make("tbody", {}, ...body))));
+    }));
   }
 
   function drawPartition(partition) {
     if (!partition || !partition.counts.length) {
-      byId("partition").append(make("p", {}, "The run did not write it down."));
+      byId("partition").append(make("p", { class: "note" }, "The run did not write it down."));
       return;
     }
     const counts = partition.counts.slice(0, MOST_CLIENTS), classes = counts[0].length;
@@ -255,24 +363,15 @@
       ...data.problems.map((one) => make("li", {}, `${one.path}: ${one.reason}`)));
   }
 
-  function drawShown() {
-    drawCharts();
-    drawKeys();
-    drawTime();
-    drawWhich();
-    drawDetails();
-  }
-
   function redraw() { // all, and the focus stays on the box that had it
     const focused = document.activeElement && document.activeElement.getAttribute("aria-label");
-    drawRuns();
-    drawShown();
+    for (const part of [drawRuns, drawCharts, drawKeys, drawTime, drawWhich, drawDetails]) part();
     if (focused) [...document.querySelectorAll("input")].find((box) => box.getAttribute("aria-label") === focused)?.focus();
   }
 
   function update(found) {
-    const known = new Set(data.runs.map((run) => run.path));
-    const added = found.runs.filter((run) => !known.has(run.path));
+    const before = new Set(data.runs.map((run) => run.path));
+    const added = found.runs.filter((run) => !before.has(run.path));
     data = found;
     if (shown === null) {
       const newest = [...found.runs].sort((a, b) => (b.updated ?? 0) - (a.updated ?? 0)).slice(0, AT_FIRST);
@@ -280,6 +379,8 @@
     } else {
       for (const run of added) shown.add(run.path); // a run that begins while one looks
     }
+    chooseColors();
+    drawHeadlines();
     drawProblems();
     redraw();
   }
@@ -326,7 +427,7 @@
   byId("none").addEventListener("click", () => { shown = new Set(); redraw(); });
   byId("every-key").addEventListener("change", drawKeys);
   byId("which").addEventListener("change", drawDetails);
-  for (const box of document.querySelectorAll('input[name="line"]')) box.addEventListener("change", drawCharts);
+  for (const box of document.querySelectorAll('input[name="line"], input[name="each"]')) box.addEventListener("change", drawCharts);
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width && shown !== null) { width = innerWidth; drawCharts(); } });
 

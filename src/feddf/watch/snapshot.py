@@ -13,7 +13,8 @@ from typing import Any
 from feddf.config.errors import FeddfError, reason
 from feddf.config.foreign import parse_json, validated
 from feddf.config.records import is_record
-from feddf.report.read import Run, differing, read_run, run_folders, short_names
+from feddf.report.headline import headline, task_of, title_of
+from feddf.report.read import TESTED, Run, alike, differing, read_run, run_folders, setting, short_names
 from feddf.runtime.atomic import is_held, read_json_lines, read_regular
 
 Json = dict[str, Any]
@@ -45,15 +46,17 @@ class Snapshots:
         for given in self._paths:
             if not os.access(given, os.F_OK):
                 problems.append({"path": str(given), "reason": "there is no such folder"})
-        names = short_names([run.path for run, _ in found])
+        runs = [run for run, _ in found]
+        names, groups = short_names([run.path for run in runs]), alike(runs)
         return {
             "runs": [{"name": name, **values} for name, (_, values) in zip(names, found, strict=True)],
-            "differs": differing([run for run, _ in found]) if len(found) > 1 else [],
+            "groups": [_group(group, groups) for group in groups],
+            "differs": differing(runs) if len(runs) > 1 else [],
             "problems": problems,
         }
 
     def _read(self, path: Path) -> tuple[Run, Json]:
-        stamps = [_stamp(path / name) for name in ("config.toml", "metrics.jsonl", "partition.json")]
+        stamps = [_stamp(path / name) for name in ("config.toml", "metrics.jsonl", "partition.json", TESTED)]
         if path not in self._known or self._known[path][0] != stamps:
             run = read_run(path)
             self._known[path] = stamps, run, described(run)
@@ -61,12 +64,23 @@ class Snapshots:
         return run, {**values, **_progress(run, stamps[1])}
 
 
+def _group(group: Sequence[Run], groups: Sequence[Sequence[Run]]) -> Json:
+    """Return what one experiment is called and about, what came of it, and the folders of its runs."""
+    names = [str(one[0].value("name")) for one in groups]
+    label = str(group[0].value("name"))
+    if names.count(label) > 1:
+        label += f" {setting(group[0], differing([one[0] for one in groups], ['task']))}"
+    said = {"label": label, "about": ", ".join(task_of(group)), "headline": headline(group)}
+    return {**{key: _text(text) for key, text in said.items()}, "paths": [str(run.path) for run in group]}
+
+
 def described(run: Run) -> Json:
     """Return what a run's files say, every number finite or ``None`` and every text of a bounded length."""
     names = run.prototypes
     return {
         "path": str(run.path),
-        "method": _text(run.method),
+        "headline": _group([run], [[run]])["headline"],
+        "method": _text(title_of(run.method)),
         "seed": run.seed,
         "rounds": int(run.value("rounds")),
         "done": len(run.records),
@@ -80,6 +94,7 @@ def described(run: Run) -> Json:
         "happened": [_happened(record) for record in run.records],
         "seconds": {_text(stage): _number(value) for stage, value in run.seconds().items()},
         "partition": _partition(run.path / "partition.json"),
+        "tested": _tested(run.path / TESTED),
     }
 
 
@@ -92,6 +107,7 @@ def _happened(record: Mapping[str, Any]) -> Json:
         "worst": [_text(name) for name in _worst(record)],
         "attempts": int(record.get("attempts", 1)),
         "accuracies": {_text(name): _number(value) for name, value in accuracies.items()},
+        "drifts": {_text(name): _number(value) for name, value in (record.get("drift_of_clients") or {}).items()},
         "seconds": {_text(stage): _number(value) for stage, value in record.get("seconds", {}).items()},
     }
 
@@ -105,8 +121,8 @@ def _worst(record: Mapping[str, Any]) -> Sequence[object]:
 
 def _progress(run: Run, stamp: tuple[int, int] | None) -> Json:
     """Return how far a run is, and how many seconds are left if the coming rounds take as long as those done."""
-    done, planned, spent = len(run.records), int(run.value("rounds")), run.seconds()
-    a_round = sum(spent.get(stage, 0.0) for stage in ("train", "fuse", "evaluate")) / done if done else None
+    done, planned = len(run.records), int(run.value("rounds"))
+    a_round = run.seconds_a_round if done else None
     updated = stamp[0] / 1e9 if stamp else None
     state = "finished" if done >= planned else "running" if is_held(run.path / "lock") else "waiting"
     if state == "waiting" and updated is not None:
@@ -123,6 +139,16 @@ def _partition(path: Path) -> Json | None:
         classes = [_text(name) for name in validated(list[str], found.get("classes", []))]
         return {"counts": validated(list[list[int]], found.get("counts")), "classes": classes}
     except (OSError, ValueError):
+        return None
+
+
+def _tested(path: Path) -> Json | None:
+    """Return how the final models answer the test inputs of each class, where the run wrote it down."""
+    try:
+        found = json.loads(read_regular(path))
+        matrices = {name: [[int(count) for count in row] for row in rows] for name, rows in found["confusion"].items()}
+        return {"classes": [_text(name) for name in found["classes"]], "confusion": matrices} if matrices else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
