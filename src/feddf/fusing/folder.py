@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -27,10 +27,11 @@ from feddf.config.fuse_config import FuseConfig, load_fuse
 from feddf.config.keys import flat, is_free
 from feddf.evaluate import evaluation_mode
 from feddf.fusing.card import card, draw_reliability
-from feddf.fusing.fuse import FusionResult, StudentSpec, fuse
-from feddf.fusing.inputs import RawInputs, load_labeled, load_pool
+from feddf.fusing.feeding import Feeding, assumed, by_hand, fed_as
+from feddf.fusing.fuse import FusionResult, StudentSpec, Tell, fuse, warn
+from feddf.fusing.inputs import Labeled, RawInputs, load_labeled, load_pool, pool_form
 from feddf.fusing.predictions import Progress, quiet
-from feddf.fusing.teachers import TrainedModel, preprocess_of, read_teachers
+from feddf.fusing.teachers import TrainedModel, read_teachers
 from feddf.runtime.atomic import write_atomically
 from feddf.runtime.packages import onnxruntime, silence
 from feddf.saved.model import LoadedModel, ModelError, Tokens
@@ -38,37 +39,69 @@ from feddf.saved.model_folder import CARD, new_folder, write_model
 from feddf.seeds import derive
 
 
-def fuse_to_folder(config: FuseConfig, out: Path, progress: Progress = quiet, *, trust: bool = False) -> FusionResult:
+@dataclass(frozen=True)
+class Plan:
+    """A fusion before its work: teachers and student, each of which knows how it is fed, and all inputs."""
+
+    teachers: Sequence[TrainedModel]
+    student: StudentSpec
+    pool: RawInputs
+    labeled: Mapping[str, Labeled]
+
+
+def plan(config: FuseConfig, *, trust: bool = False) -> Plan:
+    """Read teachers and inputs, and decide how every model is fed."""
+    teachers = read_teachers(config.teachers, trust=trust)
+    student = _student(config, teachers)
+    teachers = [replace(one, feeding=fed_as(one.feeding, student.fed, one.id)) for one in teachers]
+    pool = load_pool(config, [student.preprocess, *(one.preprocess for one in teachers)], trust=trust)
+    given = {"validation": config.validation, "test": config.test}
+    labeled = {key: load_labeled(one, key, pool, derive(config.seed, key)) for key, one in given.items() if one}
+    return Plan(teachers, student, pool, labeled)
+
+
+def fuse_to_folder(
+    config: FuseConfig, out: Path, progress: Progress = quiet, tell: Tell = warn, *, trust: bool = False
+) -> FusionResult:
     """Fuse as a configuration says, and write the result to a folder that is there whole or not at all."""
     if out.exists():
         raise ModelError(f"{out} is there already; name a new folder with --out, or remove it")
-    teachers = read_teachers(config.teachers, trust=trust)
-    student = _student(config, teachers)
-    fed = [teacher.fed(student.preprocess) for teacher in teachers]
-    pool = load_pool(config, [student.preprocess, *fed], trust=trust)
-    given = {"validation": config.validation, "test": config.test}
-    labeled = {key: load_labeled(one, key, pool, derive(config.seed, key)) for key, one in given.items() if one}
+    made = plan(config, trust=trust)
     cache = Path(config.cache).expanduser() if config.cache else None
     result = fuse(
-        teachers, student, pool, validation=labeled.get("validation"), test=labeled.get("test"),
-        ensemble=config.ensemble, distill=config.distill, run=config.run, seed=config.seed, cache=cache,
-        progress=progress,
+        made.teachers, made.student, made.pool, validation=made.labeled.get("validation"),
+        test=made.labeled.get("test"), ensemble=config.ensemble, distill=config.distill, run=config.run,
+        seed=config.seed, cache=cache, progress=progress, tell=tell,
     )  # fmt: skip
-    _write(result, config, pool, out)
+    _write(result, config, made.pool, out)
     return result
 
 
 def _student(config: FuseConfig, teachers: Sequence[TrainedModel]) -> StudentSpec:
-    """Return the student, fed as the first teacher that says how where its own section says no more."""
-    student = config.student
-    start = [teacher for teacher in teachers if teacher.id == student.init] or teachers
-    preprocess = preprocess_of(student, next((one.preprocess for one in start if one.preprocess is not None), None))
+    """Return the student, fed as its section says, else as teachers are that say how, else as the pool is."""
+    student, tabular = config.student, any(source.name.startswith("table:") for source in config.pool.sources)
+    feeding = by_hand(student)
+    for teacher in [one for one in teachers if one.id == student.init] or teachers:
+        said = teacher.feeding.settled(tabular).values.items()
+        theirs = {name: (value, f"teacher {teacher.id}") for name, (value, who) in said if name not in OWN}
+        feeding = feeding.otherwise(Feeding({} if "features" in theirs else theirs))
+    if tabular or not ("tokenizer" in feeding.values or {"size", "channels"} <= feeding.values.keys()):
+        feeding = feeding.otherwise(pool_form(config))
+    feeding = assumed(feeding)
+    try:
+        preprocess = feeding.preprocess
+    except ValueError as error:
+        raise ConfigError(f"the student: {error}") from error
     if preprocess is None:
         raise ConfigError.at("student.size", None, "no model says how large images are; set it, or a student.tokenizer")
     options = dict(student.options)
     if isinstance(preprocess, Tokens) and student.model == "transformer":
         options.setdefault("path", preprocess.tokenizer)
-    return StudentSpec(student.model, preprocess, options, student.init, student.classes)
+    return StudentSpec(student.model, preprocess, options, student.init, student.classes, feeding=feeding)
+
+
+OWN = ("layout", "numbers")
+"""What a teacher's file says of its input that a student does not take over."""
 
 
 def fingerprint(config: FuseConfig) -> str:

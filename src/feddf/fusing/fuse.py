@@ -13,10 +13,12 @@ towards them. There are no clients and no rounds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,19 +34,31 @@ from feddf.data.datasets import plain
 from feddf.data.unlabeled import all_rows
 from feddf.engines import in_process
 from feddf.evaluate import output_shape
-from feddf.fusing.ensemble import agree_on_classes, combine_teachers
+from feddf.fusing.classes import respelled
+from feddf.fusing.ensemble import TeacherEnsemble, agree_on_classes, combine_teachers
+from feddf.fusing.feeding import HAND, POOL, Feeding, fed_as
 from feddf.fusing.inputs import Labeled, RawInputs, as_labeled
+from feddf.fusing.inspecting import better_normalization, warning_of
 from feddf.fusing.predictions import PredictionCache, Progress, default_cache, quiet
 from feddf.fusing.report import STUDENT, Report, measure
 from feddf.fusing.teachers import TrainedModel, as_teachers
-from feddf.fusion.distill import make_students, notes
-from feddf.fusion.ensemble import CachedTargets
+from feddf.fusion.distill import held_out_inputs, make_students, notes
+from feddf.fusion.ensemble import CachedTargets, Targets
 from feddf.runs.methods import lone_threads
 from feddf.runtime.execution import of_answers, of_students
 from feddf.saved.model import Features, Images, LoadedModel, ModelSpec, Preprocess, of_inputs
 from feddf.seeds import derive
 from feddf.states import init_state, weighted_mean
 from feddf.types import Examples, Inputs, Prototype, Resources, State
+
+Tell = Callable[[str, bool], None]
+"""(a line, whether it is a warning) -> nothing."""
+
+
+def warn(text: str, is_warning: bool) -> None:
+    """Say warnings as Python's, and nothing else."""
+    if is_warning:
+        warnings.warn(text, stacklevel=4)
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,7 @@ class StudentSpec:
     ``init`` names its first weights: "new", "average" (of the teachers of the same architecture, classes and
     preprocessing), or a teacher's name. ``classes`` are all that some teacher knows, unless they are named. ``shape``
     is that of one encoded input, and ``fits`` as in :class:`~feddf.saved.model.ModelSpec`: both follow from the rest.
+    ``feeding`` says who said how it is fed.
     """
 
     model: str | nn.Module | None
@@ -63,6 +78,12 @@ class StudentSpec:
     classes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
     fits: bool = False
+    feeding: Feeding = Feeding()
+
+    @property
+    def fed(self) -> Feeding:
+        """How it is fed, and who said so: by hand, unless something else is known."""
+        return self.feeding if self.feeding.values else Feeding.of(self.preprocess, HAND)
 
     @property
     def description(self) -> ModelSpec | None:
@@ -107,6 +128,7 @@ def fuse(
     seed: int = 0,
     cache: Path | None = None,
     progress: Progress = quiet,
+    tell: Tell = warn,
     trust: bool = False,
 ) -> FusionResult:
     """Fuse trained models of any architecture into one student, on unlabeled inputs.
@@ -123,7 +145,8 @@ def fuse(
         device: where teachers and student compute (default: that of ``run``); the returned model is on the CPU.
         seed: decides all random choices.
         cache: the folder of cached predictions (default: the user's cache).
-        progress: called as teachers predict.
+        progress: called as teachers predict, and as the student learns.
+        tell: called with a line on how each teacher is fed, and with warnings (default: these are Python's).
         trust: run code that files of teachers hold (``.pt2``) or that folders made elsewhere name.
     """
     pool, spec = _pool(unlabeled, student if isinstance(student, StudentSpec) else StudentSpec(student))
@@ -132,10 +155,11 @@ def fuse(
     sets = {"pool": pool} | {name: one.raw for name, one in labeled.items()}
     run = run.model_copy(update={"device": device}) if device is not None else run
     distill = distill or DistillConfig(early_stopping="validation" if validation is not None else "held-out-loss")
+    known = [replace(one, feeding=fed_as(one.feeding, spec.fed, one.id)) for one in as_teachers(teachers, trust)]
     with TemporaryDirectory(prefix="feddf-predictions-") as scratch:
         folders = cache or default_cache(), Path(scratch)
         predictions = PredictionCache(*folders, sets, spec.preprocess, progress, of_answers(run))
-        return _fuse(as_teachers(teachers, trust), spec, predictions, labeled, ensemble, distill, run, seed)
+        return _fuse(known, spec, predictions, labeled, ensemble, distill, run, seed, tell)
 
 
 def _fuse(
@@ -147,26 +171,73 @@ def _fuse(
     distill: DistillConfig,
     run: RunConfig,
     seed: int,
+    tell: Tell,
 ) -> FusionResult:
     pool = predictions.sets["pool"]
+    for teacher in teachers:
+        tell(f"{teacher.id}: {teacher.feeding.line}", False)
     models, classes = agree_on_classes(teachers, student.classes, lambda one: predictions.logits(one).shape[1])
     student = complete_student(student, models, classes, pool)
     labeled = {name: one.among(classes) for name, one in labeled.items()}
     held = labeled.get("validation")
     validation = held.examples(student.preprocess) if held else None
     ensemble = combine_teachers(models, classes, predictions, validation, config)
+    said = tuple(_warnings(ensemble, held, run))
+    for text, is_warning in said:
+        tell(text, is_warning)
     targets = ensemble.probabilities("pool", distill.temperature)
     prototype, spec = student.prototype, student.description
     resources = Resources({STUDENT: prototype}, pool.stored(student.preprocess), validation)
     execution = of_students(run, 1, partial(lone_threads, resources, distill.batch_size))
     learn = make_students(resources, distill, in_process, execution)
     start = first_weights(student, models, ensemble.notes.get("dropped_worst", {}).get("clients", {}), seed)
-    learned = learn({STUDENT: [start]}, CachedTargets(targets), derive(seed, "fuse"))
-    state, facts = learned[STUDENT].state, {"distillation": notes(learned), **ensemble.notes}
+    held_out = held_out_inputs(len(pool), distill, pool.views)[1]
+    shown = ShownTargets(
+        CachedTargets(targets), predictions.progress, distill, -ceil(len(held_out) / distill.batch_size)
+    )
+    learned = learn({STUDENT: [start]}, shown, derive(seed, "fuse"))
+    predictions.progress(STUDENT, learned[STUDENT].steps, learned[STUDENT].steps)
+    told = {"warnings": [text for text, is_warning in said if is_warning], "matched": _matched(models, classes)}
+    state, facts = learned[STUDENT].state, {"distillation": notes(learned), **ensemble.notes, **told}
     with of_answers(run).begun() as device:
         report = measure(prototype.load(state, device), student.preprocess, ensemble, targets, labeled, facts)
+    report = replace(report, student=student.fed.described())
     model = LoadedModel(prototype.load(state), spec) if spec else prototype.load(state)
     return FusionResult(model.eval(), classes, spec, report, tuple(dict.fromkeys(predictions.evaluated)))
+
+
+def _warnings(ensemble: TeacherEnsemble, validation: Labeled | None, run: RunConfig) -> Iterator[tuple[str, bool]]:
+    """Yield what has to be said about the teachers once they have predicted, and whether it is a warning."""
+    for model in ensemble.models:
+        if model.outputs is None and ensemble.predictions.kind(model) == "probabilities":
+            yield f"{model.id}: its outputs are probabilities (no number is negative, rows sum to one)", False
+        for own, name in respelled(model.classes, ensemble.classes).items():
+            yield f"{model.id}: its class '{own}' is taken as '{name}'", False
+        columns = ensemble.mappings[model.id].columns
+        hint = better_normalization(model, validation, columns, of_answers(run)) if validation else ""
+        if text := warning_of(model, hint):
+            yield text, True
+
+
+def _matched(models: Sequence[TrainedModel], classes: Sequence[str]) -> dict[str, dict[str, str]]:
+    return {one.id: found for one in models if (found := respelled(one.classes, classes))}
+
+
+@dataclass
+class ShownTargets:
+    """Targets that show, by how often they are asked for, how far the student is; held-out inputs are asked first."""
+
+    targets: Targets
+    progress: Progress
+    config: DistillConfig
+    step: int = 0
+
+    def __call__(self, chosen: Tensor, inputs: Tensor, /) -> Tensor:
+        """Return the targets."""
+        self.step += 1
+        if 0 < self.step < self.config.steps and self.step % 10 == 0:
+            self.progress(STUDENT, self.step, self.config.steps)
+        return self.targets(chosen, inputs)
 
 
 def _pool(given: Tensor | Inputs | RawInputs | Sequence[str], student: StudentSpec) -> tuple[RawInputs, StudentSpec]:
@@ -196,7 +267,7 @@ def complete_student(
         fed = student.preprocess
         shape = fed.shape if fed else tuple(pool.first(1, None).batch(torch.tensor([0])).shape[1:])
         fed = fed or (Features(shape) if pool.encode is plain else None)
-        student = replace(student, preprocess=fed, shape=shape)
+        student = replace(student, preprocess=fed, shape=shape, feeding=student.fed.otherwise(Feeding.of(fed, POOL)))
     _try(student, pool)
     if student.init == "average" and not _alike(student, teachers):
         allowed = "no teacher has the student's architecture, classes and preprocessing, so there is nothing to average"
@@ -219,7 +290,8 @@ def _as_teacher(student: StudentSpec, teachers: Sequence[TrainedModel], classes:
         raise ConfigError.at("student.init", start, allowed)
     if student.model not in (None, spec.model):
         raise ConfigError.at("student.model", student.model, f"it is to start as '{start}', which is '{spec.model}'")
-    return StudentSpec(spec.model, spec.preprocess, spec.options, start, spec.classes, spec.shape, spec.fits)
+    as_it = StudentSpec(spec.model, spec.preprocess, spec.options, start, spec.classes, spec.shape, spec.fits)
+    return replace(as_it, feeding=Feeding.of(spec.preprocess, f"teacher {start}"))
 
 
 def _try(student: StudentSpec, pool: RawInputs) -> None:

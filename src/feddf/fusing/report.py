@@ -15,7 +15,7 @@ from feddf.fusing.ensemble import TeacherEnsemble
 from feddf.fusing.inputs import Labeled
 from feddf.fusing.teachers import TrainedModel
 from feddf.runtime.device import CPU
-from feddf.saved.model import Preprocess, described
+from feddf.saved.model import Preprocess
 
 BINS = 15
 """Of the confidence, for the calibration error and the reliability plot."""
@@ -56,6 +56,7 @@ class Report:
     sets: dict[str, dict[str, Figures]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    student: dict[str, Any] = field(default_factory=dict)
 
 
 def measure(
@@ -83,7 +84,7 @@ def measure(
         sets[name][STUDENT] = figures(probabilities, one.labels, everything)
     agreement = [[float((one == other).double().mean()) for other in named.values()] for one in named.values()]
     return Report(
-        teachers=tuple(map(_about, models)),
+        teachers=tuple(_about(model, ensemble.predictions.kind(model)) for model in models),
         classes=classes,
         knows={name: tuple(known.bool().tolist()) for name, known in knows.items()},
         pool_size=len(pool),
@@ -138,10 +139,11 @@ def _predicted(scores: Tensor) -> Tensor:
     return scores.argmax(dim=1).to(torch.int16)
 
 
-def _about(teacher: TrainedModel) -> dict[str, Any]:
-    model, fed = (
-        teacher.spec.model if teacher.spec else "",
-        described(teacher.preprocess) if teacher.preprocess else None,
-    )
-    about = {"name": teacher.id, "source": teacher.source, "model": model, "sha256": teacher.content}
-    return {**about, "preprocessing": fed, "outputs": teacher.outputs}
+def _about(teacher: TrainedModel, kind: str) -> dict[str, Any]:
+    about: dict[str, Any] = {
+        "name": teacher.id,
+        "source": teacher.source,
+        "model": teacher.spec.model if teacher.spec else "",
+    }
+    about |= {"sha256": teacher.content, "license": teacher.license, "datasets": teacher.datasets}
+    return {**about, **teacher.feeding.described(), "outputs": kind}
