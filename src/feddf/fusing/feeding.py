@@ -130,7 +130,7 @@ class Feeding:
         shown = [("×".join(map(str, fed.shape)), doubted)]
         shown += [(fed.layout, self.who("layout"))] if fed.layout != "NCHW" else []
         shown += [(fed.order, self.who("order"))] if fed.order != "RGB" else []
-        shown += [(f"{name} {_numbers(getattr(fed, name))}", self.who(name)) for name in ("mean", "std")]
+        shown += [(f"{name} {numbers(getattr(fed, name))}", self.who(name)) for name in ("mean", "std")]
         ends = [[(end - mean) / std for mean, std in zip(fed.mean, fed.std, strict=True)] for end in (0, 1)]
         return [*shown, (f"values from {min(ends[0]):.3g} to {max(ends[1]):.3g}", self.who("std"))]
 
@@ -141,7 +141,8 @@ class Feeding:
         return {"preprocessing": described(fed) if fed else None, "said_by": said_by, "fed": self.line}
 
 
-def _numbers(values: Sequence[float]) -> str:
+def numbers(values: Sequence[float]) -> str:
+    """Return a number for each channel, or the one that they share."""
     shown = [f"{value:.4g}" for value in values]
     return shown[0] if len(set(shown)) == 1 else "[" + ", ".join(shown) + "]"
 

@@ -220,7 +220,9 @@ def of_pretrained(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     if kinds[0] == "Image":
         feeding = assumed(said.otherwise(of_processor(_processor(place), values)).otherwise(side))
     else:
-        feeding = assumed(said.otherwise(Feeding.said(FILE, tokenizer=place)))
+        longest = values.get("max_position_embeddings") or 64
+        length = longest if longest < 64 else None
+        feeding = assumed(said.otherwise(Feeding.said(FILE, tokenizer=place, max_tokens=length)))
     preprocess = feeding.preprocess
 
     @contextmanager

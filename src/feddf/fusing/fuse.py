@@ -14,10 +14,11 @@ towards them. There are no clients and no rounds.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,15 +51,6 @@ from feddf.saved.model import Features, Images, LoadedModel, ModelSpec, Preproce
 from feddf.seeds import derive
 from feddf.states import init_state, weighted_mean
 from feddf.types import Examples, Inputs, Prototype, Resources, State
-
-Tell = Callable[[str, bool], None]
-"""(a line, whether it is a warning) -> nothing."""
-
-
-def warn(text: str, is_warning: bool) -> None:
-    """Say warnings as Python's, and nothing else."""
-    if is_warning:
-        warnings.warn(text, stacklevel=4)
 
 
 @dataclass(frozen=True)
@@ -128,7 +120,6 @@ def fuse(
     seed: int = 0,
     cache: Path | None = None,
     progress: Progress = quiet,
-    tell: Tell = warn,
     trust: bool = False,
 ) -> FusionResult:
     """Fuse trained models of any architecture into one student, on unlabeled inputs.
@@ -146,7 +137,6 @@ def fuse(
         seed: decides all random choices.
         cache: the folder of cached predictions (default: the user's cache).
         progress: called as teachers predict, and as the student learns.
-        tell: called with a line on how each teacher is fed, and with warnings (default: these are Python's).
         trust: run code that files of teachers hold (``.pt2``) or that folders made elsewhere name.
     """
     pool, spec = _pool(unlabeled, student if isinstance(student, StudentSpec) else StudentSpec(student))
@@ -159,7 +149,7 @@ def fuse(
     with TemporaryDirectory(prefix="feddf-predictions-") as scratch:
         folders = cache or default_cache(), Path(scratch)
         predictions = PredictionCache(*folders, sets, spec.preprocess, progress, of_answers(run))
-        return _fuse(known, spec, predictions, labeled, ensemble, distill, run, seed, tell)
+        return _fuse(known, spec, predictions, labeled, ensemble, distill, run, seed)
 
 
 def _fuse(
@@ -171,34 +161,24 @@ def _fuse(
     distill: DistillConfig,
     run: RunConfig,
     seed: int,
-    tell: Tell,
 ) -> FusionResult:
     pool = predictions.sets["pool"]
-    for teacher in teachers:
-        tell(f"{teacher.id}: {teacher.feeding.line}", False)
     models, classes = agree_on_classes(teachers, student.classes, lambda one: predictions.logits(one).shape[1])
     student = complete_student(student, models, classes, pool)
     labeled = {name: one.among(classes) for name, one in labeled.items()}
     held = labeled.get("validation")
     validation = held.examples(student.preprocess) if held else None
     ensemble = combine_teachers(models, classes, predictions, validation, config)
-    said = tuple(_warnings(ensemble, held, run))
-    for text, is_warning in said:
-        tell(text, is_warning)
+    said = {"warnings": _warnings(ensemble, held), "matched": _matched(models, classes)}
     targets = ensemble.probabilities("pool", distill.temperature)
     prototype, spec = student.prototype, student.description
     resources = Resources({STUDENT: prototype}, pool.stored(student.preprocess), validation)
     execution = of_students(run, 1, partial(lone_threads, resources, distill.batch_size))
     learn = make_students(resources, distill, in_process, execution)
     start = first_weights(student, models, ensemble.notes.get("dropped_worst", {}).get("clients", {}), seed)
-    held_out = held_out_inputs(len(pool), distill, pool.views)[1]
-    shown = ShownTargets(
-        CachedTargets(targets), predictions.progress, distill, -ceil(len(held_out) / distill.batch_size)
-    )
-    learned = learn({STUDENT: [start]}, shown, derive(seed, "fuse"))
+    learned = learn({STUDENT: [start]}, _shown(CachedTargets(targets), predictions, distill), derive(seed, "fuse"))
     predictions.progress(STUDENT, learned[STUDENT].steps, learned[STUDENT].steps)
-    told = {"warnings": [text for text, is_warning in said if is_warning], "matched": _matched(models, classes)}
-    state, facts = learned[STUDENT].state, {"distillation": notes(learned), **ensemble.notes, **told}
+    state, facts = learned[STUDENT].state, {"distillation": notes(learned), **ensemble.notes, **said}
     with of_answers(run).begun() as device:
         report = measure(prototype.load(state, device), student.preprocess, ensemble, targets, labeled, facts)
     report = replace(report, student=student.fed.described())
@@ -206,38 +186,35 @@ def _fuse(
     return FusionResult(model.eval(), classes, spec, report, tuple(dict.fromkeys(predictions.evaluated)))
 
 
-def _warnings(ensemble: TeacherEnsemble, validation: Labeled | None, run: RunConfig) -> Iterator[tuple[str, bool]]:
-    """Yield what has to be said about the teachers once they have predicted, and whether it is a warning."""
-    for model in ensemble.models:
-        if model.outputs is None and ensemble.predictions.kind(model) == "probabilities":
-            yield f"{model.id}: its outputs are probabilities (no number is negative, rows sum to one)", False
-        for own, name in respelled(model.classes, ensemble.classes).items():
-            yield f"{model.id}: its class '{own}' is taken as '{name}'", False
-        columns = ensemble.mappings[model.id].columns
-        hint = better_normalization(model, validation, columns, of_answers(run)) if validation else ""
-        if text := warning_of(model, hint):
-            yield text, True
+def _warnings(ensemble: TeacherEnsemble, validation: Labeled | None) -> list[str]:
+    """Warn of teachers that are fed as nobody said; where there are labels, with what would be better."""
+    columns = {id: mapping.columns for id, mapping in ensemble.mappings.items()}
+    found = [
+        warning_of(one, better_normalization(one, validation, columns[one.id]) if validation else "")
+        for one in ensemble.models
+    ]
+    for text in filter(None, found):
+        warnings.warn(text, stacklevel=4)
+    return [text for text in found if text]
 
 
 def _matched(models: Sequence[TrainedModel], classes: Sequence[str]) -> dict[str, dict[str, str]]:
     return {one.id: found for one in models if (found := respelled(one.classes, classes))}
 
 
-@dataclass
-class ShownTargets:
-    """Targets that show, by how often they are asked for, how far the student is; held-out inputs are asked first."""
+def _shown(targets: Targets, predictions: PredictionCache, config: DistillConfig) -> Targets:
+    """Return targets that show, by how often they are asked for, how far the student is; held-out inputs come first."""
+    pool = predictions.sets["pool"]
+    held_out = held_out_inputs(len(pool), config, pool.views)[1]
+    step = count(1 - ceil(len(held_out) / config.batch_size))
 
-    targets: Targets
-    progress: Progress
-    config: DistillConfig
-    step: int = 0
+    def shown(chosen: Tensor, inputs: Tensor, /) -> Tensor:
+        done = next(step)
+        if 0 < done < config.steps and done % 10 == 0:
+            predictions.progress(STUDENT, done, config.steps)
+        return targets(chosen, inputs)
 
-    def __call__(self, chosen: Tensor, inputs: Tensor, /) -> Tensor:
-        """Return the targets."""
-        self.step += 1
-        if 0 < self.step < self.config.steps and self.step % 10 == 0:
-            self.progress(STUDENT, self.step, self.config.steps)
-        return self.targets(chosen, inputs)
+    return shown
 
 
 def _pool(given: Tensor | Inputs | RawInputs | Sequence[str], student: StudentSpec) -> tuple[RawInputs, StudentSpec]:
@@ -296,15 +273,15 @@ def _as_teacher(student: StudentSpec, teachers: Sequence[TrainedModel], classes:
 
 def _try(student: StudentSpec, pool: RawInputs) -> None:
     """Try the untrained student on two inputs, before any teacher is evaluated."""
-    name, count = student.model if isinstance(student.model, str) else "a module", len(student.classes)
+    name, known = student.model if isinstance(student.model, str) else "a module", len(student.classes)
     try:
         shape = output_shape(student.prototype, pool.first(2, student.preprocess))
     except FeddfError:
         raise
     except Exception as error:
         raise ConfigError.at("student", name, f"it does not work on these inputs: {first_line(error)}") from error
-    if shape != (count,):
-        allowed = f"it cannot express all classes: its outputs have the shape {shape}, and there are {count} classes"
+    if shape != (known,):
+        allowed = f"it cannot express all classes: its outputs have the shape {shape}, and there are {known} classes"
         raise ConfigError.at("student", name, allowed)
 
 

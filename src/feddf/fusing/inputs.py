@@ -117,7 +117,7 @@ class Labeled:
             raise ConfigError.at(f"{self.key}.name", self.name, allowed)
         return replace(self, labels=table[self.labels], n_classes=len(classes), names=())
 
-    def first(self, size: int) -> Labeled:
+    def some(self, size: int) -> Labeled:
         """Return some of the examples, evenly spread: a data set may be sorted by its labels."""
         rows = self.raw.rows
         chosen = torch.linspace(0, len(self.labels) - 1, min(size, len(self.labels))).long()
@@ -186,14 +186,14 @@ def pool_form(config: FuseConfig) -> Feeding:
     return Feeding.said(POOL, features=shape, mean=scale.mean, std=scale.std, columns=columns or None)
 
 
-def load_labeled(config: LabeledConfig, key: str, pool: RawInputs, seed: int) -> Labeled:
-    """Return the labeled examples of a configuration, in the form of the pool's."""
+def load_labeled(config: LabeledConfig, key: str, pool: RawInputs | None, seed: int) -> Labeled:
+    """Return the labeled examples of a configuration, in the form of the pool's; as they are if there is none."""
     rows: Tensor | tuple[str, ...]
     if config.name.startswith("table:"):
-        found_table = _table(config.name, f"{key}.name", pool.columns)
+        found_table = _table(config.name, f"{key}.name", pool.columns if pool else ())
         rows, labels, names = found_table.rows, found_table.numbers, found_table.classes
-    elif isinstance(pool.rows, Tensor):
-        side = pool.rows.shape[-1] if pool.rows.ndim == 4 else None
+    elif pool is None or isinstance(pool.rows, Tensor):
+        side = pool.rows.shape[-1] if pool and isinstance(pool.rows, Tensor) and pool.rows.ndim == 4 else None
         data = DataConfig(name=config.name, folder=config.folder, image_size=side)
         found = load_dataset(f"{key}.name", config.name, data)
         examples = found.train if config.part == "train" else found.test
@@ -208,7 +208,8 @@ def load_labeled(config: LabeledConfig, key: str, pool: RawInputs, seed: int) ->
     if config.size is not None and config.size < len(labels):
         rows = choose(rows, config.size, seed) if isinstance(rows, Tensor) else _some(rows, config.size, seed)
         labels = choose(labels, config.size, seed)
-    return Labeled(RawInputs(rows, pool.encode), labels, count, names, bool(config.classes), key, config.name)
+    encode = pool.encode if pool else plain
+    return Labeled(RawInputs(rows, encode), labels, count, names, bool(config.classes), key, config.name)
 
 
 def _table(name: str, key: str, columns: Sequence[str]) -> Table:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,88 +11,56 @@ from torch import Tensor
 
 from feddf.data.datasets import measured
 from feddf.fusing.classes import columns_of
-from feddf.fusing.feeding import ASSUMED, HAND, Feeding, assumed
+from feddf.fusing.feeding import ASSUMED, POOL, Feeding, assumed, numbers
 from feddf.fusing.inputs import Labeled, RawInputs
 from feddf.fusing.predictions import kind_of, open_teacher
 from feddf.fusing.teachers import TeacherError, TrainedModel
 from feddf.runtime.execution import Execution
-from feddf.saved.model import Features, Images
+from feddf.saved.model import Images, Tokens
 from feddf.seeds import torch_generator
 
 SAMPLE = 512
 """Labeled examples by which normalizations are compared: two standard errors of an accuracy are 4.4 points at most."""
 
-NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "mean 0, std 1": ((0.0,), (1.0,)),
-    "mean 0.5, std 0.5": ((0.5,), (0.5,)),
-    "bytes of 0 to 255 (mean 0, std 1/255)": ((0.0,), (1 / 255,)),
-    "MNIST's (mean 0.1307, std 0.3081)": ((0.1307,), (0.3081,)),
-    "ImageNet's (mean [0.485, 0.456, 0.406], std [0.229, 0.224, 0.225])": (
-        (0.485, 0.456, 0.406),
-        (0.229, 0.224, 0.225),
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """What was found out about a teacher; ``seconds`` are those of 1,000 inputs, ``size`` the bytes of its weights."""
-
-    name: str
-    source: str
-    takes: str
-    feeding: Feeding
-    outputs: str
-    n_outputs: int
-    classes: tuple[str, ...]
-    accuracy: float | None
-    hint: str
-    seconds: float
-    size: int
-
-    def described(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        values = {name: value for name, value in asdict(self).items() if name != "feeding"}
-        return {**values, **self.feeding.described()}
+NORMALIZATIONS = [
+    ((0.0,), (1.0,)), ((0.5,), (0.5,)), ((0.0,), (1 / 255,)), ((0.1307,), (0.3081,)),
+    ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+]  # fmt: skip
+"""The usual means and deviations: values of 0 to 1, −1 to 1 and 0 to 255, MNIST's and ImageNet's."""
 
 
 def inspect_teacher(
-    teacher: TrainedModel,
-    labeled: Labeled | None = None,
-    raw: RawInputs | None = None,
-    execution: Execution = Execution(),
-) -> Inspection:
-    """Return what a teacher says to a few inputs: labeled ones, others, or such as it takes, made up."""
+    teacher: TrainedModel, labeled: Labeled | None = None, raw: RawInputs | None = None
+) -> dict[str, Any]:
+    """Return, as JSON, what a teacher says to a few inputs: labeled ones, others, or such as it takes, made up."""
     rows = raw.rows if raw else labeled.raw.rows if labeled else None
-    tabular = "numbers" in teacher.feeding.values and (rows is None or (isinstance(rows, Tensor) and rows.ndim == 2))
-    own = teacher.feeding.settled(tabular)
-    if isinstance(rows, Tensor) and rows.ndim == 4:
-        own = own.otherwise(Feeding.said("pool", channels=rows.shape[1], size=tuple(rows.shape[2:])))
-    feeding = assumed(own)
-    if feeding.preprocess is None:
+    images = isinstance(rows, Tensor) and rows.ndim == 4
+    own = teacher.feeding.settled(tabular=not images)
+    if isinstance(rows, Tensor) and images:
+        own = own.otherwise(Feeding.said(POOL, channels=rows.shape[1], size=tuple(rows.shape[2:])))
+    teacher = replace(teacher, feeding=assumed(own))
+    if teacher.preprocess is None:
         question = "its file does not say how large its images are; say it with size = 32, or give --labeled data"
         raise TeacherError(f"teacher {teacher.id}: {question}")
-    teacher = replace(teacher, feeding=feeding)
-    few = labeled.first(SAMPLE) if labeled else None
-    inputs = few.raw if few else (raw or made_up(feeding)).part(64)
-    begun = time.perf_counter()
-    outputs = answers(teacher, inputs, execution)
-    taken = time.perf_counter() - begun
-    kind = teacher.outputs or kind_of(teacher.id, outputs)
-    said = f"{kind} ({HAND})" if teacher.outputs else f"{kind} (by its answers)"
+    few = labeled.some(SAMPLE) if labeled else None
+    inputs = few.raw if few else (raw or made_up(teacher)).part(64)
+    with open_teacher(teacher, teacher.preprocess) as predict:
+        begun = time.perf_counter()
+        outputs = torch.cat(list(predict(inputs)))
+        seconds = time.perf_counter() - begun
+    kind, columns = teacher.outputs or kind_of(teacher.id, outputs), _columns(teacher, few, outputs.shape[1])
     teacher.check_outputs(outputs.shape[1])
-    columns = _columns(teacher, few, outputs.shape[1])
-    accuracy = None if few is None or columns is None else _accuracy(outputs, columns, few.labels)
-    hint = better_normalization(teacher, few, columns, execution) if few and columns is not None else ""
-    return Inspection(
-        teacher.id, teacher.source, teacher.takes or _shape(feeding), feeding, said, outputs.shape[1], teacher.classes,
-        accuracy, hint, 1000 * taken / len(inputs), teacher.size,
-    )  # fmt: skip
-
-
-def _shape(feeding: Feeding) -> str:
-    fed = feeding.preprocess
-    return f"N×{'×'.join(map(str, fed.shape))}" if fed else "inputs as they are given"
+    found = {"name": teacher.id, "source": teacher.source, "takes": teacher.takes, **teacher.feeding.described()}
+    found |= {
+        "outputs": kind,
+        "outputs_said_by": "its format or by hand" if teacher.outputs else "its answers",
+        "classes": teacher.classes,
+    }
+    found |= {"n_outputs": outputs.shape[1], "bytes": teacher.size, "seconds_for_1000": 1000 * seconds / len(inputs)}
+    if few is not None and columns is not None:
+        found |= {"accuracy": _accuracy(outputs, columns, few.labels), "of_examples": len(few.labels)}
+    hint = better_normalization(teacher, few, columns) if few and columns is not None else ""
+    return {**found, "warning": warning_of(teacher, hint)}
 
 
 def _columns(teacher: TrainedModel, labeled: Labeled | None, count: int) -> Tensor | None:
@@ -106,14 +73,14 @@ def _columns(teacher: TrainedModel, labeled: Labeled | None, count: int) -> Tens
     return found if bool((found >= 0).any()) else None
 
 
-def made_up(feeding: Feeding) -> RawInputs:
-    """Return inputs that a model takes and that mean nothing: they show the form of its outputs."""
-    fed, generator = feeding.preprocess, torch_generator(0)
+def made_up(teacher: TrainedModel) -> RawInputs:
+    """Return inputs that a teacher takes and that mean nothing: they show the form of its outputs."""
+    fed, generator = teacher.preprocess, torch_generator(0)
+    if fed is None or isinstance(fed, Tokens):
+        return RawInputs(("a text", "another text", "and one that is somewhat longer than the others"))
     if isinstance(fed, Images):
         return RawInputs(torch.randint(0, 256, (64, *fed.shape), generator=generator, dtype=torch.uint8))
-    if isinstance(fed, Features):
-        return RawInputs(torch.randn((64, *fed.shape), generator=generator))
-    return RawInputs(("a text", "another text", "and one that is somewhat longer than the others"))
+    return RawInputs(torch.randn((64, *fed.shape), generator=generator))
 
 
 def answers(teacher: TrainedModel, inputs: RawInputs, execution: Execution = Execution()) -> Tensor:
@@ -126,24 +93,22 @@ def _accuracy(outputs: Tensor, columns: Tensor, labels: Tensor) -> float:
     return float((columns[outputs.argmax(dim=1)] == labels).double().mean())
 
 
-def better_normalization(
-    teacher: TrainedModel, labeled: Labeled, columns: Tensor, execution: Execution = Execution()
-) -> str:
+def better_normalization(teacher: TrainedModel, labeled: Labeled, columns: Tensor) -> str:
     """Return which of the usual normalizations makes a teacher better than the assumed one; nothing if none does.
 
     ``columns`` are the labels that its outputs stand for. Better is by two standard errors at least. The teacher is fed
     as before: what is tried is named, and chosen by hand.
     """
-    few, rows = labeled.first(SAMPLE), labeled.raw.rows
+    few, rows, channels = labeled.some(SAMPLE), labeled.raw.rows, teacher.feeding.get("channels")
     if not teacher.feeding.is_assumed or not isinstance(rows, Tensor):
         return ""
-    pixels = measured(rows)
-    own = f"the data's (mean {_shown(pixels.mean)}, std {_shown(pixels.std)})"
-    found = {
-        name: _accuracy(answers(fed, few.raw, execution), columns, few.labels)
-        for name, fed in _fed_otherwise(teacher, {**NORMALIZATIONS, own: (pixels.mean, pixels.std)}).items()
-    }
-    now = _accuracy(answers(teacher, few.raw, execution), columns, few.labels)
+    own, found = measured(rows), dict[str, float]()
+    now = _accuracy(answers(teacher, few.raw), columns, few.labels)
+    for mean, std in [*NORMALIZATIONS, (own.mean, own.std)]:
+        if len(mean) in (1, channels):
+            tried = Feeding({**teacher.feeding.values, **Feeding.said(ASSUMED, mean=mean, std=std).values})
+            outputs = answers(replace(teacher, feeding=tried), few.raw)
+            found[f"mean {numbers(mean)}, std {numbers(std)}"] = _accuracy(outputs, columns, few.labels)
     best = max(found, key=lambda name: found[name])
     if found[best] - now <= 2 * (0.25 / len(few.labels)) ** 0.5:
         return ""
@@ -151,28 +116,9 @@ def better_normalization(
     return f"{said} of {len(few.labels)} labeled examples; say so with mean and std"
 
 
-def _shown(values: tuple[float, ...]) -> str:
-    return f"{values[0]:.4f}" if len(values) == 1 else "[" + ", ".join(f"{value:.4f}" for value in values) + "]"
-
-
-def _fed_otherwise(
-    teacher: TrainedModel, tried: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]]
-) -> dict[str, TrainedModel]:
-    """Return a teacher in all normalizations that fit its channels and can change what it sees."""
-    found = {}
-    for name, (mean, std) in tried.items():
-        said = Feeding({**teacher.feeding.values, **Feeding.said(ASSUMED, mean=mean, std=std).values})
-        try:
-            if said.preprocess != teacher.preprocess:
-                found[name] = replace(teacher, feeding=said)
-        except ValueError:  # of another number of channels
-            continue
-    return found
-
-
 def warning_of(teacher: TrainedModel, hint: str = "") -> str:
     """Return the warning about a teacher that is fed as nobody said; nothing if somebody did."""
     if not teacher.feeding.is_assumed:
         return ""
     said = f"teacher {teacher.id}: nothing says how its inputs are normalized; it is fed {teacher.feeding.line}"
-    return f"{said}; {hint}" if hint else f"{said}; say it with mean and std if that is wrong"
+    return f"{said}; {hint or 'say it with mean and std if that is wrong'}"

@@ -17,6 +17,7 @@ OTHERS = {
     ".h5": "in Keras 3: keras.saving.load_model(FILE).export('model.onnx', format='onnx')",
     ".keras": "in Keras 3: keras.saving.load_model(FILE).export('model.onnx', format='onnx')",
 }
+PLAIN = ("=", "torch.", "torch ", "collections ", "numpy", "_codecs ", "builtins ", "__builtin__ ")
 MOST = 1 << 26
 """Bytes of a pickle that are looked at: its names come before its numbers."""
 
@@ -30,9 +31,7 @@ def remedy(path: Path) -> str | None:
     if any("/code/" in name for name in members):
         code = f"m = torch.jit.load('{at}').eval(); torch.onnx.export(m, (x,), '{path.stem}.onnx', dynamo=False)"
         return f"it is TorchScript; where you trust it, export it, with a batch x that it takes: {code}"
-    foreign = [
-        name for name in names if not name.startswith(("=", "torch.", "torch ", "collections ", "numpy", "_codecs "))
-    ]
+    foreign = [name for name in names if not name.startswith(PLAIN)]
     if any(name.startswith(("sklearn", "xgboost", "lightgbm")) for name in foreign):
         code = "skl2onnx.to_onnx(m, X[:1].astype('float32'), options={'zipmap': False}).SerializeToString()"
         loaded = f"m = joblib.load('{at}'); open('{path.stem}.onnx', 'wb').write({code})"
