@@ -39,7 +39,7 @@ def _front(name: str, report: Report, task: str, datasets: Mapping[str, str]) ->
     licenses = sorted({one["license"] for one in report.teachers if one.get("license")})
     if len(licenses) == 1 and all(one.get("license") for one in report.teachers):
         lines += [f"license: {json.dumps(licenses[0])}"]
-    named = [Path(one["source"]).name if Path(one["source"]).exists() else one["source"] for one in report.teachers]
+    named = [one["name"] if Path(one["source"]).exists() else one["source"] for one in report.teachers]
     lines += ["base_model_relation: merge", "base_model:", *(f"- {json.dumps(one)}" for one in named)]
     known = dict.fromkeys([*datasets.values(), *(one for each in report.teachers for one in each.get("datasets", ()))])
     lines += ["datasets:", *(f"- {json.dumps(one)}" for one in known)] if known else []

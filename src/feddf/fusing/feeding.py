@@ -17,7 +17,6 @@ from feddf.config.fuse_config import InputsConfig
 from feddf.saved.model import Features, Images, Preprocess, Tokens, described
 
 HAND, FILE, STUDENT, POOL, ASSUMED = "by hand", "file", "student", "pool", "assumed"
-VOICES = (HAND, FILE, STUDENT, POOL, ASSUMED)
 
 Sizes = tuple[int | None, ...]
 """The sizes of one input that a file prescribes, ``None`` where any will do."""
@@ -126,8 +125,7 @@ class Feeding:
             return [(f"{shape} numbers", self.who("features")), (how, self.who("mean") or ASSUMED)]
         if fed is None:
             return [("inputs as they are given", "")]
-        doubted = max(self.who("size"), self.who("channels"), key=lambda who: VOICES.index(who) if who in VOICES else 1)
-        shown = [("×".join(map(str, fed.shape)), doubted)]
+        shown = [("×".join(map(str, fed.shape)), self.who("size"))]
         shown += [(fed.layout, self.who("layout"))] if fed.layout != "NCHW" else []
         shown += [(fed.order, self.who("order"))] if fed.order != "RGB" else []
         shown += [(f"{name} {numbers(getattr(fed, name))}", self.who(name)) for name in ("mean", "std")]
