@@ -8,10 +8,10 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,7 +68,7 @@ def read_table(name: str) -> Table:
     if not rows or not len(rows[0]):
         raise ValueError(f"{path} has no rows of numbers")
     labels = tuple(_text(one) for one in columns[label]) if label else ()
-    return Table(tuple(kept), torch.from_numpy(np.stack(rows, axis=1)), labels)
+    return Table(tuple(kept), torch.tensor(rows).T.contiguous(), labels)
 
 
 def _text(value: Any) -> str:
@@ -76,25 +76,22 @@ def _text(value: Any) -> str:
     return text.removesuffix(".0") if text.removesuffix(".0").isdigit() else text
 
 
-def _numbers(name: str, values: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _number(value: Any) -> float | None:
     try:
-        found = np.asarray(values, dtype=np.float64)
+        return float(value)
     except (TypeError, ValueError):
-        odd = next(one for one in values if not _is_number(one))
-        remedy = "leave it out, encode it as numbers, or name it as the labels with #COLUMN"
-        raise ValueError(f"its column '{name}' holds {odd!r:.40}, which is no number; {remedy}") from None
-    if not np.isfinite(found).all():
-        row = int(np.flatnonzero(~np.isfinite(found))[0]) + 1
-        raise ValueError(f"its column '{name}' has no finite number in row {row}; fill it in, or leave the row out")
-    return found.astype(np.float32)
+        return None
 
 
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
+def _numbers(name: str, values: Sequence[Any]) -> list[float]:
+    found = []
+    for row, value in enumerate(values, 1):
+        number = _number(value)
+        if number is None or not isfinite(number):
+            remedy = "fill it in, leave it out, or name the column as the labels with #COLUMN"
+            raise ValueError(f"its column '{name}' has no number in row {row}, but {value!r:.40}; {remedy}")
+        found.append(number)
+    return found
 
 
 def _csv(path: Path) -> dict[str, Sequence[Any]]:
@@ -102,7 +99,7 @@ def _csv(path: Path) -> dict[str, Sequence[Any]]:
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = [row for row in csv.reader(file) if row]
     header = rows[0] if rows else []
-    if header and all(map(_is_number, header)):
+    if header and None not in map(_number, header):
         header, rows = [str(number) for number in range(len(header))], [[], *rows]
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(header):

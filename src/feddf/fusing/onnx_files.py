@@ -1,13 +1,12 @@
 """ONNX files as teachers: what a file says of itself, and how it predicts.
 
 A file is looked into once, without its weights being set up: it says the sizes and the type of its input, and perhaps
-(scikit-learn's, XGBoost's, Ultralytics' and feddf's own) its classes and how its input is scaled.
+(scikit-learn's, XGBoost's, Ultralytics') its classes and how its input is scaled.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +23,7 @@ from feddf.fusing.beside import About
 from feddf.fusing.feeding import FILE, Feeding, Sizes, of_range, of_sizes, shown_sizes
 from feddf.fusing.teachers import PredictBatch, TeacherError
 from feddf.runtime.packages import onnx, onnxruntime
-from feddf.saved.model import Tokens, from_description
+from feddf.saved.model import Tokens
 
 FLOATS, INTEGERS = ("float16", "float32", "float64"), ("int64", "int32", "uint8")
 
@@ -100,10 +99,7 @@ def _output(outputs: Sequence[Any], labels: tuple[Any, ...]) -> tuple[str, tuple
 
 
 def _metadata(values: dict[str, str]) -> About:
-    """Return what a file's metadata say, in feddf's words or in those that others use."""
-    if "feddf" in values:
-        described = json.loads(values["feddf"])
-        return About(Feeding.of(from_description(described["preprocessing"]), FILE), tuple(described["classes"]))
+    """Return what a file's metadata say, in the words that others use (Ultralytics: ``names``)."""
     parsed = {name: _literal(values[name]) for name in ("names", "classes", "labels", "mean", "std") if name in values}
     names = next((parsed[name] for name in ("names", "classes", "labels") if name in parsed), ())
     listed = [names[one] for one in sorted(names, key=int)] if isinstance(names, dict) else names

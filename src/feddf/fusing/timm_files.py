@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from feddf.config.errors import first_line
 from feddf.config.fuse_config import TeacherConfig
 from feddf.fusing.beside import about, read_json
 from feddf.fusing.feeding import assumed, by_hand
-from feddf.fusing.teachers import PredictBatch, TeacherError, TrainedModel, file_hash, predicting
+from feddf.fusing.teachers import PredictBatch, TeacherError, TrainedModel, file_hash
 from feddf.runtime.packages import transformers
 from feddf.saved.model import ModelSpec
 from feddf.saved.model_folder import WEIGHTS, read_state
@@ -50,22 +50,22 @@ def of_timm(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     if _timm() is None and not RESNET.match(architecture):
         remedy = "pip install timm, or export it to an .onnx file"
         raise TeacherError(f"teacher {name}: its architecture '{architecture}' is built by timm alone; {remedy}")
-    feeding = assumed(by_hand(config).otherwise(said.feeding))
 
     @contextmanager
     def open_weights(device: torch.device) -> Iterator[PredictBatch]:
         state = read_state(ModelSpec(architecture, (), (), None), weights)
         try:
-            module = _built(architecture, values, state)
+            network = _built(architecture, int(values["num_classes"]), state).eval().to(device)
         except Exception as error:  # another library's model
             raise TeacherError(f"teacher {name}: {weights} is no '{architecture}': {first_line(error)}") from error
-        with predicting(module.to(device)) as predict:
-            yield predict
+        with torch.inference_mode():
+            yield lambda inputs: getattr(found := network(inputs), "logits", found)
 
     return [
         TrainedModel(
-            name, open_weights, said.classes, feeding, "logits", content=file_hash([weights], architecture),
-            source=str(folder), license=said.license, datasets=said.datasets, size=weights.stat().st_size,
+            name, open_weights, said.classes, assumed(by_hand(config).otherwise(said.feeding)), "logits",
+            content=file_hash([weights], architecture), source=str(folder), license=said.license,
+            datasets=said.datasets, size=weights.stat().st_size,
         )
     ]  # fmt: skip
 
@@ -76,40 +76,24 @@ def _timm() -> Any:
     return None
 
 
-def _built(architecture: str, values: dict[str, Any], state: State) -> nn.Module:
+def _built(architecture: str, count: int, state: State) -> nn.Module:
+    """Return timm's module, or a ResNet of transformers with these weights, which say how deep and how wide it is."""
     if (library := _timm()) is not None:
         first = next(tensor for tensor in state.values() if tensor.ndim == 4)
-        module = library.create_model(architecture, num_classes=values["num_classes"], in_chans=first.shape[1])
-        module.load_state_dict(state)
-        return module.eval()  # type: ignore[no-any-return]
-    return _resnet(state)
-
-
-class _Resnet(nn.Module):
-    """A ResNet of transformers from images to logits."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, inputs: Tensor) -> Any:
-        return self.network(pixel_values=inputs).logits
-
-
-def _resnet(state: State) -> nn.Module:
-    """Return a ResNet with these weights; they say how deep and how wide it is."""
-    blocks = [max(int(key.split(".")[1]) for key in state if key.startswith(f"layer{part}.")) for part in (1, 2, 3, 4)]
-    bottleneck = "layer1.0.conv3.weight" in state
-    last = f"conv{3 if bottleneck else 2}.weight"
-    library = transformers()
+        network: nn.Module = library.create_model(architecture, num_classes=count, in_chans=first.shape[1])
+        network.load_state_dict(state)
+        return network
+    parts, library = ("layer1", "layer2", "layer3", "layer4"), transformers()
+    last_conv = "conv3" if "layer1.0.conv3.weight" in state else "conv2"
     described = library.ResNetConfig(
         num_channels=state["conv1.weight"].shape[1], embedding_size=len(state["conv1.weight"]),
-        hidden_sizes=[len(state[f"layer{part}.0.{last}"]) for part in (1, 2, 3, 4)], depths=[one + 1 for one in blocks],
-        layer_type="bottleneck" if bottleneck else "basic", num_labels=len(state["fc.bias"]),
+        hidden_sizes=[len(state[f"{part}.0.{last_conv}.weight"]) for part in parts],
+        depths=[1 + max(int(key.split(".")[1]) for key in state if key.startswith(part)) for part in parts],
+        layer_type="bottleneck" if last_conv == "conv3" else "basic", num_labels=len(state["fc.bias"]),
     )  # fmt: skip
     network = library.ResNetForImageClassification(described)
     network.load_state_dict({_renamed(key): tensor for key, tensor in state.items()})
-    return _Resnet(network.eval())
+    return network
 
 
 def _renamed(key: str) -> str:
