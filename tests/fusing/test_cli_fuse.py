@@ -146,7 +146,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     ),
     "damaged": (["--teacher", "cut.pt2", "--trust"], "cut.pt2 is not a whole program of torch.export"),
     "size": (
-        ["--teacher", "{path = 'broken.pt2', size = 16, channels = 1}", "--trust"],
+        ["--teacher", "{path = 'broken.pt2', size = 16, channels = 1, mean = [0.4], std = [0.3]}", "--trust"],
         "its file takes inputs of 1×8×8, and it would be fed 1×16×16; say how it is fed with size and channels",
     ),
     "maps": (
@@ -211,6 +211,22 @@ def test_how_every_teacher_is_fed_is_said_everywhere(place: Path) -> None:
     assert gains["first"] == pytest.approx(figures["ensemble"]["accuracy"] - figures["last"]["accuracy"], abs=1e-9)
     per_class = figures["student"]["per_class"]
     assert sum(per_class) / 3 == pytest.approx(figures["student"]["accuracy"], abs=1e-6)  # 30 of each class
+
+
+def test_a_teacher_that_is_fed_as_nobody_said_is_a_warning(odd: Path) -> None:
+    varying = ({0: torch.export.Dim("batch", min=1)},)
+    example = stripes(4, 1).inputs.batch(torch.arange(4))
+    torch.export.save(torch.export.export(models()["all"], (example,), dynamic_shapes=varying), odd / "bare.pt2")
+    words = ["--teacher", "{path = 'bare.pt2', classes = ['top', 'Middle', 'bottom']}", "--trust"]
+    code, out, err = run(*WORDS, *words, "--out", "bare", cwd=odd)
+    assert code == 0, err
+    assert "bare: 1×8×8 (file), mean 0.4, std 0.3, values from -1.33 to 2 (assumed)\n" in out
+    assert err.startswith("warning: teacher bare: nothing says how its inputs are normalized; it is fed 1×8×8 (file)")
+    assert err.count("\n") == 1
+    assert "bare: its class 'Middle' is taken as 'middle'" in out
+    card = (odd / "bare" / "README.md").read_text()
+    assert "- teacher bare: nothing says how its inputs are normalized" in card
+    assert "- bare: its class 'Middle' is taken as 'middle'." in card
 
 
 def test_json_is_all_that_is_printed(place: Path) -> None:

@@ -80,6 +80,7 @@ def fuse(
 
 def _fuse(config: FuseConfig, out: Path, resume: bool, as_json: bool, trust: bool) -> None:
     from feddf.fusing.folder import fuse_to_folder, is_result_of, plan
+    from feddf.fusing.fuse import FeedingWarning
 
     if resume and is_result_of(out, config):
         say(f"{out} is finished already")
@@ -88,7 +89,9 @@ def _fuse(config: FuseConfig, out: Path, resume: bool, as_json: bool, trust: boo
     for teacher in planned.teachers if planned else ():
         say(f"{teacher.id}: {teacher.feeding.line}")
     try:
-        with _progress() as progress, warnings.catch_warnings(action="ignore"):  # they are in the report
+        with _progress() as progress, warnings.catch_warnings(action="ignore"):
+            warnings.simplefilter("always", FeedingWarning)
+            warnings.showwarning = lambda message, *_, **__: complain(str(message))
             result = fuse_to_folder(config, out, progress, planned=planned)
     except KeyboardInterrupt:
         remark("stopped; predictions of finished teachers are cached: the same command reuses them")
@@ -264,5 +267,5 @@ def _print_summary(result: FusionResult) -> None:
             say(f"{about['name']}: its outputs are probabilities")
         for own, name in report.notes["matched"].get(about["name"], {}).items():
             say(f"{about['name']}: its class '{own}' is taken as '{name}'")
-    for text in (*report.notes["warnings"], *(f"teacher {name} {why}" for name, why in report.outliers.items())):
-        complain(text)
+    for name, why in report.outliers.items():
+        complain(f"teacher {name} {why}")

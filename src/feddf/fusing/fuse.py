@@ -35,8 +35,8 @@ from feddf.data.datasets import plain
 from feddf.data.unlabeled import all_rows
 from feddf.engines import in_process
 from feddf.evaluate import output_shape
-from feddf.fusing.classes import respelled
-from feddf.fusing.ensemble import TeacherEnsemble, agree_on_classes, combine_teachers
+from feddf.fusing.classes import columns_of, respelled
+from feddf.fusing.ensemble import agree_on_classes, combine_teachers
 from feddf.fusing.feeding import HAND, POOL, Feeding, fed_as
 from feddf.fusing.inputs import Labeled, RawInputs, as_labeled
 from feddf.fusing.inspecting import better_normalization, warning_of
@@ -51,6 +51,10 @@ from feddf.saved.model import Features, Images, LoadedModel, ModelSpec, Preproce
 from feddf.seeds import derive
 from feddf.states import init_state, weighted_mean
 from feddf.types import Examples, Inputs, Prototype, Resources, State
+
+
+class FeedingWarning(UserWarning):
+    """A teacher is fed as nobody said."""
 
 
 @dataclass(frozen=True)
@@ -168,8 +172,8 @@ def _fuse(
     labeled = {name: one.among(classes) for name, one in labeled.items()}
     held = labeled.get("validation")
     validation = held.examples(student.preprocess) if held else None
+    said = {"warnings": _warnings(models, classes, held), "matched": _matched(models, classes)}
     ensemble = combine_teachers(models, classes, predictions, validation, config)
-    said = {"warnings": _warnings(ensemble, held), "matched": _matched(models, classes)}
     targets = ensemble.probabilities("pool", distill.temperature)
     prototype, spec = student.prototype, student.description
     resources = Resources({STUDENT: prototype}, pool.stored(student.preprocess), validation)
@@ -186,16 +190,15 @@ def _fuse(
     return FusionResult(model.eval(), classes, spec, report, tuple(dict.fromkeys(predictions.evaluated)))
 
 
-def _warnings(ensemble: TeacherEnsemble, validation: Labeled | None) -> list[str]:
+def _warnings(models: Sequence[TrainedModel], classes: Sequence[str], validation: Labeled | None) -> list[str]:
     """Warn of teachers that are fed as nobody said; where there are labels, with what would be better."""
-    columns = {id: mapping.columns for id, mapping in ensemble.mappings.items()}
-    found = [
-        warning_of(one, better_normalization(one, validation, columns[one.id]) if validation else "")
-        for one in ensemble.models
-    ]
-    for text in filter(None, found):
-        warnings.warn(text, stacklevel=4)
-    return [text for text in found if text]
+    found = []
+    for one in models:
+        hint = better_normalization(one, validation, columns_of(one.classes, classes)) if validation else ""
+        if text := warning_of(one, hint):
+            warnings.warn(text, FeedingWarning, stacklevel=4)
+            found.append(text)
+    return found
 
 
 def _matched(models: Sequence[TrainedModel], classes: Sequence[str]) -> dict[str, dict[str, str]]:

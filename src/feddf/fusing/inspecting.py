@@ -45,6 +45,7 @@ def inspect_teacher(
     few = labeled.some(SAMPLE) if labeled else None
     inputs = few.raw if few else (raw or made_up(teacher)).part(64)
     with open_teacher(teacher, teacher.preprocess) as predict:
+        next(predict(inputs))  # the first batch of many libraries takes long
         begun = time.perf_counter()
         outputs = torch.cat(list(predict(inputs)))
         seconds = time.perf_counter() - begun
