@@ -34,6 +34,7 @@ POOLS: dict[str, list[Any]] = {
     "fraction": [{"name": f"{__name__}:other", "fraction": 0.5}],
     "classes": [{"name": f"{__name__}:other", "classes": 2}],
     "folder:": ["folder:FOLDER/folder"],
+    "table:": ["table:FOLDER/table.csv"],
     "mix": ["noise", f"{__name__}:other", "validation"],
 }
 """Every kind of source by its name, and any data set, or a part of one."""
@@ -46,6 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in ("folder", "images"):
             (root / name / "class").mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (10, 10), (number * 20, 5, 9)).save(root / name / "class" / f"{number}.png")
+    rows = [f"{number / 7},{-number},{number % 3}" for number in range(40)]
+    (root / "table.csv").write_text("\n".join(["x,y,label", *rows]))
     paint = nn.Sequential(nn.Linear(5, 3 * 32 * 32), nn.Tanh(), nn.Unflatten(1, (3, 32, 32)))
     torch.export.save(torch.export.export(paint, (torch.zeros(8, 5),)), root / "generator.pt2")
     return root
@@ -69,7 +72,8 @@ def pool_of(sources: list[Any], data: str) -> tuple[Inputs, Task]:
 
 @pytest.fixture
 def data(sources: list[Any]) -> str:
-    return "toy" if sources == ["plane"] else f"{__name__}:bands"  # points stand in for points only
+    points = str(sources[0]).startswith(("plane", "table:"))  # which stand in for points only
+    return "toy" if points else f"{__name__}:bands"
 
 
 def test_its_inputs_have_the_form_that_the_models_expect(sources: list[Any], data: str) -> None:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from feddf.evaluate import logits
-from feddf.fusing.ensemble import ClassMapping, agree_on_classes, union
+from feddf.fusing.classes import union
+from feddf.fusing.ensemble import ClassMapping, agree_on_classes
 from feddf.fusing.teachers import TeacherError, TrainedModel, of_module
 from feddf.fusion.ensemble import avg_logits, avg_probabilities
 from feddf.fusion.weights import certainty

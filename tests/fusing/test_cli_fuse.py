@@ -146,7 +146,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     ),
     "damaged": (["--teacher", "cut.pt2", "--trust"], "cut.pt2 is not a whole program of torch.export"),
     "size": (
-        ["--teacher", "{path = 'broken.pt2', size = 16, channels = 1}", "--trust"],
+        ["--teacher", "{path = 'broken.pt2', size = 16, channels = 1, mean = [0.4], std = [0.3]}", "--trust"],
         "its file takes inputs of 1×8×8, and it would be fed 1×16×16; say how it is fed with size and channels",
     ),
     "maps": (
@@ -192,3 +192,105 @@ def test_predict_refuses_in_one_line(place: Path) -> None:
         assert code == 2
         assert expected in err
         assert err.count("\n") == 1
+
+
+def test_how_every_teacher_is_fed_is_said_everywhere(place: Path) -> None:
+    code, out, err = run(*WORDS, "--out", "told", cwd=place)
+    assert code == 0, err
+    line = "1×8×8, mean 0.4, std 0.3, values from -1.33 to 2 (file)"
+    assert f"first: {line}\n" in out
+    assert "the student: distilled in 60 steps\n" in out
+    card, report = (place / "told" / "README.md").read_text(), json.loads((place / "told" / "report.json").read_text())
+    assert f"| first | {line} | logits |" in card
+    assert 'base_model:\n- "first"\n- "last"\n' in card
+    assert [one["fed"] for one in report["teachers"]] == [line, line]
+    assert report["teachers"][0]["said_by"]["mean"] == "file"
+    assert "## Accuracy on each class (test, in %)" in card
+    gains = report["contributions"]["test"]
+    figures = report["sets"]["test"]
+    assert gains["first"] == pytest.approx(figures["ensemble"]["accuracy"] - figures["last"]["accuracy"], abs=1e-9)
+    per_class = figures["student"]["per_class"]
+    assert sum(per_class) / 3 == pytest.approx(figures["student"]["accuracy"], abs=1e-6)  # 30 of each class
+
+
+def test_a_teacher_that_is_fed_as_nobody_said_is_a_warning(odd: Path) -> None:
+    varying = ({0: torch.export.Dim("batch", min=1)},)
+    example = stripes(4, 1).inputs.batch(torch.arange(4))
+    torch.export.save(torch.export.export(models()["all"], (example,), dynamic_shapes=varying), odd / "bare.pt2")
+    words = ["--teacher", "{path = 'bare.pt2', classes = ['top', 'Middle', 'bottom']}", "--trust"]
+    code, out, err = run(*WORDS, *words, "--out", "bare", cwd=odd)
+    assert code == 0, err
+    assert "bare: 1×8×8 (file), mean 0.4, std 0.3, values from -1.33 to 2 (assumed)\n" in out
+    assert err.startswith("warning: teacher bare: nothing says how its inputs are normalized; it is fed 1×8×8 (file)")
+    assert err.count("\n") == 1
+    assert "bare: its class 'Middle' is taken as 'middle'" in out
+    card = (odd / "bare" / "README.md").read_text()
+    assert "- teacher bare: nothing says how its inputs are normalized" in card
+    assert "- bare: its class 'Middle' is taken as 'middle'." in card
+
+
+def test_json_is_all_that_is_printed(place: Path) -> None:
+    code, out, _ = run(*WORDS, "--out", "quiet", "--json", cwd=place)
+    assert code == 0
+    assert json.loads(out)["folder"] == "quiet"
+    assert json.loads(out)["sets"]["test"]["student"]["accuracy"] > 0.9
+    code, out, _ = run("predict", "out", "pictures/00.png", "--json", cwd=place)
+    assert json.loads(out)[0]["class"] == "top"
+
+
+def test_a_check_does_everything_but_the_work(place: Path) -> None:
+    before = sorted(place.rglob("*"))
+    code, out, err = run(*WORDS, "--check", "student.size=10", cwd=place)
+    assert code == 0, err
+    assert "student: 1×10×10 (by hand)" in out
+    assert "for all 60 steps" in out
+    assert sorted(place.rglob("*")) == before
+    code, out, _ = run(*WORDS, "--check", "--json", cwd=place)
+    found = json.loads(out)
+    assert found["classes"] == list(CLASSES)
+    assert found["bytes_of_memory"] > 10**7
+    code, _, err = run(*WORDS, "--check", "student.classes=['top', 'middle']", cwd=place)
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_inspect_looks_at_all_and_asks_in_one_line(odd: Path) -> None:
+    code, out, err = run("inspect", "first", "two.safetensors", "last", "--labeled", "small_teachers:bands", cwd=odd)
+    assert code == 2
+    assert out.count("fed      1×8×8, mean 0.4, std 0.3, values from -1.33 to 2 (file)\n") == 2
+    assert "returns  2 logits" in out
+    assert "of 90 examples right" in out
+    assert err.startswith("error: teacher two.safetensors: say which architecture its weights are of, with model = ...")
+    assert err.count("\n") == 1
+    code, out, _ = run("inspect", "first", "--json", cwd=odd)
+    (found,) = json.loads(out)
+    assert (code, found["classes"], found["n_outputs"]) == (0, list(CLASSES[:2]), 2)
+
+
+def test_a_table_is_a_pool_and_an_mlp_its_student(place: Path) -> None:
+    """Two trees' worth of numbers far from mean 0: the student is fed them standardized, the teachers as they are."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(240) % 3
+    rows = 100 + 20 * torch.randn((240, 4), generator=generator)
+    rows[torch.arange(240), labels] += 90
+    for name, some in (("pool", range(180)), ("test", range(180, 240))):
+        lines = [",".join(f"{value:.3f}" for value in rows[row].tolist()) + f",c{labels[row]}" for row in some]
+        (place / f"{name}.csv").write_text("\n".join(["w,x,y,z,kind", *lines]))
+    teacher = nn.Linear(4, 3)
+    with torch.no_grad():
+        teacher.weight.copy_(torch.eye(3, 4) / 5)
+        teacher.bias.zero_()
+    varying = ({0: torch.export.Dim("batch", min=1)},)
+    torch.export.save(torch.export.export(teacher, (torch.zeros(4, 4),), dynamic_shapes=varying), place / "rule.pt2")
+    words = ["fuse", "--teacher", "{path = 'rule.pt2', classes = ['c0', 'c1', 'c2']}", "--student", "mlp",
+             "--unlabeled", "pool.csv#kind", "--test", "test.csv#kind", "--trust", "--cache",
+             "cache", "steps=150"]  # fmt: skip
+    code, out, err = run(*words, "--out", "table", cwd=place)
+    assert code == 0, err
+    assert "rule: 4 numbers (file), as they are (assumed)\n" in out
+    report = json.loads((place / "table" / "report.json").read_text())
+    assert report["student"]["fed"] == "4 numbers, standardized by mean and deviation (pool)"
+    assert report["sets"]["test"]["student"]["accuracy"] > 0.9
+    code, out, err = run("predict", "table", "test.csv#kind", cwd=place)
+    assert code == 0, err
+    found = [row["class"] == f"c{labels[180 + number]}" for number, row in enumerate(csv.DictReader(StringIO(out)))]
+    assert (len(found), sum(found) > 54) == (60, True)

@@ -22,10 +22,11 @@ from feddf.config.errors import FeddfError
 from feddf.config.fuse_config import TeacherConfig, load_fuse
 from feddf.config.names import MODELS
 from feddf.evaluate import logits
-from feddf.fusing import formats
+from feddf.fusing import onnx_files
+from feddf.fusing.feeding import HAND, Feeding, fed_as
 from feddf.fusing.folder import write_onnx
 from feddf.fusing.inputs import RawInputs, load_pool
-from feddf.fusing.predictions import open_teacher
+from feddf.fusing.predictions import as_logits, kind_of, open_teacher
 from feddf.fusing.teachers import TeacherError, TrainedModel, read_teacher, read_teachers
 from feddf.runtime.execution import Execution
 from feddf.runtime.packages import transformers
@@ -40,8 +41,11 @@ def answers(
     raw: Tensor | tuple[str, ...] = IMAGES.raw,  # type: ignore[assignment]
     execution: Execution = Execution(),
 ) -> Tensor:
-    with open_teacher(teacher, teacher.fed(ENCODE), execution) as predict:
-        return torch.cat(list(predict(RawInputs(raw))))
+    with open_teacher(
+        teacher, fed_as(teacher.feeding, Feeding.of(ENCODE, HAND), teacher.id).preprocess, execution
+    ) as predict:
+        outputs = torch.cat(list(predict(RawInputs(raw))))
+    return as_logits(teacher, teacher.outputs or kind_of(teacher.id, outputs), outputs)
 
 
 def as_safetensors(model: nn.Module, path: Path) -> TeacherConfig:
@@ -95,15 +99,15 @@ def test_it_answers_as_its_module(write: object, tmp_path: Path) -> None:
     assert teacher.content is not None
 
 
-@pytest.mark.parametrize(("said", "times"), [(FED, 1), ({}, 2)])
+@pytest.mark.parametrize("said", [FED, {}])
 def test_a_file_is_opened_once_for_all_sets(
-    said: dict[str, object], times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    said: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that does not say how it is fed is looked into before the pool is made, as its sizes decide the pool's."""
+    """What a file says of itself is read before, without its weights being set up: its sizes decide the pool's."""
     as_onnx(models()["all"], tmp_path)
     opened: list[Path] = []
-    session = formats._session
-    monkeypatch.setattr(formats, "_session", lambda path, name: (opened.append(path), session(path, name))[1])
+    session = onnx_files._session
+    monkeypatch.setattr(onnx_files, "_session", lambda path, name: (opened.append(path), session(path, name))[1])
     (teacher,) = read_teachers([TeacherConfig(path=str(tmp_path / "m.onnx"), **said)])  # type: ignore[arg-type]
     fuse(
         [teacher],
@@ -114,7 +118,7 @@ def test_a_file_is_opened_once_for_all_sets(
         distill=DistillConfig(steps=2, batch_size=8, early_stopping="none"),
         cache=tmp_path / "cache",
     )
-    assert len(opened) == times
+    assert len(opened) == 1
 
 
 def test_a_run_folder_gives_all_its_prototypes(tmp_path: Path) -> None:
@@ -269,7 +273,7 @@ def test_a_file_that_takes_another_size_is_refused(tmp_path: Path) -> None:
     assert said.startswith("teacher m: its file takes inputs of 1×8×8, and it would be fed 1×16×16; say how")
     (teacher,) = read_teacher(TeacherConfig(path=str(tmp_path / "m.onnx")))
     with pytest.raises(TeacherError, match="takes inputs of 1×8×8, and it would be fed 3×8×8"):
-        answers(replace(teacher, preprocess=Images((3, 8, 8), (0.4,) * 3, (0.3,) * 3)))
+        answers(replace(teacher, feeding=Feeding.of(Images((3, 8, 8), (0.4,) * 3, (0.3,) * 3), HAND)))
 
 
 def test_maps_that_contradict_each_other_are_refused(tmp_path: Path) -> None:

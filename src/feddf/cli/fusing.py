@@ -1,12 +1,14 @@
-"""``feddf fuse`` and ``feddf predict``."""
+"""``feddf fuse``, ``feddf inspect`` and ``feddf predict``."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,17 +17,19 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Column, Table
 
-from feddf.cli.arguments import Trust, argument, complain, option, out_console, plain, remark, say
-from feddf.config.errors import ConfigError
+from feddf.cli.arguments import AsJson, Trust, argument, complain, option, out_console, plain, print_json, remark, say
+from feddf.config.errors import ConfigError, FeddfError
 from feddf.config.foreign import parse_toml
 from feddf.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
+    from feddf.config.fuse_config import FuseConfig
     from feddf.fusing.fuse import FusionResult
     from feddf.saved.model import Prediction
 
 _TEACHER = 'A model to fuse: a path, or a TOML table such as \'{path = "a.onnx", classes = ["cat", "dog"]}\'.'
 _RESUME = "Reuse what an interrupted fusion has cached; a finished one is left as it is."
+_CHECK = "Do everything but the work: how each model is fed, what it returns, and what fusing will cost."
 _OVERRIDES = "The folder to write, and values that replace others, for instance distill.steps=1000."
 
 
@@ -42,6 +46,8 @@ def fuse(
     cache: Annotated[Path | None, option(help="Where predictions are cached (default: the user's cache).")] = None,
     device: Annotated[str | None, option(help="Where to compute: auto (the default), cpu, cuda, ...")] = None,
     resume: Annotated[bool, typer.Option("--resume", help=_RESUME)] = False,
+    check: Annotated[bool, typer.Option("--check", help=_CHECK)] = False,
+    json: AsJson = False,
     trust: Trust = False,
 ) -> None:
     """Fuse trained models of any architecture into one.
@@ -55,35 +61,107 @@ def fuse(
     if out is None and words and "=" not in words[0]:  # feddf fuse CONFIG.toml OUT
         out, words = Path(words[0]), words[1:]
     values = {
-        "teachers": [_value(one) for one in teacher] if teacher else None,
-        "student": _value(student),
-        "pool": {"sources": [_value(one, is_source=True) for one in unlabeled]} if unlabeled else None,
-        "validation": _value(validation), "test": _value(test), "onnx": onnx or None, "cache": cache and str(cache),
+        "teachers": [_value(one, "path") for one in teacher] if teacher else None,
+        "student": _value(student, "model"),
+        "pool": {"sources": [_source(one) for one in unlabeled]} if unlabeled else None,
+        "validation": _value(validation, "name"), "test": _value(test, "name"), "onnx": onnx or None,
+        "cache": cache and str(cache),
     }  # fmt: skip
-    _fuse(config, values, words, out, resume, trust)
-
-
-def _fuse(
-    config: str | None, values: dict[str, Any], overrides: list[str], out: Path | None, resume: bool, trust: bool
-) -> None:
     from feddf.config.fuse_config import load_fuse
 
-    if out is None:
+    if out is None and not check:
         raise ConfigError("name the folder to write with --out")
-    given = load_fuse(config, {key: value for key, value in values.items() if value is not None}, overrides)
-    from feddf.fusing.folder import fuse_to_folder, is_result_of
+    given = load_fuse(config, {key: value for key, value in values.items() if value is not None}, words)
+    out_console.quiet = out_console.quiet or json
+    if check or out is None:
+        _check(given, json, trust)
+    else:
+        _fuse(given, out, resume, json, trust)
 
-    if resume and is_result_of(out, given):
+
+def _fuse(config: FuseConfig, out: Path, resume: bool, as_json: bool, trust: bool) -> None:
+    from feddf.fusing.folder import fuse_to_folder, is_result_of, plan
+    from feddf.fusing.fuse import FeedingWarning
+
+    if resume and is_result_of(out, config):
         say(f"{out} is finished already")
         return
+    planned = None if out.exists() else plan(config, trust=trust)
+    for teacher in planned.teachers if planned else ():
+        say(f"{teacher.id}: {teacher.feeding.line}")
     try:
-        with _progress() as progress:
-            result = fuse_to_folder(given, out, progress, trust=trust)
+        with _progress() as progress, warnings.catch_warnings(action="ignore"):
+            warnings.simplefilter("always", FeedingWarning)
+            warnings.showwarning = lambda message, *_, **__: complain(str(message))
+            result = fuse_to_folder(config, out, progress, planned=planned)
     except KeyboardInterrupt:
         remark("stopped; predictions of finished teachers are cached: the same command reuses them")
         raise
     _print_summary(result)
     say(f"model: {out}; its card: {out / 'README.md'}")
+    if as_json:
+        print_json({"folder": str(out), **asdict(result.report)})
+
+
+def _check(config: FuseConfig, as_json: bool, trust: bool) -> None:
+    from feddf.fusing.folder import check, plan
+
+    found = check(config, plan(config, trust=trust))
+    for one in found["teachers"]:
+        _print_inspection(one)
+    say(f"student: {found['student']['fed']}; classes: {', '.join(found['classes'])}")
+    answers, steps = found["seconds_of_answers"], found["seconds_of_distillation"]
+    memory = found["bytes_of_memory"]
+    cost = f"{answers:.0f} s for the teachers' answers to {found['pool_size']} inputs and the labeled ones"
+    say(f"about {cost}, {steps:.0f} s for all {config.distill.steps} steps, {memory / 2**20:.0f} MB of memory")
+    if as_json:
+        print_json(found)
+
+
+def inspect(
+    models: Annotated[list[str], argument(metavar="MODEL...", help=_TEACHER)],
+    labeled: Annotated[str | None, option(help="Labeled data to try them on: a data set, or a table.")] = None,
+    json: AsJson = False,
+    trust: Trust = False,
+) -> int:
+    """Say what models are before they are fused: how each is fed and who said so, what it returns, how good and fast.
+
+    For instance: feddf inspect site-a/ site-b.onnx --labeled digits
+    """
+    from feddf.config.fuse_config import LabeledConfig, TeacherConfig
+    from feddf.fusing.inputs import RawInputs, load_labeled
+    from feddf.fusing.inspecting import inspect_teacher
+    from feddf.fusing.teachers import read_teacher
+
+    out_console.quiet = out_console.quiet or json
+    given = LabeledConfig.model_validate(_value(labeled, "name")) if labeled else None
+    found: list[dict[str, Any]] = []
+    for one in models:
+        try:
+            for teacher in read_teacher(TeacherConfig.model_validate(_value(one, "path")), trust=trust):
+                texts = "tokenizer" in teacher.feeding.values
+                examples = load_labeled(given, "labeled", RawInputs(("",)) if texts else None, 0) if given else None
+                found.append(inspect_teacher(teacher, examples))
+                _print_inspection(found[-1])
+        except FeddfError as error:  # the others are looked at all the same
+            complain(str(error), "error")
+            found.append({"source": one, "error": str(error)})
+    if json:
+        print_json(found)
+    return 2 if any("error" in one for one in found) else 0
+
+
+def _print_inspection(found: dict[str, Any]) -> None:
+    names = ", ".join(found["classes"][:12]) + (", ..." if len(found["classes"]) > 12 else "")
+    say(f"{found['name']} ({found['source']}, {found['bytes'] / 2**20:.2f} MB)")
+    say(f"  takes    {found['takes'] or 'inputs of its own preprocessing'}")
+    say(f"  fed      {found['fed']}")
+    say(f"  returns  {found['n_outputs']} {found['outputs']} (by {found['outputs_said_by']})")
+    say(f"  classes  {names or 'without names'}")
+    right = f"{100 * found['accuracy']:.1f} % of {found['of_examples']} examples right, " if "accuracy" in found else ""
+    say(f"  tried    {right}{found['seconds_for_1000']:.2f} s for 1,000 inputs")
+    if found["warning"]:
+        complain(found["warning"])
 
 
 def predict(
@@ -93,6 +171,7 @@ def predict(
     prototype: Annotated[str | None, option(help="One model of a run that has several.")] = None,
     trust: Trust = False,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, ...")] = "auto",
+    json: AsJson = False,
 ) -> None:
     """Classify images or texts with a fused model.
 
@@ -104,10 +183,14 @@ def predict(
 
     model = load_model(folder, prototype, device, trust=trust)
     found = inputs_of(model, inputs)
-    rows = zip(found, model.predict(list(found.values())), strict=True)
-    text = "".join(_as_json(*row) for row in rows) if out and out.suffix == ".jsonl" else _as_csv(model.classes, rows)
+    rows = list(zip(found, model.predict(list(found.values())), strict=True))
+    lines = (f"{dumps(_as_json(*row), ensure_ascii=False)}\n" for row in rows)
+    text = "".join(lines) if out and out.suffix == ".jsonl" else _as_csv(model.classes, rows)
+    if json:
+        print_json([_as_json(*row) for row in rows])
+        out_console.quiet = True
     if out is None:
-        print(plain(text), end="")
+        print("" if json else plain(text), end="")
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, text.encode("utf-8", "replace"))
@@ -121,17 +204,28 @@ def _as_csv(classes: Sequence[str], rows: Iterable[tuple[str, Prediction]]) -> s
     return text.getvalue()
 
 
-def _as_json(name: str, one: Prediction) -> str:
+def _as_json(name: str, one: Prediction) -> dict[str, Any]:
     probabilities = {each: round(value, 6) for each, value in one.probabilities.items()}
-    return json.dumps({"input": name, "class": one.label, "probabilities": probabilities}, ensure_ascii=False) + "\n"
+    return {"input": name, "class": one.label, "probabilities": probabilities}
 
 
-def _value(text: str | None, *, is_source: bool = False) -> Any:
-    """Return a TOML table that was written as an option, or the text; a source that is a folder is all its images."""
-    if text is not None and is_source and Path(text).exists():
-        return f"{'images' if Path(text).is_dir() else 'lines'}:{text}"
+def _source(text: str) -> Any:
+    """Return a source of the pool: a folder is all its images, a file a table or lines of texts."""
+    if _is_table(text):
+        return f"table:{text}"
+    return f"{'images' if Path(text).is_dir() else 'lines'}:{text}" if Path(text).exists() else _value(text)
+
+
+def _is_table(text: str) -> bool:
+    path = Path(text.partition("#")[0])
+    return path.suffix.lower() in (".csv", ".parquet") and path.is_file()
+
+
+def _value(text: str | None, word: str = "") -> Any:
+    """Return a TOML table that was written as an option; or the text, as what the key ``word`` says in one."""
     if text is None or not text.lstrip().startswith("{"):
-        return text
+        text = f"table:{text}" if word == "name" and text and _is_table(text) else text
+        return {word: text} if word and text is not None else text
     try:
         return parse_toml(f"value = {text}")["value"]
     except ValueError as error:
@@ -140,14 +234,18 @@ def _value(text: str | None, *, is_source: bool = False) -> Any:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Give a function that shows how far the teachers are: a bar on a terminal, a line for each elsewhere."""
+    """Give a function that shows how far teachers and student are: a bar on a terminal, a line for each elsewhere."""
     begun, lines = set[tuple[str, int]](), not out_console.is_terminal
     with Progress(console=out_console, disable=lines) as bar:
         task = bar.add_task("reading", total=None)
 
         def update(teacher: str, done: int, total: int) -> None:
-            bar.update(task, description=f"evaluating {escape(plain(teacher))}", completed=done, total=total)
-            if done < total:
+            doing = "distilling the" if teacher == "student" else "evaluating"
+            bar.update(task, description=f"{doing} {escape(plain(teacher))}", completed=done, total=total)
+            if teacher == "student":
+                if lines and done == total:
+                    say(f"the student: distilled in {total} steps")
+            elif done < total:
                 begun.add((teacher, total))
             elif lines:
                 said = "evaluated on" if (teacher, total) in begun else "predictions were cached for"
@@ -165,5 +263,10 @@ def _print_summary(result: FusionResult) -> None:
             table.add_row(name, *(f"{100 * value:.1f}" for value in (one.accuracy, one.own_accuracy, one.ece)))
         out_console.print(table)
     say(f"{len(result.evaluated)} of {len(report.teachers)} teachers were evaluated, the others' predictions cached")
+    for about in report.teachers:
+        if about["outputs"] == "probabilities":
+            say(f"{about['name']}: its outputs are probabilities")
+        for own, name in report.notes["matched"].get(about["name"], {}).items():
+            say(f"{about['name']}: its class '{own}' is taken as '{name}'")
     for name, why in report.outliers.items():
         complain(f"teacher {name} {why}")

@@ -20,9 +20,9 @@ class InputsConfig(Section):
     channels: Literal[1, 3] | None = key(None, "1 for gray images, 3 for color")
     mean: tuple[float, ...] | None = key(None, "what is subtracted from each channel, once bytes are divided by 255")
     std: tuple[float, ...] | None = key(None, "what each channel is then divided by")
-    order: Literal["RGB", "BGR"] = key("RGB", "the order of the colors")
+    order: Literal["RGB", "BGR"] | None = key(None, "the order of the colors (default: what its files say, or RGB)")
     tokenizer: str | None = key(None, "a tokenizer's folder or name, for texts")
-    max_tokens: int = key(64, "the length to which texts are cut", ge=2)
+    max_tokens: int | None = key(None, "the length to which texts are cut (default: its files', or 64)", ge=2)
 
 
 class TeacherConfig(InputsConfig):
@@ -39,7 +39,9 @@ class TeacherConfig(InputsConfig):
     prototype: str | None = key(None, "one prototype of a run folder (default: all of them)")
     classes: tuple[str, ...] = key((), "the names of its outputs, in order (default: what its files say)")
     map: dict[str, str] = key({}, "its own class names, where they differ from those of the others")
-    outputs: Literal["logits", "probabilities"] = key("logits", "what it returns")
+    outputs: Literal["logits", "probabilities"] | None = key(
+        None, "what it returns (default: what its answers look like)"
+    )
     examples: int = key(1, "n_k, the examples that it learned from (for weights 'examples')", ge=1)
 
 

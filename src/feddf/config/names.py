@@ -149,6 +149,8 @@ TEACHER_FORMATS = Names("teachers.format", {
     "onnx": "feddf.fusing.formats:of_onnx",
     "pt2": "feddf.fusing.formats:of_program",
     "hugging-face": "feddf.fusing.formats:of_pretrained",
+    "timm": "feddf.fusing.timm_files:of_timm",
+    "monai": "feddf.fusing.formats:of_bundle",
 })  # fmt: skip
 """(an entry of [[teachers]], trust) -> the trained models that it stands for."""
 
@@ -179,6 +181,7 @@ DATASETS = Names("data.name", {
     "sst2": "feddf.data.text:sst2",
     "ag_news": "feddf.data.text:ag_news",
     "folder:": "feddf.data.datasets:image_folder",
+    "table:": "feddf.data.tables:table",
 })  # fmt: skip
 """(the section [data]) -> a data set."""
 
@@ -197,6 +200,7 @@ SOURCES = Names("pool.sources", {
     "plane": "feddf.runs.loading:from_plane",
     "generator:": "feddf.runs.loading:from_generator",
     "images:": "feddf.runs.loading:from_images",
+    "table:": "feddf.runs.loading:from_table",
 }, others=DATASETS)  # fmt: skip
 """(source, task, seed) -> raw inputs. Every data set is a source as well."""
 

@@ -89,6 +89,25 @@ def _constants(pixels: Pixels, device: torch.device) -> tuple[Tensor, Tensor]:
         return tuple(torch.tensor(values).view(-1, 1, 1).to(device) for values in (scale, shift))  # type: ignore[return-value]
 
 
+@dataclass(frozen=True)
+class Standardized:
+    """Numbers of a table, each column as (x − mean) / std."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, raw: Tensor) -> Tensor:
+        """Encode rows of numbers."""
+        return (raw - raw.new_tensor(self.mean)) / raw.new_tensor(self.std)
+
+    @classmethod
+    def by(cls, rows: Tensor) -> Standardized:
+        """Return the one by which these rows have mean 0 and deviation 1; a constant column becomes zero."""
+        deviations = rows.double().std(dim=0)
+        stds = torch.where(deviations > 0, deviations, 1.0)
+        return cls(tuple(rows.double().mean(dim=0).tolist()), tuple(stds.tolist()))
+
+
 def measured(pixels: Tensor) -> Pixels:
     """Return the normalization of N×C×H×W byte images by their own means and deviations (of 10,000 at the most)."""
     sample = pixels[:: max(1, len(pixels) // 10_000)].to(torch.float32) / 255
@@ -224,7 +243,9 @@ def _idx(name: str, encode: Pixels, classes: tuple[str, ...], data: DataConfig) 
     return of_parts(name, train, test, encode, 10, classes=classes)
 
 
-_CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
+_CLOTHES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
 mnist = partial(_idx, "mnist", Pixels((0.1307,), (0.3081,)), tuple("0123456789"))
 fashion_mnist = partial(_idx, "fashion-mnist", Pixels((0.2860,), (0.3530,)), _CLOTHES)
 

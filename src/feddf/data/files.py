@@ -107,6 +107,11 @@ def read_all_images(folder: Path, size: int | None = None) -> Tensor:
     return _read_images(_image_files(folder), size)
 
 
+def first_image(folder: Path) -> Path:
+    """Return the first image in a folder and the folders below it."""
+    return _image_files(folder)[0]
+
+
 def _image_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +13,41 @@ KINDS = {"images": ("image-classification", '["picture.png"]'), "tokens": ("text
 """The task of models of some kind, and what the card's example has one predict for."""
 
 
-def card(name: str, report: Report, configuration: str, description: dict[str, Any], note: str = "") -> str:
-    """Return the card's text; ``configuration`` is its TOML, ``description`` the model's."""
+def card(
+    name: str,
+    report: Report,
+    configuration: str,
+    description: dict[str, Any],
+    note: str = "",
+    datasets: Mapping[str, str] = {},
+) -> str:
+    """Return the card's text: of the configuration's TOML, the model's description, and pool and labels by name."""
     kind = (description["preprocessing"] or {}).get("kind", "")
     task, given = KINDS.get(kind, ("tabular-classification", "[[0.1, 0.2]]"))
     usage = f'import feddf\nmodel = feddf.load_model("FOLDER")\nprint(model.predict({given}))'
-    parts = [_front(name, report, task), f"# {name}", _summary(report, description["model"])]
+    parts = [_front(name, report, task, datasets), f"# {name}", _summary(report, description["model"])]
     parts += [f"```python\n{usage}\n```", *(_measured(report, which) for which in report.sets)]
-    parts += [_teachers(report), _classes(report), _agreement(report), _outliers(report), note]
+    parts += [_teachers(report), _fed(report), _classes(report), _per_class(report), _agreement(report)]
+    parts += [_outliers(report), note]
     parts += ["## Configuration\n\nWhat differs from the defaults; all of it is in `fuse.toml`."]
     parts += [f"```toml\n{configuration.strip()}\n```"]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _front(name: str, report: Report, task: str) -> str:
-    lines = ["---", "library_name: feddf", f"pipeline_tag: {task}", "tags:", "- feddf", "- model-fusion"]
+def _front(name: str, report: Report, task: str, datasets: Mapping[str, str]) -> str:
+    lines = ["---", "library_name: feddf", f"pipeline_tag: {task}"]
+    licenses = sorted({one["license"] for one in report.teachers if one.get("license")})
+    if len(licenses) == 1 and all(one.get("license") for one in report.teachers):
+        lines += [f"license: {json.dumps(licenses[0])}"]
+    named = [one["name"] if Path(one["source"]).exists() else one["source"] for one in report.teachers]
+    lines += ["base_model_relation: merge", "base_model:", *(f"- {json.dumps(one)}" for one in named)]
+    known = dict.fromkeys([*datasets.values(), *(one for each in report.teachers for one in each.get("datasets", ()))])
+    lines += ["datasets:", *(f"- {json.dumps(one)}" for one in known)] if known else []
+    lines += ["tags:", "- feddf", "- model-fusion"]
     lines += ["- ensemble-distillation", "model-index:", f"- name: {json.dumps(name)}"]
     lines += ["  results:" if report.sets else "  results: []"]
     for which, figures in report.sets.items():
-        quoted, accuracy = json.dumps(which), figures[STUDENT].accuracy
+        quoted, accuracy = json.dumps(datasets.get(which, which)), figures[STUDENT].accuracy
         lines += [f"  - task: {{type: {task}}}", f"    dataset: {{type: {quoted}, name: {quoted}}}"]
         lines += ["    metrics:", f"    - {{type: accuracy, value: {accuracy:.4f}}}"]
     return "\n".join([*lines, "---"])
@@ -59,8 +75,42 @@ def _measured(report: Report, which: str) -> str:
 
 
 def _teachers(report: Report) -> str:
-    rows = [[one["name"], one["source"], one["model"], (one["sha256"] or "")[:16]] for one in report.teachers]
-    return "## Teachers\n\n" + _table(["teacher", "from", "architecture", "SHA-256 begins"], rows)
+    gains = [(which, found) for which, found in report.contributions.items() if found]
+    rows = [
+        [one["name"], one["source"], one["model"], (one["sha256"] or "")[:16], one.get("license", "")]
+        + [f"{100 * found[one['name']]:+.1f}" if one["name"] in found else "" for _, found in gains]
+        for one in report.teachers
+    ]
+    header = ["teacher", "from", "architecture", "SHA-256 begins", "license"]
+    told = (
+        "\n\nA contribution is what the ensemble's accuracy would lose without the teacher, in points." if gains else ""
+    )
+    return "## Teachers\n\n" + _table([*header, *(f"contribution ({which})" for which, _ in gains)], rows) + told
+
+
+def _fed(report: Report) -> str:
+    """Return how every model is fed, what teachers return, and whose word that is."""
+    rows = [[one["name"], one["fed"], one["outputs"]] for one in report.teachers if "fed" in one]
+    rows += [["student", report.student["fed"], "logits"]] if report.student else []
+    warned = [f"- {_cell(text)}" for text in report.notes.get("warnings", ())]
+    warned += [
+        f"- {_cell(name)}: its class '{_cell(own)}' is taken as '{_cell(called)}'."
+        for name, found in report.notes.get("matched", {}).items()
+        for own, called in found.items()
+    ]
+    table = _table(["model", "fed (who said so)", "outputs"], rows)
+    return "## How they are fed\n\n" + "\n".join([table, "", *warned]).rstrip() if rows else ""
+
+
+def _per_class(report: Report) -> str:
+    """Return the accuracy on each class, of the labeled data that are looked at last."""
+    if not report.sets:
+        return ""
+    which, figures = list(report.sets.items())[-1]
+    shown = figures if len(figures) <= 12 else {name: figures[name] for name in (ENSEMBLE, STUDENT)}
+    columns = [[_percent(value) for value in one.per_class] for one in shown.values()]
+    rows = list(zip(report.classes, *columns, strict=True))
+    return f"## Accuracy on each class ({which}, in %)\n\n" + _table(["class", *shown], rows)
 
 
 def _classes(report: Report) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -24,8 +23,9 @@ from feddf.config.errors import ConfigError
 from feddf.config.fuse_config import FuseEnsembleConfig
 from feddf.config.names import DROP_RULES, TARGETS, TEACHER_WEIGHTS
 from feddf.evaluate import Predictions, Teacher, accuracy_of
+from feddf.fusing.classes import columns_of, missing, union
 from feddf.fusing.predictions import PredictionCache
-from feddf.fusing.teachers import TeacherError, TrainedModel, columns_of, same
+from feddf.fusing.teachers import TeacherError, TrainedModel
 from feddf.fusion.ensemble import Ensemble
 from feddf.fusion.select import dropped
 from feddf.runtime.execution import Execution
@@ -48,28 +48,12 @@ def agree_on_classes(
         classes = tuple(str(number) for number in range(n_outputs(teachers[0])))
     listed = [one if one.classes else one.named(classes) for one in teachers]
     for teacher in listed:
-        if unknown := _missing(teacher.classes, classes):
+        if unknown := missing(teacher.classes, classes):
             known = f"teacher {teacher.id} knows '{unknown[0]}', and the student's are {', '.join(classes[:12])}"
             raise TeacherError(f"the student cannot express all classes: {known}")
-    if untaught := _missing(classes, union([teacher.classes for teacher in listed])):
+    if untaught := missing(classes, union([teacher.classes for teacher in listed])):
         raise TeacherError(f"no teacher knows the class '{untaught[0]}' of the student")
     return listed, classes
-
-
-def union(lists: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return all classes of several lists, in the order in which they first come.
-
-    >>> union([["cat", "dog"], ["Dog", "frog"]])
-    ('cat', 'dog', 'frog')
-    """
-    found: dict[str, str] = {}
-    for name in chain.from_iterable(lists):
-        found.setdefault(same(name), name)
-    return tuple(found.values())
-
-
-def _missing(names: Sequence[str], classes: Sequence[str]) -> list[str]:
-    return [name for name, column in zip(names, columns_of(names, classes), strict=True) if column < 0]
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+import resource
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import tomli_w
@@ -25,29 +28,53 @@ from torch import Tensor, nn
 from feddf.config.errors import ConfigError, FeddfError, first_line
 from feddf.config.fuse_config import FuseConfig, load_fuse
 from feddf.config.keys import flat, is_free
+from feddf.config.names import DATASETS
 from feddf.evaluate import evaluation_mode
 from feddf.fusing.card import card, draw_reliability
-from feddf.fusing.fuse import FusionResult, StudentSpec, fuse
-from feddf.fusing.inputs import RawInputs, load_labeled, load_pool
+from feddf.fusing.ensemble import agree_on_classes
+from feddf.fusing.feeding import Feeding, assumed, by_hand, fed_as
+from feddf.fusing.fuse import FusionResult, StudentSpec, complete_student, fuse
+from feddf.fusing.inputs import Labeled, RawInputs, load_labeled, load_pool, pool_form
+from feddf.fusing.inspecting import inspect_teacher
 from feddf.fusing.predictions import Progress, quiet
-from feddf.fusing.teachers import TrainedModel, preprocess_of, read_teachers
+from feddf.fusing.teachers import TrainedModel, read_teachers
+from feddf.fusion.distill import distill
+from feddf.fusion.ensemble import CachedTargets
 from feddf.runtime.atomic import write_atomically
 from feddf.runtime.packages import onnxruntime, silence
 from feddf.saved.model import LoadedModel, ModelError, Tokens
 from feddf.saved.model_folder import CARD, new_folder, write_model
 from feddf.seeds import derive
+from feddf.states import init_state
 
 
-def fuse_to_folder(config: FuseConfig, out: Path, progress: Progress = quiet, *, trust: bool = False) -> FusionResult:
+class Plan(NamedTuple):
+    """A fusion before its work: teachers and student, each of which knows how it is fed, and all inputs."""
+
+    teachers: Sequence[TrainedModel]
+    student: StudentSpec
+    pool: RawInputs
+    labeled: Mapping[str, Labeled]
+
+
+def plan(config: FuseConfig, *, trust: bool = False) -> Plan:
+    """Read teachers and inputs, and decide how every model is fed."""
+    teachers = read_teachers(config.teachers, trust=trust)
+    student = _student(config, teachers)
+    teachers = [replace(one, feeding=fed_as(one.feeding, student.fed, one.id)) for one in teachers]
+    pool = load_pool(config, [student.preprocess, *(one.preprocess for one in teachers)], trust=trust)
+    given = {"validation": config.validation, "test": config.test}
+    labeled = {key: load_labeled(one, key, pool, derive(config.seed, key)) for key, one in given.items() if one}
+    return Plan(teachers, student, pool, labeled)
+
+
+def fuse_to_folder(
+    config: FuseConfig, out: Path, progress: Progress = quiet, *, planned: Plan | None = None, trust: bool = False
+) -> FusionResult:
     """Fuse as a configuration says, and write the result to a folder that is there whole or not at all."""
     if out.exists():
         raise ModelError(f"{out} is there already; name a new folder with --out, or remove it")
-    teachers = read_teachers(config.teachers, trust=trust)
-    student = _student(config, teachers)
-    fed = [teacher.fed(student.preprocess) for teacher in teachers]
-    pool = load_pool(config, [student.preprocess, *fed], trust=trust)
-    given = {"validation": config.validation, "test": config.test}
-    labeled = {key: load_labeled(one, key, pool, derive(config.seed, key)) for key, one in given.items() if one}
+    teachers, student, pool, labeled = planned or plan(config, trust=trust)
     cache = Path(config.cache).expanduser() if config.cache else None
     result = fuse(
         teachers, student, pool, validation=labeled.get("validation"), test=labeled.get("test"),
@@ -58,17 +85,56 @@ def fuse_to_folder(config: FuseConfig, out: Path, progress: Progress = quiet, *,
     return result
 
 
+def check(config: FuseConfig, made: Plan) -> dict[str, Any]:
+    """Return, as JSON, all that can be known before the work: every teacher tried on a few inputs, and what it costs.
+
+    Time is that of teachers' answers to all inputs, none of which may be cached, and of all steps of the student.
+    Memory is what this process has taken so far, with the whole pool, one teacher at a time and the student.
+    """
+    teachers, student, pool, labeled = made
+    judges = labeled.get("validation")
+    found = [inspect_teacher(one, judges, pool) for one in teachers]
+    numbers = {one.id: one_found["n_outputs"] for one, one_found in zip(teachers, found, strict=True)}
+    models, classes = agree_on_classes(teachers, student.classes, lambda one: int(numbers[one.id]))
+    student = complete_student(student, models, classes, pool)
+    few = config.distill.model_copy(update={"steps": 5, "eval_every": 5})
+    inputs, targets = pool.stored(student.preprocess), torch.full((len(pool), len(classes)), 1 / len(classes))
+    module, begun = student.prototype.load(init_state(student.prototype, 0)), time.perf_counter()
+    distill(module, CachedTargets(targets), inputs, few, score=None, seed=0)
+    steps = config.distill.steps * (time.perf_counter() - begun) / few.steps
+    rows = len(pool) + sum(len(one.labels) for one in labeled.values())
+    answers = sum(one["seconds_for_1000"] for one in found) * rows / 1000
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    costs = {"seconds_of_answers": answers, "seconds_of_distillation": steps, "bytes_of_memory": memory}
+    return {"teachers": found, "student": student.fed.described(), "classes": classes, "pool_size": len(pool), **costs}
+
+
 def _student(config: FuseConfig, teachers: Sequence[TrainedModel]) -> StudentSpec:
-    """Return the student, fed as the first teacher that says how where its own section says no more."""
-    student = config.student
-    start = [teacher for teacher in teachers if teacher.id == student.init] or teachers
-    preprocess = preprocess_of(student, next((one.preprocess for one in start if one.preprocess is not None), None))
+    """Return the student, fed as its section says, else as teachers are that say how, else as the pool is."""
+    student, tabular = config.student, any(source.name.startswith("table:") for source in config.pool.sources)
+    feeding = by_hand(student)
+    for teacher in [one for one in teachers if one.id == student.init] or teachers:
+        said = teacher.feeding.settled(tabular)
+        own = OWN if said.get("layout") == "flat" else OWN[:2]
+        theirs = {name: (value, f"teacher {teacher.id}") for name, (value, _) in said.values.items() if name not in own}
+        feeding = feeding.otherwise(Feeding({} if "features" in theirs else theirs))
+    if tabular or not ("tokenizer" in feeding.values or {"size", "channels"} <= feeding.values.keys()):
+        feeding = feeding.otherwise(pool_form(config))
+    feeding = assumed(feeding)
+    try:
+        preprocess = feeding.preprocess
+    except ValueError as error:
+        raise ConfigError(f"the student: {error}") from error
     if preprocess is None:
         raise ConfigError.at("student.size", None, "no model says how large images are; set it, or a student.tokenizer")
     options = dict(student.options)
     if isinstance(preprocess, Tokens) and student.model == "transformer":
         options.setdefault("path", preprocess.tokenizer)
-    return StudentSpec(student.model, preprocess, options, student.init, student.classes)
+    return StudentSpec(student.model, preprocess, options, student.init, student.classes, feeding=feeding)
+
+
+OWN = ("layout", "numbers", "mean", "std")
+"""What a student does not take over from a flat teacher; from others, only the first two."""
 
 
 def fingerprint(config: FuseConfig) -> str:
@@ -106,9 +172,17 @@ def _write(result: FusionResult, config: FuseConfig, pool: RawInputs, out: Path)
         write_model(folder, model.network, model.spec, facts)
         for which in report.sets:
             draw_reliability(report, which, folder)
-        write_atomically(folder / CARD, card(config.name, report, chosen, model.spec.describe(), note).encode())
+        text = card(config.name, report, chosen, model.spec.describe(), note, _datasets(config))
+        write_atomically(folder / CARD, text.encode())
         write_atomically(folder / "fuse.toml", whole.encode())
         write_atomically(folder / "report.json", json.dumps(asdict(report), indent=1).encode())
+
+
+def _datasets(config: FuseConfig) -> dict[str, str]:
+    """Return the data sets of pool, validation and test; folders and files have no name that others know."""
+    labeled = {"validation": config.validation, "test": config.test}
+    named = {"pool": config.pool.sources[0].name} | {key: one.name for key, one in labeled.items() if one}
+    return {key: name for key, name in named.items() if name in DATASETS and ":" not in name}
 
 
 def write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> float:

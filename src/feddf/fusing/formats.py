@@ -5,41 +5,32 @@ Each is a function of an entry of ``[[teachers]]``, and of whether code in its f
 
 from __future__ import annotations
 
-import hashlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from feddf.config.errors import first_line
-from feddf.config.foreign import parse_json, validated
+from feddf.config.foreign import validated
 from feddf.config.fuse_config import TeacherConfig
 from feddf.config.names import MODELS
 from feddf.data.unlabeled import in_batches, read_program
-from feddf.fusing.teachers import PredictBatch, Sizes, TeacherError, TrainedModel, predicting, preprocess_of
+from feddf.fusing.beside import About, about, labels_of, of_processor, read_json
+from feddf.fusing.feeding import ASSUMED, FILE, Feeding, Sizes, assumed, by_hand, of_sizes, shown_sizes
+from feddf.fusing.onnx_files import load_onnx, read_graph
+from feddf.fusing.teachers import PredictBatch, TeacherError, TrainedModel, file_hash, predicting
 from feddf.models.large import checked_layers
 from feddf.runtime.atomic import check_program
 from feddf.runtime.device import CPU
-from feddf.runtime.packages import onnxruntime, transformers
-from feddf.saved.model import ModelSpec, Preprocess, Tokens, from_description, loaded
+from feddf.runtime.packages import transformers
+from feddf.saved.model import ModelSpec, Preprocess, Tokens, loaded
 from feddf.saved.model_folder import at_home, read_state, specs
 from feddf.types import State
-
-
-def file_hash(paths: Sequence[Path], more: str = "") -> str:
-    """Return the SHA-256 of some files and of what else their meaning depends on."""
-    sha = hashlib.sha256(more.encode())
-    for path in paths:
-        with path.open("rb") as file:
-            sha.update(hashlib.file_digest(file, "sha256").digest())
-    return sha.hexdigest()
 
 
 def of_feddf(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -50,8 +41,8 @@ def of_feddf(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     teachers = []
     for name, (spec, weights) in found.items():
         if config.prototype in (None, name):
-            fed = replace(spec, preprocess=preprocess_of(config, spec.preprocess))
-            teachers.append(_of_weights(weights, fed, f"{own}-{name}" if len(found) > 1 else own, path))
+            feeding = by_hand(config).otherwise(Feeding.of(spec.preprocess, FILE))
+            teachers.append(_of_weights(weights, spec, feeding, f"{own}-{name}" if len(found) > 1 else own, path))
     return teachers
 
 
@@ -61,18 +52,28 @@ def of_safetensors(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     if config.model is None:
         known = ", ".join(MODELS)
         raise TeacherError(f"teacher {path}: say which architecture its weights are of, with model = ... ({known})")
-    preprocess = preprocess_of(config) if config.size or config.tokenizer else None
+    feeding = assumed(by_hand(config))
+    preprocess = _checked(feeding, f"{path}")
     if preprocess is None:
         raise TeacherError(f"teacher {path}: say how large its images are, with size = 32 (or name a tokenizer)")
     spec = ModelSpec(config.model, preprocess.shape, config.classes, preprocess, config.options)
-    return [_of_weights(path, spec, config.name or path.stem)]
+    return [_of_weights(path, spec, feeding, config.name or path.stem)]
 
 
-def _of_weights(path: Path, spec: ModelSpec, id: str, folder: Path | None = None) -> TrainedModel:
+def _checked(feeding: Feeding, name: str) -> Preprocess | None:
+    try:
+        return feeding.preprocess
+    except ValueError as error:
+        raise TeacherError(f"teacher {name}: {error}") from error
+
+
+def _of_weights(path: Path, spec: ModelSpec, feeding: Feeding, id: str, folder: Path | None = None) -> TrainedModel:
     """Return weights of an architecture of feddf's as a teacher; outside a folder they say how many outputs it has."""
     if not path.is_file():
         raise TeacherError(f"teacher {id}: there are no weights {path}")
-    here = at_home(spec, folder or path.parent)
+    here = at_home(replace(spec, preprocess=_checked(feeding, id)), folder or path.parent)
+    if isinstance(here.preprocess, Tokens):  # its tokenizer may lie in the folder
+        feeding = Feeding.of(here.preprocess, feeding.who("tokenizer"))
     state = partial(read_state, spec, path)
 
     def open_weights(device: torch.device) -> AbstractContextManager[PredictBatch]:
@@ -81,9 +82,11 @@ def _of_weights(path: Path, spec: ModelSpec, id: str, folder: Path | None = None
         return predicting(loaded(whole, weights, f"teacher {id}: {path}", device).network)
 
     content = file_hash([path], repr((spec.model, sorted(spec.options.items()), spec.shape)))
+    more = about(folder) if folder else About()
     return TrainedModel(
-        id, open_weights, spec.classes, here.preprocess, content=content, source=str(path), spec=here, state=state
-    )
+        id, open_weights, spec.classes, feeding, "logits", content=content, source=str(path), spec=here, state=state,
+        license=more.license, datasets=more.datasets, size=path.stat().st_size,
+    )  # fmt: skip
 
 
 def _with_outputs(spec: ModelSpec, state: State) -> ModelSpec:
@@ -110,18 +113,35 @@ def of_program(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return an exported program as a teacher: it holds its code and its weights, and needs no class of the user's."""
     path = _file(config)
     check_program(path, trust)
-    return [_of_file(config, [path], _load_program)]
+    name = config.name or path.stem
+    sizes, _ = _load_program(path, name, CPU)  # they decide how large the pool's images are; it is not kept open
+    return [_of_file(config, [path], _load_program, About(of_sizes(sizes[1:])), shown_sizes(sizes))]
 
 
 def of_onnx(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
-    """Return an ONNX file as a teacher. Its first output are the logits (or probabilities, if ``outputs`` says so).
+    """Return an ONNX file as a teacher. Its first output of floats (or of a zipmap) are the logits or probabilities.
 
-    It takes one input, images or rows of tokens; a text model may also take an attention mask. It runs in onnxruntime
-    (``pip install 'feddf[onnx]'``) on the CPU, whatever the device.
+    It takes one input: images, flat ones too, rows of a table or of tokens; a text model may also take an attention
+    mask. It runs in onnxruntime (``pip install 'feddf[onnx]'``) on the CPU, whatever the device.
     """
     path = _file(config)
     files = [path, *sorted(path.parent.glob(f"{path.name}.data"))]  # large weights lie beside the file
-    return [_of_file(config, files, partial(_load_onnx, preprocess_of(config)), moves=False)]
+    graph = read_graph(path, config.name or path.stem)
+    tokenizer = config.tokenizer or about(path).feeding.get("tokenizer")
+    return [_of_file(config, files, partial(load_onnx, tokenizer, graph), graph.about, graph.takes, moves=False)]
+
+
+def of_bundle(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
+    """Return the model of a MONAI bundle that was exported as ``models/model.onnx`` or ``models/model.pt2``."""
+    folder = Path(config.path).expanduser()
+    for file, read in (("model.onnx", of_onnx), ("model.pt2", of_program)):
+        if (folder / "models" / file).is_file():
+            name = config.name or folder.resolve().name
+            return read(config.model_copy(update={"path": str(folder / "models" / file), "name": name}), trust)
+    script = f"python -m monai.bundle onnx_export network_def --filepath {folder}/models/model.onnx"
+    raise TeacherError(
+        f"teacher {folder}: its weights are a pickle or TorchScript; where you trust it, export it: {script}"
+    )
 
 
 def _file(config: TeacherConfig) -> Path:
@@ -131,14 +151,12 @@ def _file(config: TeacherConfig) -> Path:
     return path
 
 
-def _of_file(config: TeacherConfig, files: Sequence[Path], load: Load, *, moves: bool = True) -> TrainedModel:
-    """Return a program as a teacher.
-
-    Where nothing says how it is fed, its sizes must be known before the pool is made: then, and only then, its file is
-    read before it predicts. It is not kept open until then, so that one teacher is in memory at a time.
-    """
-    path, preprocess = files[0], preprocess_of(config)
-    name = config.name or path.stem
+def _of_file(
+    config: TeacherConfig, files: Sequence[Path], load: Load, said: About, takes: str, *, moves: bool = True
+) -> TrainedModel:
+    """Return a program as a teacher, which is fed as is said by hand, in its file or beside it."""
+    path = files[0]
+    name, more = config.name or path.stem, about(path)
 
     @contextmanager
     def open_file(device: torch.device) -> Iterator[PredictBatch]:
@@ -146,10 +164,12 @@ def _of_file(config: TeacherConfig, files: Sequence[Path], load: Load, *, moves:
         with torch.inference_mode():
             yield partial(_in_its_sizes, name, sizes, predict)
 
-    takes = load(path, name, CPU)[0][1:] if preprocess is None else ()
+    feeding = by_hand(config).otherwise(said.feeding).otherwise(more.feeding)
     return TrainedModel(
-        name, open_file, (), preprocess, content=file_hash(files), source=str(path), takes=takes, moves=moves
-    )
+        name, open_file, said.classes or more.classes, feeding, content=file_hash(files), source=str(path),
+        moves=moves, license=more.license, datasets=more.datasets, size=sum(one.stat().st_size for one in files),
+        takes=takes,
+    )  # fmt: skip
 
 
 def _in_its_sizes(name: str, sizes: Sizes, predict: PredictBatch, inputs: Tensor) -> Tensor:
@@ -157,7 +177,7 @@ def _in_its_sizes(name: str, sizes: Sizes, predict: PredictBatch, inputs: Tensor
     batch, *takes = sizes
     shape = inputs.shape[1:]
     if len(takes) != len(shape) or any(size not in (None, given) for size, given in zip(takes, shape, strict=True)):
-        wanted, given = ("×".join(str(size or "any") for size in sizes) for sizes in (takes, shape))
+        wanted, given = shown_sizes(takes), shown_sizes(shape)
         key = "size and channels" if inputs.is_floating_point() else "max_tokens"
         said = f"its file takes inputs of {wanted}, and it would be fed {given}"
         raise TeacherError(f"teacher {name}: {said}; say how it is fed with {key}")
@@ -180,60 +200,6 @@ def _load_program(path: Path, name: str, device: torch.device) -> tuple[Sizes, P
     return tuple(size if isinstance(size, int) else None for size in shape), predict
 
 
-LONGEST = 600.0  # seconds for an ONNX file to be loaded, and for a batch: it may hold a loop without end
-ONNX_TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
-
-
-def _load_onnx(fed: Preprocess | None, path: Path, name: str, device: torch.device) -> tuple[Sizes, PredictBatch]:
-    """A text model's further inputs are the mask of what is no padding, and the (one) kind of each token."""
-    session = _session(path, name)
-    given = session.get_inputs()
-    if not given:
-        raise TeacherError(f"teacher {name}: it takes no input, and a classifier takes one")
-    main = next((one for one in given if "mask" not in one.name and "type" not in one.name), given[0])
-    if main.type not in ONNX_TYPES:
-        raise TeacherError(f"teacher {name}: its input '{main.name}' is of {main.type}; floats or integers are needed")
-
-    def predict(inputs: Tensor) -> Tensor:
-        feed = {main.name: inputs.numpy().astype(ONNX_TYPES[main.type])}
-        for other in (one.name for one in given if one.name != main.name):
-            if "mask" in other and isinstance(fed, Tokens):
-                feed[other] = fed.mask(inputs).numpy()
-            elif "type" in other:
-                feed[other] = np.zeros(tuple(inputs.shape), dtype=np.int64)
-            else:
-                raise TeacherError(f"teacher {name}: it takes a further input '{other}', and a classifier takes one")
-        options = onnxruntime().RunOptions()
-        with _limited(partial(setattr, options, "terminate", True)):  # checked between operators, also inside a loop
-            return torch.from_numpy(np.asarray(session.run(None, feed, options)[0]))
-
-    return tuple(size if isinstance(size, int) and size > 0 else None for size in main.shape), predict
-
-
-def _limited(stop: Callable[[], None]) -> AbstractContextManager[Any]:
-    """Return a block in which ``stop`` is called where it takes longer than :data:`LONGEST`."""
-    timer, block = threading.Timer(LONGEST, stop), ExitStack()
-    timer.daemon = True
-    timer.start()
-    block.callback(timer.cancel)
-    return block
-
-
-def _session(path: Path, name: str) -> Any:
-    try:
-        library = onnxruntime()
-        options = library.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 4
-        cancel = getattr(options, "set_load_cancellation_flag", bool)  # older versions have none
-        with _limited(partial(cancel, True)):
-            return library.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except ValueError as error:
-        raise TeacherError(f"teacher {name}: {first_line(error)}") from error
-    except Exception as error:  # onnxruntime has errors of its own for everything
-        raise TeacherError(f"teacher {name}: {path} is not a whole ONNX model: {first_line(error)}") from error
-
-
 def of_pretrained(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return an image or text classifier of transformers as a teacher, with the class names in its configuration.
 
@@ -246,15 +212,22 @@ def of_pretrained(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
         described = checked_layers(library.AutoConfig.from_pretrained(place, trust_remote_code=False))
         found: list[str] = validated(list[str], described.architectures or ["nothing"])
         classes = tuple(validated(list[str], [str(described.id2label[n]) for n in range(described.num_labels)]))
-        images = _images(place) if any(one.endswith("ForImageClassification") for one in found) else None
+        values, said = described.to_dict(), by_hand(config)
+        seen = of_processor(_processor(place), values)
     except Exception as error:
         raise TeacherError(f"teacher {name}: {path} is no model of transformers: {first_line(error)}") from error
     kinds = [kind for kind in ("Image", "Sequence") for one in found if one.endswith(f"For{kind}Classification")]
     if not kinds:
         known = "not a model for image or text classification"
         raise TeacherError(f"teacher {name}: it is {', '.join(found)}, and {known}")
-    tokens = Tokens(config.tokenizer or place, config.max_tokens)
-    preprocess = preprocess_of(config, images) if images is not None else tokens
+    side = Feeding.said(ASSUMED, size=(224, 224))  # what most image models take
+    if kinds[0] == "Image":
+        feeding = assumed(said.otherwise(seen).otherwise(side))
+    else:
+        longest = values.get("max_position_embeddings") or 64
+        length = longest if longest < 64 else None
+        feeding = assumed(said.otherwise(Feeding.said(FILE, tokenizer=place, max_tokens=length)))
+    preprocess = feeding.preprocess
 
     @contextmanager
     def open_pretrained(device: torch.device) -> Iterator[PredictBatch]:
@@ -272,9 +245,14 @@ def of_pretrained(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
         with torch.no_grad():
             yield predict
 
-    if classes == tuple(f"LABEL_{number}" for number in range(len(classes))) and not config.map:
-        classes = ()  # these are no names
-    return [TrainedModel(name, open_pretrained, classes, preprocess, content=_content(place, described), source=path)]
+    classes = classes if config.map else labels_of(values)
+    more = about(Path(place)) if Path(place).is_dir() else About()
+    return [
+        TrainedModel(
+            name, open_pretrained, classes, feeding, "logits", content=_content(place, described), source=path,
+            license=more.license, datasets=more.datasets, size=_bytes(Path(place)),
+        )
+    ]  # fmt: skip
 
 
 def _place(path: str, name: str) -> str:
@@ -288,24 +266,18 @@ def _place(path: str, name: str) -> str:
     return str(local) if local.is_dir() else path
 
 
-def _images(place: str) -> Preprocess:
-    """Return size, mean and deviation of ``preprocessor_config.json``; without it, those of most image models."""
+def _processor(place: str) -> dict[str, Any]:
+    """Return what ``preprocessor_config.json`` says, in a folder or on the hub."""
+    if Path(place).is_dir():
+        return read_json(Path(place) / "preprocessor_config.json")
     try:
-        if Path(place).is_dir():
-            found = dict(parse_json((Path(place) / "preprocessor_config.json").read_bytes()))
-        else:
-            found = transformers().AutoImageProcessor.from_pretrained(place, trust_remote_code=False).to_dict()
-    except Exception:
-        found = {}
-    size, crop = found.get("size", 224), found.get("crop_size")
-    side = size if isinstance(size, int) else size.get("height") or size.get("shortest_edge") or 224
-    if found.get("do_center_crop") and crop is not None:
-        side = crop if isinstance(crop, int) else crop.get("height", side)
-    plain = not found.get("do_normalize", True)
-    mean, std = (
-        ((0.0,) * 3, (1.0,) * 3) if plain else (found.get(f"image_{one}", (0.5,) * 3) for one in ("mean", "std"))
-    )
-    return from_description({"kind": "images", "shape": (3, side, side), "mean": tuple(mean), "std": tuple(std)})
+        return dict(transformers().AutoImageProcessor.from_pretrained(place, trust_remote_code=False).to_dict())
+    except Exception:  # there is none
+        return {}
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
 def _content(place: str, described: Any) -> str:

@@ -13,10 +13,13 @@ towards them. There are no clients and no rounds.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,19 +35,26 @@ from feddf.data.datasets import plain
 from feddf.data.unlabeled import all_rows
 from feddf.engines import in_process
 from feddf.evaluate import output_shape
+from feddf.fusing.classes import columns_of, respelled
 from feddf.fusing.ensemble import agree_on_classes, combine_teachers
+from feddf.fusing.feeding import HAND, POOL, Feeding, fed_as
 from feddf.fusing.inputs import Labeled, RawInputs, as_labeled
+from feddf.fusing.inspecting import better_normalization, warning_of
 from feddf.fusing.predictions import PredictionCache, Progress, default_cache, quiet
 from feddf.fusing.report import STUDENT, Report, measure
 from feddf.fusing.teachers import TrainedModel, as_teachers
-from feddf.fusion.distill import make_students, notes
-from feddf.fusion.ensemble import CachedTargets
+from feddf.fusion.distill import held_out_inputs, make_students, notes
+from feddf.fusion.ensemble import CachedTargets, Targets
 from feddf.runs.methods import lone_threads
 from feddf.runtime.execution import of_answers, of_students
 from feddf.saved.model import Features, Images, LoadedModel, ModelSpec, Preprocess, of_inputs
 from feddf.seeds import derive
 from feddf.states import init_state, weighted_mean
 from feddf.types import Examples, Inputs, Prototype, Resources, State
+
+
+class FeedingWarning(UserWarning):
+    """A teacher is fed as nobody said."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,7 @@ class StudentSpec:
     ``init`` names its first weights: "new", "average" (of the teachers of the same architecture, classes and
     preprocessing), or a teacher's name. ``classes`` are all that some teacher knows, unless they are named. ``shape``
     is that of one encoded input, and ``fits`` as in :class:`~feddf.saved.model.ModelSpec`: both follow from the rest.
+    ``feeding`` says who said how it is fed.
     """
 
     model: str | nn.Module | None
@@ -63,6 +74,12 @@ class StudentSpec:
     classes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
     fits: bool = False
+    feeding: Feeding = Feeding()
+
+    @property
+    def fed(self) -> Feeding:
+        """How it is fed, and who said so: by hand, unless something else is known."""
+        return self.feeding if self.feeding.values else Feeding.of(self.preprocess, HAND)
 
     @property
     def description(self) -> ModelSpec | None:
@@ -123,7 +140,7 @@ def fuse(
         device: where teachers and student compute (default: that of ``run``); the returned model is on the CPU.
         seed: decides all random choices.
         cache: the folder of cached predictions (default: the user's cache).
-        progress: called as teachers predict.
+        progress: called as teachers predict, and as the student learns.
         trust: run code that files of teachers hold (``.pt2``) or that folders made elsewhere name.
     """
     pool, spec = _pool(unlabeled, student if isinstance(student, StudentSpec) else StudentSpec(student))
@@ -132,10 +149,11 @@ def fuse(
     sets = {"pool": pool} | {name: one.raw for name, one in labeled.items()}
     run = run.model_copy(update={"device": device}) if device is not None else run
     distill = distill or DistillConfig(early_stopping="validation" if validation is not None else "held-out-loss")
+    known = [replace(one, feeding=fed_as(one.feeding, spec.fed, one.id)) for one in as_teachers(teachers, trust)]
     with TemporaryDirectory(prefix="feddf-predictions-") as scratch:
         folders = cache or default_cache(), Path(scratch)
         predictions = PredictionCache(*folders, sets, spec.preprocess, progress, of_answers(run))
-        return _fuse(as_teachers(teachers, trust), spec, predictions, labeled, ensemble, distill, run, seed)
+        return _fuse(known, spec, predictions, labeled, ensemble, distill, run, seed)
 
 
 def _fuse(
@@ -154,6 +172,7 @@ def _fuse(
     labeled = {name: one.among(classes) for name, one in labeled.items()}
     held = labeled.get("validation")
     validation = held.examples(student.preprocess) if held else None
+    said = {"warnings": _warnings(models, classes, held), "matched": _matched(models, classes)}
     ensemble = combine_teachers(models, classes, predictions, validation, config)
     targets = ensemble.probabilities("pool", distill.temperature)
     prototype, spec = student.prototype, student.description
@@ -161,12 +180,44 @@ def _fuse(
     execution = of_students(run, 1, partial(lone_threads, resources, distill.batch_size))
     learn = make_students(resources, distill, in_process, execution)
     start = first_weights(student, models, ensemble.notes.get("dropped_worst", {}).get("clients", {}), seed)
-    learned = learn({STUDENT: [start]}, CachedTargets(targets), derive(seed, "fuse"))
-    state, facts = learned[STUDENT].state, {"distillation": notes(learned), **ensemble.notes}
+    learned = learn({STUDENT: [start]}, _shown(CachedTargets(targets), predictions, distill), derive(seed, "fuse"))
+    predictions.progress(STUDENT, learned[STUDENT].steps, learned[STUDENT].steps)
+    state, facts = learned[STUDENT].state, {"distillation": notes(learned), **ensemble.notes, **said}
     with of_answers(run).begun() as device:
         report = measure(prototype.load(state, device), student.preprocess, ensemble, targets, labeled, facts)
+    report = replace(report, student=student.fed.described())
     model = LoadedModel(prototype.load(state), spec) if spec else prototype.load(state)
     return FusionResult(model.eval(), classes, spec, report, tuple(dict.fromkeys(predictions.evaluated)))
+
+
+def _warnings(models: Sequence[TrainedModel], classes: Sequence[str], validation: Labeled | None) -> list[str]:
+    """Warn of teachers that are fed as nobody said; where there are labels, with what would be better."""
+    found = []
+    for one in models:
+        hint = better_normalization(one, validation, columns_of(one.classes, classes)) if validation else ""
+        if text := warning_of(one, hint):
+            warnings.warn(text, FeedingWarning, stacklevel=4)
+            found.append(text)
+    return found
+
+
+def _matched(models: Sequence[TrainedModel], classes: Sequence[str]) -> dict[str, dict[str, str]]:
+    return {one.id: found for one in models if (found := respelled(one.classes, classes))}
+
+
+def _shown(targets: Targets, predictions: PredictionCache, config: DistillConfig) -> Targets:
+    """Return targets that show, by how often they are asked for, how far the student is; held-out inputs come first."""
+    pool = predictions.sets["pool"]
+    held_out = held_out_inputs(len(pool), config, pool.views)[1]
+    step = count(1 - ceil(len(held_out) / config.batch_size))
+
+    def shown(chosen: Tensor, inputs: Tensor, /) -> Tensor:
+        done = next(step)
+        if 0 < done < config.steps and done % 10 == 0:
+            predictions.progress(STUDENT, done, config.steps)
+        return targets(chosen, inputs)
+
+    return shown
 
 
 def _pool(given: Tensor | Inputs | RawInputs | Sequence[str], student: StudentSpec) -> tuple[RawInputs, StudentSpec]:
@@ -196,7 +247,7 @@ def complete_student(
         fed = student.preprocess
         shape = fed.shape if fed else tuple(pool.first(1, None).batch(torch.tensor([0])).shape[1:])
         fed = fed or (Features(shape) if pool.encode is plain else None)
-        student = replace(student, preprocess=fed, shape=shape)
+        student = replace(student, preprocess=fed, shape=shape, feeding=student.fed.otherwise(Feeding.of(fed, POOL)))
     _try(student, pool)
     if student.init == "average" and not _alike(student, teachers):
         allowed = "no teacher has the student's architecture, classes and preprocessing, so there is nothing to average"
@@ -219,20 +270,21 @@ def _as_teacher(student: StudentSpec, teachers: Sequence[TrainedModel], classes:
         raise ConfigError.at("student.init", start, allowed)
     if student.model not in (None, spec.model):
         raise ConfigError.at("student.model", student.model, f"it is to start as '{start}', which is '{spec.model}'")
-    return StudentSpec(spec.model, spec.preprocess, spec.options, start, spec.classes, spec.shape, spec.fits)
+    as_it = StudentSpec(spec.model, spec.preprocess, spec.options, start, spec.classes, spec.shape, spec.fits)
+    return replace(as_it, feeding=Feeding.of(spec.preprocess, f"teacher {start}"))
 
 
 def _try(student: StudentSpec, pool: RawInputs) -> None:
     """Try the untrained student on two inputs, before any teacher is evaluated."""
-    name, count = student.model if isinstance(student.model, str) else "a module", len(student.classes)
+    name, known = student.model if isinstance(student.model, str) else "a module", len(student.classes)
     try:
         shape = output_shape(student.prototype, pool.first(2, student.preprocess))
     except FeddfError:
         raise
     except Exception as error:
         raise ConfigError.at("student", name, f"it does not work on these inputs: {first_line(error)}") from error
-    if shape != (count,):
-        allowed = f"it cannot express all classes: its outputs have the shape {shape}, and there are {count} classes"
+    if shape != (known,):
+        allowed = f"it cannot express all classes: its outputs have the shape {shape}, and there are {known} classes"
         raise ConfigError.at("student", name, allowed)
 
 

@@ -6,18 +6,23 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from feddf.config.errors import ConfigError
 from feddf.config.fuse_config import FuseConfig, LabeledConfig
+from feddf.config.names import SOURCES
 from feddf.config.sections import DataConfig, PoolConfig
 from feddf.data.catalog import CATALOG, root_of
-from feddf.data.datasets import plain
+from feddf.data.datasets import Standardized, plain
+from feddf.data.files import first_image, read_image
+from feddf.data.tables import Table, read_table
 from feddf.data.text import TEXTS, Texts
 from feddf.data.unlabeled import all_rows, choose, resize
-from feddf.fusing.teachers import columns_of
+from feddf.fusing.classes import columns_of
+from feddf.fusing.feeding import POOL, Feeding
 from feddf.outputs import classes
 from feddf.runs.loading import PoolTask, load_dataset, load_named, pool_of
 from feddf.saved.model import Features, Images, ModelError, Preprocess, Tokens
@@ -33,12 +38,14 @@ LINES = "lines:"
 class RawInputs:
     """Inputs as they are before any model's preprocessing: a tensor, or texts.
 
-    ``encode`` is what models without a preprocessing of their own are fed with; ``views`` as in :class:`Inputs`.
+    ``encode`` is what models without a preprocessing of their own are fed with; ``views`` as in :class:`Inputs`;
+    ``columns`` are those of a table.
     """
 
     rows: Tensor | tuple[str, ...]
     encode: Callable[[Tensor], Tensor] = plain
     views: int = 1
+    columns: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -73,9 +80,13 @@ class RawInputs:
             return replace(inputs, raw=resize(all_rows(inputs.raw), preprocess.shape))
         return inputs
 
+    def part(self, size: int) -> RawInputs:
+        """Return the first few inputs."""
+        return RawInputs(self.rows[:size], self.encode, columns=self.columns)
+
     def first(self, size: int, preprocess: Preprocess | None) -> Inputs:
         """Return the first few inputs as a model with this preprocessing takes them."""
-        return RawInputs(self.rows[:size], self.encode).inputs(preprocess)
+        return self.part(size).inputs(preprocess)
 
 
 @dataclass(frozen=True)
@@ -106,6 +117,13 @@ class Labeled:
             raise ConfigError.at(f"{self.key}.name", self.name, allowed)
         return replace(self, labels=table[self.labels], n_classes=len(classes), names=())
 
+    def some(self, size: int) -> Labeled:
+        """Return some of the examples, evenly spread: a data set may be sorted by its labels."""
+        rows = self.raw.rows
+        chosen = torch.linspace(0, len(self.labels) - 1, min(size, len(self.labels))).long()
+        some = rows[chosen] if isinstance(rows, Tensor) else tuple(rows[number] for number in chosen.tolist())
+        return replace(self, raw=replace(self.raw, rows=some, views=1), labels=self.labels[chosen])
+
     def examples(self, preprocess: Preprocess | None) -> Examples:
         """Return the examples as a model with this preprocessing takes them."""
         return Examples(self.raw.stored(preprocess), self.labels, classes(self.n_classes))
@@ -126,22 +144,56 @@ def load_pool(config: FuseConfig, preprocesses: Sequence[Preprocess | None], *, 
     if lines := [source.name for source in pool.sources if source.name.startswith(LINES)]:
         raise ConfigError.at("pool.sources", lines[0], "no model reads texts; name a folder of images")
     shapes = [one.shape for one in preprocesses if isinstance(one, Images)]
-    if not shapes:
+    table = next((one for one in preprocesses if isinstance(one, Features)), None)
+    if not shapes and table is None:
         raise ConfigError("no model says how large its images are; say it with student.size")
-    shape = tuple(max(sides) for sides in zip(*shapes, strict=True))
+    shape = tuple(max(sides) for sides in zip(*shapes, strict=True)) if table is None else table.shape
+    dtype, columns = (torch.uint8, ()) if table is None else (torch.float32, table.columns)
 
     def load(name: str) -> object:
-        return load_named("pool.sources", name, DataConfig(name=name, folder=config.folder, image_size=shape[-1]))
+        side = shape[-1] if table is None else None
+        return load_named("pool.sources", name, DataConfig(name=name, folder=config.folder, image_size=side))
 
-    rows, views = pool_of(pool, PoolTask(shape, torch.uint8, load, pool.size, trust=trust), seed)
-    return RawInputs(rows, views=views)
+    rows, views = pool_of(pool, PoolTask(shape, dtype, load, pool.size, trust=trust, columns=columns), seed)
+    return RawInputs(rows, views=views, columns=columns)
 
 
-def load_labeled(config: LabeledConfig, key: str, pool: RawInputs, seed: int) -> Labeled:
-    """Return the labeled examples of a configuration, in the form of the pool's."""
+def pool_form(config: FuseConfig) -> Feeding:
+    """Return what the pool's first source says about inputs: the size of its images, or the columns of its table.
+
+    Columns are standardized with the pool's own means and deviations: a student of numbers learns little without.
+    """
+    name = config.pool.sources[0].name
+    kind, _, place = name.partition(":")
+    try:
+        if kind == "images":
+            side = min(read_image(first_image(Path(place).expanduser()), None).shape[:2])
+            return Feeding.said(POOL, size=(side, side), channels=3)
+        if kind == "table":
+            found = read_table(place)
+            rows, columns = found.rows, found.columns
+        elif kind in ("lines", *TEXTS) or name in SOURCES:
+            return Feeding()
+        else:
+            data = load_dataset("pool.sources", name, DataConfig(name=name, folder=config.folder))
+            rows, columns = all_rows(data.train.inputs.raw), ()
+    except (ValueError, OSError) as error:
+        raise ConfigError.at("pool.sources", name, str(error)) from None
+    if len(rows.shape) == 4:
+        return Feeding.said(POOL, size=tuple(rows.shape[2:]), channels=rows.shape[1])
+    scale = Standardized.by(rows)
+    shape = tuple(rows.shape[1:])
+    return Feeding.said(POOL, features=shape, mean=scale.mean, std=scale.std, columns=columns or None)
+
+
+def load_labeled(config: LabeledConfig, key: str, pool: RawInputs | None, seed: int) -> Labeled:
+    """Return the labeled examples of a configuration, in the form of the pool's; as they are if there is none."""
     rows: Tensor | tuple[str, ...]
-    if isinstance(pool.rows, Tensor):
-        side = pool.rows.shape[-1] if pool.rows.ndim == 4 else None
+    if config.name.startswith("table:"):
+        found_table = _table(config.name, f"{key}.name", pool.columns if pool else ())
+        rows, labels, names = found_table.rows, found_table.numbers, found_table.classes
+    elif pool is None or isinstance(pool.rows, Tensor):
+        side = pool.rows.shape[-1] if pool and isinstance(pool.rows, Tensor) and pool.rows.ndim == 4 else None
         data = DataConfig(name=config.name, folder=config.folder, image_size=side)
         found = load_dataset(f"{key}.name", config.name, data)
         examples = found.train if config.part == "train" else found.test
@@ -156,7 +208,19 @@ def load_labeled(config: LabeledConfig, key: str, pool: RawInputs, seed: int) ->
     if config.size is not None and config.size < len(labels):
         rows = choose(rows, config.size, seed) if isinstance(rows, Tensor) else _some(rows, config.size, seed)
         labels = choose(labels, config.size, seed)
-    return Labeled(RawInputs(rows, pool.encode), labels, count, names, bool(config.classes), key, config.name)
+    encode = pool.encode if pool else plain
+    return Labeled(RawInputs(rows, encode), labels, count, names, bool(config.classes), key, config.name)
+
+
+def _table(name: str, key: str, columns: Sequence[str]) -> Table:
+    """Return all rows of a labeled table, with the columns of the pool."""
+    try:
+        found = read_table(name.partition(":")[2]).taking(columns)
+    except ValueError as error:
+        raise ConfigError.at(key, name, str(error)) from None
+    if not found.labels:
+        raise ConfigError.at(key, name, f"which column holds the labels? Name it: {name}#COLUMN")
+    return found
 
 
 def _texts(pool: PoolConfig, folder: str | None, seed: int) -> tuple[str, ...]:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from feddf.evaluate import logits
+from feddf.evaluate import Teacher, accuracy_of, logits
 from feddf.fusing.ensemble import TeacherEnsemble
 from feddf.fusing.inputs import Labeled
 from feddf.fusing.teachers import TrainedModel
 from feddf.runtime.device import CPU
-from feddf.saved.model import Preprocess, described
+from feddf.saved.model import Preprocess
 
 BINS = 15
 """Of the confidence, for the calibration error and the reliability plot."""
@@ -34,12 +34,13 @@ class Bin:
 
 @dataclass(frozen=True)
 class Figures:
-    """One model on labeled examples: over all of them, and over those of classes that it knows."""
+    """One model on labeled examples: over all of them, over those of classes that it knows, and over each class."""
 
     accuracy: float
     own_accuracy: float
     ece: float
     bins: tuple[Bin, ...]
+    per_class: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Report:
     sets: dict[str, dict[str, Figures]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    contributions: dict[str, dict[str, float]] = field(default_factory=dict)
+    student: dict[str, Any] = field(default_factory=dict)
 
 
 def measure(
@@ -83,7 +86,7 @@ def measure(
         sets[name][STUDENT] = figures(probabilities, one.labels, everything)
     agreement = [[float((one == other).double().mean()) for other in named.values()] for one in named.values()]
     return Report(
-        teachers=tuple(map(_about, models)),
+        teachers=tuple(_about(model, ensemble.predictions.kind(model)) for model in models),
         classes=classes,
         knows={name: tuple(known.bool().tolist()) for name, known in knows.items()},
         pool_size=len(pool),
@@ -93,7 +96,22 @@ def measure(
         sets=sets,
         sizes={name: len(one.labels) for name, one in labeled.items()},
         notes=dict(notes),
+        contributions={name: contributions(ensemble, name, one.labels) for name, one in labeled.items()},
     )
+
+
+def contributions(ensemble: TeacherEnsemble, name: str, labels: Tensor) -> dict[str, float]:
+    """Return by how much the ensemble's accuracy would fall without each teacher; for more than 40, for none."""
+    teachers = ensemble.ensemble.teachers
+    if not 1 < len(teachers) <= 40:
+        return {}
+
+    def accuracy(kept: tuple[Teacher, ...]) -> float:
+        voting = replace(ensemble, ensemble=replace(ensemble.ensemble, teachers=kept))
+        return accuracy_of(voting.probabilities(name, 1.0), labels)
+
+    whole = accuracy(teachers)
+    return {one.id: whole - accuracy(tuple(other for other in teachers if other != one)) for one in teachers}
 
 
 def figures(probabilities: Tensor, labels: Tensor, known: Tensor) -> Figures:
@@ -108,7 +126,8 @@ def figures(probabilities: Tensor, labels: Tensor, known: Tensor) -> Figures:
     inside = [number == each for each in range(BINS)]
     bins = [Bin(int(one.sum()), _mean(confidence[one]), _mean(right[one])) for one in inside]
     ece = sum(one.count * abs(one.accuracy - one.confidence) for one in bins) / len(labels)
-    return Figures(float(right.mean()), _mean(right[known[labels] > 0]), ece, tuple(bins))
+    per_class = tuple(_mean(right[labels == number]) for number in range(probabilities.shape[1]))
+    return Figures(float(right.mean()), _mean(right[known[labels] > 0]), ece, tuple(bins), per_class)
 
 
 def _mean(values: Tensor) -> float:
@@ -138,10 +157,11 @@ def _predicted(scores: Tensor) -> Tensor:
     return scores.argmax(dim=1).to(torch.int16)
 
 
-def _about(teacher: TrainedModel) -> dict[str, Any]:
-    model, fed = (
-        teacher.spec.model if teacher.spec else "",
-        described(teacher.preprocess) if teacher.preprocess else None,
-    )
-    about = {"name": teacher.id, "source": teacher.source, "model": model, "sha256": teacher.content}
-    return {**about, "preprocessing": fed, "outputs": teacher.outputs}
+def _about(teacher: TrainedModel, kind: str) -> dict[str, Any]:
+    about: dict[str, Any] = {
+        "name": teacher.id,
+        "source": teacher.source,
+        "model": teacher.spec.model if teacher.spec else "",
+    }
+    about |= {"sha256": teacher.content, "license": teacher.license, "datasets": teacher.datasets}
+    return {**about, **teacher.feeding.described(), "outputs": kind}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
@@ -12,20 +13,20 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from feddf.config.errors import ConfigError, FeddfError, nearest
-from feddf.config.fuse_config import InputsConfig, TeacherConfig
+from feddf.config.errors import FeddfError, nearest
+from feddf.config.fuse_config import TeacherConfig
 from feddf.config.names import TEACHER_FORMATS
 from feddf.evaluate import evaluation_mode, fold_batchnorm
+from feddf.fusing.beside import BUNDLE, read_json
+from feddf.fusing.feeding import HAND, Feeding
+from feddf.fusing.pickles import OTHERS, remedy
 from feddf.runtime.device import device_of
-from feddf.saved.model import Features, Images, LoadedModel, ModelSpec, Preprocess, Tokens
+from feddf.saved.model import LoadedModel, ModelSpec, Preprocess
 from feddf.saved.model_folder import description
 from feddf.types import State
 
 PredictBatch = Callable[[Tensor], Tensor]
 """Encoded inputs -> outputs, one row an input, both on the device that the teacher was opened on."""
-
-Sizes = tuple[int | None, ...]
-"""The sizes of one input that a file prescribes, ``None`` where any will do."""
 
 OutputKind = Literal["logits", "probabilities"]
 
@@ -36,37 +37,47 @@ class TeacherError(FeddfError):
     exit_code = 2
 
 
+def file_hash(paths: Sequence[Path], more: str = "") -> str:
+    """Return the SHA-256 of some files and of what else their meaning depends on."""
+    sha = hashlib.sha256(more.encode())
+    for path in paths:
+        with path.open("rb") as file:
+            sha.update(hashlib.file_digest(file, "sha256").digest())
+    return sha.hexdigest()
+
+
 @dataclass(frozen=True)
 class TrainedModel:
     """One model to fuse.
 
     ``open`` loads it onto a device inside a block; without ``moves`` it works on the CPU only. ``content`` is a hash of
-    its files: predictions of a teacher without one (a module in memory) are not cached on disk. ``preprocess`` is
-    ``None`` where it takes what the student takes, and ``classes`` are empty where its outputs have no names. ``takes``
-    are the sizes that a file prescribes which is fed as the student is. ``spec`` and ``state`` are those of an
-    architecture of feddf, which a student can start as.
+    its files: predictions of a teacher without one (a module in memory) are not cached on disk. ``feeding`` is what is
+    known of how it is fed; the student says the rest. ``classes`` are empty where its outputs have no names, and
+    ``outputs`` is ``None`` where its answers will show what they are. ``spec`` and ``state`` are those of an
+    architecture of feddf, which a student can start as; ``license`` and ``datasets`` are those of its card, and
+    ``size`` the bytes of its files; ``takes`` is the form of its input that a file prescribes.
     """
 
     id: str
     open: Callable[[torch.device], AbstractContextManager[PredictBatch]]
     classes: tuple[str, ...] = ()
-    preprocess: Preprocess | None = None
-    outputs: OutputKind = "logits"
+    feeding: Feeding = Feeding()
+    outputs: OutputKind | None = None
     examples: int = 1
     content: str | None = None
     source: str = "a module in memory"
-    takes: Sizes = ()
     spec: ModelSpec | None = None
     state: Callable[[], State] | None = None
     moves: bool = True
+    license: str = ""
+    datasets: tuple[str, ...] = ()
+    size: int = 0
+    takes: str = ""
 
-    def fed(self, student: Preprocess | None) -> Preprocess | None:
-        """Return how it is fed: its own way, or the student's at the sizes that its file takes."""
-        if self.preprocess is None and isinstance(student, Images) and len(self.takes) == 3:
-            channels, height, width = (size or given for size, given in zip(self.takes, student.shape, strict=True))
-            if channels == student.shape[0]:
-                return replace(student, shape=(channels, height, width))
-        return self.preprocess or student
+    @property
+    def preprocess(self) -> Preprocess | None:
+        """How it is fed, where that is known."""
+        return self.feeding.preprocess
 
     def named(self, classes: tuple[str, ...]) -> TrainedModel:
         """Return it with names for its outputs; a student that starts as it has the same."""
@@ -87,7 +98,7 @@ def of_module(
     *,
     classes: Sequence[str] = (),
     preprocess: Preprocess | None = None,
-    outputs: OutputKind = "logits",
+    outputs: OutputKind | None = None,
     examples: int = 1,
 ) -> TrainedModel:
     """Return a module in memory as a teacher. It stays where it is: on another device, a copy of it predicts.
@@ -97,14 +108,15 @@ def of_module(
         id: its name in the report.
         classes: the names of its outputs, in order.
         preprocess: how raw inputs are encoded for it; ``None`` if as for the student.
-        outputs: whether it returns logits or probabilities.
+        outputs: whether it returns logits or probabilities; ``None`` if its answers are to show it.
         examples: n_k, the number of examples that it was trained on, for the weights ``examples``.
     """
 
     def open_module(device: torch.device) -> AbstractContextManager[PredictBatch]:
         return predicting(module if device_of(module) == device else deepcopy(module).to(device))
 
-    return TrainedModel(id, open_module, tuple(classes), preprocess, outputs, examples)
+    size = sum(tensor.nbytes for tensor in module.state_dict().values())
+    return TrainedModel(id, open_module, tuple(classes), Feeding.of(preprocess, HAND), outputs, examples, size=size)
 
 
 @contextmanager
@@ -161,16 +173,14 @@ def format_of(path: Path) -> str:
     """Return the format of a file or folder, by what its name ends in, or by what it holds; pickles are refused."""
     if path.is_dir() and description(path) is not None:
         return "feddf"
-    if path.suffix in (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt"):
-        remedy = (
-            'where you trust it, convert it: python -c "import torch; from safetensors.torch import save_file; '
-            f"save_file(torch.load('{path.name}', weights_only=True), '{path.stem}.safetensors')\""
-        )
-    elif path.suffix in (".joblib", ".npz", ".npy", ".h5", ".keras"):
-        remedy = "export the model to .onnx, or save a state dict with safetensors.torch.save_file(state, FILE)"
-    else:
-        return path.suffix[1:] if path.suffix in (".safetensors", ".onnx", ".pt2") else "hugging-face"
-    raise TeacherError(f"teacher {path}: a {path.suffix} file can run any code when it is read; {remedy}")
+    if path.is_dir() and (path / BUNDLE).is_file():
+        return "monai"
+    if path.is_dir() and "architecture" in read_json(path / "config.json"):
+        return "timm"
+    if not path.is_dir() and (help := remedy(path)):
+        what = "can run any code when it is read" if path.suffix not in OTHERS else "is no model that can be read here"
+        raise TeacherError(f"teacher {path}: a {path.suffix} file {what}; {help}")
+    return path.suffix[1:] if path.suffix in (".safetensors", ".onnx", ".pt2") else "hugging-face"
 
 
 def _as_configured(teacher: TrainedModel, config: TeacherConfig) -> TrainedModel:
@@ -185,35 +195,5 @@ def _as_configured(teacher: TrainedModel, config: TeacherConfig) -> TrainedModel
     if twice := [name for name in renamed if renamed.count(name) > 1]:
         both = " and ".join(repr(own) for own, name in zip(classes, renamed, strict=True) if name == twice[0])
         raise TeacherError(f"teacher {teacher.id}: its map makes '{twice[0]}' of {both}; a class has one output")
-    said_so = {name: getattr(config, name) for name in ("outputs", "examples") if name in config.model_fields_set}
-    return replace(teacher.named(renamed), **said_so)
-
-
-def same(name: str) -> str:
-    """Return what two spellings of a class have in common: case and spaces around it do not matter."""
-    return name.strip().casefold()
-
-
-def columns_of(names: Sequence[str], classes: Sequence[str]) -> Tensor:
-    """Return where names stand in a list of classes: −1 for a name that is not in it."""
-    places = {same(name): number for number, name in enumerate(classes)}
-    return torch.tensor([places.get(same(name), -1) for name in names])
-
-
-def preprocess_of(config: InputsConfig, otherwise: Preprocess | None = None) -> Preprocess | None:
-    """Return the preprocessing that a configuration asks for, on top of what files say; ``None`` if neither does."""
-    if config.tokenizer is not None:
-        return Tokens(config.tokenizer, config.max_tokens)
-    asked = config.model_fields_set & {"size", "channels", "mean", "std", "order"}
-    if not asked or isinstance(otherwise, Tokens | Features):
-        return otherwise
-    channels = config.channels or (otherwise.shape[0] if otherwise else 3)
-    side = (config.size, config.size) if config.size else (otherwise.shape[1:] if otherwise else None)
-    if side is None:
-        raise ConfigError("the side of the images is not known; say it with size = 32 for instance")
-    half = (0.5,) * channels
-    mean, std = (otherwise.mean, otherwise.std) if otherwise and otherwise.shape[0] == channels else (half, half)
-    try:
-        return Images((channels, *side), config.mean or mean, config.std or std, config.order)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    examples = config.examples if "examples" in config.model_fields_set else teacher.examples
+    return replace(teacher.named(renamed), outputs=config.outputs or teacher.outputs, examples=examples)

@@ -19,6 +19,7 @@ from feddf.config.names import DATASETS, SOURCES
 from feddf.data import unlabeled
 from feddf.data.datasets import Dataset, wrong_labels
 from feddf.data.files import read_all_images
+from feddf.data.tables import read_table
 from feddf.data.text import TEXTS, tokenizer
 from feddf.runtime.packages import transformers
 from feddf.seeds import derive
@@ -92,7 +93,7 @@ class PoolTask:
     """What sources are made from: the form of one raw input, and how a data set is loaded by its name.
 
     ``held`` are inputs that the server has already, by the name of the source that takes them. With ``trust``, a
-    generator may be a program in a ``.pt2`` file.
+    generator may be a program in a ``.pt2`` file. ``columns`` are those of a table, by name.
     """
 
     shape: tuple[int, ...]
@@ -101,6 +102,7 @@ class PoolTask:
     size: int | None = None
     held: Mapping[str, Rows] = field(default_factory=dict)
     trust: bool = False
+    columns: tuple[str, ...] = ()
 
     def wanted(self, source: SourceConfig) -> int | None:
         """Return how many inputs a source is to give, if the configuration says so."""
@@ -148,6 +150,12 @@ def from_generator(path: str, source: SourceConfig, task: PoolTask, seed: int) -
 def from_images(path: str, source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     """Every image file in a folder and the folders below it, whatever they are called."""
     rows = read_all_images(Path(path).expanduser(), task.shape[-1] if len(task.shape) == 3 else None)
+    return unlabeled.choose(rows, min(task.wanted(source) or len(rows), len(rows)), seed)
+
+
+def from_table(path: str, source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
+    """The rows of a table, without its labels."""
+    rows = read_table(path).taking(task.columns).rows
     return unlabeled.choose(rows, min(task.wanted(source) or len(rows), len(rows)), seed)
 
 

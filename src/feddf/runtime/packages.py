@@ -22,6 +22,16 @@ def onnxruntime() -> Any:
     return library
 
 
+def onnx() -> Any:
+    """Return the library onnx, or say in one line how to get it."""
+    return _library("onnx", "onnx")
+
+
+def pyarrow() -> Any:
+    """Return pyarrow's reader of Parquet files, or say in one line how to get it."""
+    return _library("pyarrow.parquet", "tables")
+
+
 @cache
 def transformers() -> Any:
     """Return the library transformers, without its progress bars and reports, or say in one line how to get it."""
@@ -35,7 +45,7 @@ def _library(name: str, extra: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise ValueError(f"{name} is not installed: pip install 'feddf[{extra}]'") from error
+        raise ValueError(f"{name.partition('.')[0]} is not installed: pip install 'feddf[{extra}]'") from error
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from feddf.config.errors import FeddfError, first_line, shown
 from feddf.config.foreign import validated
 from feddf.config.names import MODELS
-from feddf.data.datasets import Pixels, plain
+from feddf.data.datasets import Pixels, Standardized, plain
 from feddf.data.files import read_image
 from feddf.data.text import Tokenizer, tokenizer, widened
 from feddf.data.unlabeled import resize
@@ -48,6 +48,8 @@ class ModelError(FeddfError):
 class Images:
     """Bytes, resized to ``shape`` (channels, height, width), in an order of colors: (x / 255 − mean) / std.
 
+    ``layout`` says where the channels are in what a model takes, or that it takes one row of numbers.
+
     >>> Images((1, 2, 2), (0.5,), (0.5,))(torch.zeros((1, 1, 2, 2), dtype=torch.uint8)).flatten()
     tensor([-1., -1., -1., -1.])
     """
@@ -56,6 +58,7 @@ class Images:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     order: Literal["RGB", "BGR"] = "RGB"
+    layout: Literal["NCHW", "NHWC", "flat"] = "NCHW"
 
     def __post_init__(self) -> None:
         if not len(self.mean) == len(self.std) == self.shape[0]:
@@ -67,7 +70,10 @@ class Images:
     def __call__(self, raw: Tensor) -> Tensor:
         """Encode an N×C×H×W batch of bytes of any size."""
         pixels = resize(raw, self.shape)
-        return Pixels(self.mean, self.std)(pixels.flip(1) if self.order == "BGR" else pixels)
+        found = Pixels(self.mean, self.std)(pixels.flip(1) if self.order == "BGR" else pixels)
+        if self.layout == "NCHW":
+            return found
+        return found.flatten(1) if self.layout == "flat" else found.permute(0, 2, 3, 1)
 
     def read(self, given: Sequence[Any]) -> Tensor:
         """Return image files (or arrays of H×W or H×W×C bytes) as one batch of bytes at the model's own size."""
@@ -107,13 +113,16 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Features:
-    """Numbers that a model takes as they are."""
+    """Numbers that a model takes as they are, or as (x − mean) / std; ``columns`` are their names in a table."""
 
     shape: tuple[int, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    columns: tuple[str, ...] = ()
 
     def __call__(self, raw: Tensor) -> Tensor:
-        """Return the numbers."""
-        return raw
+        """Encode rows of numbers."""
+        return Standardized(self.mean, self.std)(raw) if self.mean else raw
 
     def read(self, given: Sequence[Any]) -> Tensor:
         """Return rows of numbers as one batch."""
@@ -130,7 +139,8 @@ KINDS: dict[str, type[Preprocess]] = {"images": Images, "tokens": Tokens, "featu
 def described(preprocess: Preprocess) -> dict[str, Any]:
     """Return a preprocessing as JSON."""
     kind = next(name for name, found in KINDS.items() if isinstance(preprocess, found))
-    return {"kind": kind, **asdict(preprocess)}
+    added = {"layout": "NCHW", "columns": ()} | ({"mean": (), "std": ()} if kind == "features" else {})
+    return {"kind": kind, **{name: one for name, one in asdict(preprocess).items() if added.get(name, 0) != one}}
 
 
 def from_description(values: Mapping[str, Any]) -> Preprocess:
@@ -151,6 +161,8 @@ def of_inputs(inputs: Inputs, tokenizer: str | None = None) -> Preprocess | None
         return Images((shape[0], shape[1], shape[2]), inputs.encode.mean, inputs.encode.std)
     if inputs.encode is widened and tokenizer is not None:
         return Tokens(tokenizer, shape[0])
+    if isinstance(inputs.encode, Standardized):
+        return Features(shape, inputs.encode.mean, inputs.encode.std)
     return Features(shape) if inputs.encode is plain else None
 
 

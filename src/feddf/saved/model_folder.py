@@ -26,11 +26,12 @@ from torch import nn
 from feddf.config.errors import FeddfError, first_line
 from feddf.config.foreign import parse_json, validated
 from feddf.data.files import SUFFIXES
+from feddf.data.tables import read_table
 from feddf.models.large import Transformer
 from feddf.runtime.atomic import read_regular, write_atomically
 from feddf.runtime.device import choose, placed
 from feddf.runtime.packages import transformers
-from feddf.saved.model import Images, LoadedModel, ModelError, ModelSpec, Tokens, loaded
+from feddf.saved.model import Features, Images, LoadedModel, ModelError, ModelSpec, Tokens, loaded
 from feddf.types import State
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
@@ -178,13 +179,21 @@ def _at(spec: ModelSpec, place: str, **options: Any) -> ModelSpec:
 
 
 def inputs_of(model: LoadedModel, paths: Sequence[str]) -> dict[str, Any]:
-    """Return the inputs of ``feddf predict`` by name: image files, also below folders, or lines of text files."""
+    """Return the inputs of ``feddf predict`` by name: images, also below folders, lines of texts, rows of tables."""
     if isinstance(model.preprocess, Images):
         found: dict[str, Any] = {str(path): path for text in paths for path in _image_files(Path(text))}
     elif isinstance(model.preprocess, Tokens):
         found = {f"{text}:{number}": line for text in paths for number, line in enumerate(read_lines(text), 1)}
+    elif isinstance(model.preprocess, Features):
+        try:
+            tables = {text: read_table(text).taking(model.preprocess.columns) for text in paths}
+        except ValueError as error:
+            raise ModelError(str(error)) from error
+        found = {
+            f"{text}:{number}": row for text, one in tables.items() for number, row in enumerate(one.rows.numpy(), 1)
+        }
     else:
-        raise ModelError("only models of images and texts take files; use feddf.load_model for others")
+        raise ModelError("only models of images, texts and tables take files; use feddf.load_model for others")
     if not found:
         raise ModelError(f"there is nothing to classify in {', '.join(paths)}")
     return found

@@ -1,0 +1,102 @@
+"""Folders in timm's format: ``config.json`` and ``model.safetensors``.
+
+timm builds its architectures where it is installed. Its plain ResNets are built without it: they are those of
+transformers, under other names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from feddf.config.errors import first_line
+from feddf.config.fuse_config import TeacherConfig
+from feddf.fusing.beside import about, read_json
+from feddf.fusing.feeding import assumed, by_hand
+from feddf.fusing.teachers import PredictBatch, TeacherError, TrainedModel, file_hash
+from feddf.runtime.packages import transformers
+from feddf.saved.model import ModelSpec
+from feddf.saved.model_folder import WEIGHTS, read_state
+from feddf.types import State
+
+RESNET = re.compile(r"resnet(18|34|50|101|152)(\.|$)")
+NAMES = (
+    (r"^(conv|bn)1\.", r"resnet.embedder.embedder.\1."),
+    (r"^layer(\d)\.(\d+)\.", lambda found: f"resnet.encoder.stages.{int(found[1]) - 1}.layers.{found[2]}."),
+    (r"\.(conv|bn)(\d)\.", lambda found: f".layer.{int(found[2]) - 1}.{found[1]}."),
+    (r"\.downsample\.0\.", ".shortcut.conv."),
+    (r"\.downsample\.1\.", ".shortcut.bn."),
+    (r"\.conv\.", ".convolution."),
+    (r"\.bn\.", ".normalization."),
+    (r"^fc\.", "classifier.1."),
+)
+"""What timm calls the parts of a ResNet, and what transformers do."""
+
+
+def of_timm(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
+    """Return the model in a folder of timm's format."""
+    folder = Path(config.path).expanduser()
+    said, values, name = about(folder), read_json(folder / "config.json"), config.name or folder.resolve().name
+    architecture, weights = str(values["architecture"]), folder / WEIGHTS
+    if not weights.is_file():
+        raise TeacherError(f"teacher {name}: {folder} has no {WEIGHTS}")
+    if _timm() is None and not RESNET.match(architecture):
+        remedy = "pip install timm, or export it to an .onnx file"
+        raise TeacherError(f"teacher {name}: its architecture '{architecture}' is built by timm alone; {remedy}")
+
+    @contextmanager
+    def open_weights(device: torch.device) -> Iterator[PredictBatch]:
+        state = read_state(ModelSpec(architecture, (), (), None), weights)
+        try:
+            network = _built(architecture, int(values["num_classes"]), state).eval().to(device)
+        except Exception as error:  # another library's model
+            raise TeacherError(f"teacher {name}: {weights} is no '{architecture}': {first_line(error)}") from error
+        with torch.inference_mode():
+            yield lambda inputs: getattr(found := network(inputs), "logits", found)
+
+    return [
+        TrainedModel(
+            name, open_weights, said.classes, assumed(by_hand(config).otherwise(said.feeding)), "logits",
+            content=file_hash([weights], architecture), source=str(folder), license=said.license,
+            datasets=said.datasets, size=weights.stat().st_size,
+        )
+    ]  # fmt: skip
+
+
+def _timm() -> Any:
+    with suppress(Exception):  # without torchvision it cannot be imported
+        return import_module("timm")
+    return None
+
+
+def _built(architecture: str, count: int, state: State) -> nn.Module:
+    """Return timm's module, or a ResNet of transformers with these weights, which say how deep and how wide it is."""
+    if (library := _timm()) is not None:
+        first = next(tensor for tensor in state.values() if tensor.ndim == 4)
+        network: nn.Module = library.create_model(architecture, num_classes=count, in_chans=first.shape[1])
+        network.load_state_dict(state)
+        return network
+    parts, library = ("layer1", "layer2", "layer3", "layer4"), transformers()
+    last_conv = "conv3" if "layer1.0.conv3.weight" in state else "conv2"
+    described = library.ResNetConfig(
+        num_channels=state["conv1.weight"].shape[1], embedding_size=len(state["conv1.weight"]),
+        hidden_sizes=[len(state[f"{part}.0.{last_conv}.weight"]) for part in parts],
+        depths=[1 + max(int(key.split(".")[1]) for key in state if key.startswith(part)) for part in parts],
+        layer_type="bottleneck" if last_conv == "conv3" else "basic", num_labels=len(state["fc.bias"]),
+    )  # fmt: skip
+    network = library.ResNetForImageClassification(described)
+    network.load_state_dict({_renamed(key): tensor for key, tensor in state.items()})
+    return network
+
+
+def _renamed(key: str) -> str:
+    for pattern, replacement in NAMES:
+        key = re.sub(pattern, replacement, key)
+    return key
