@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,6 @@ def test_the_first_voice_that_says_something_is_heard() -> None:
 
 
 def test_only_the_size_of_a_feddf_folder_said_by_hand_leaves_the_rest_as_its_file_says(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     bgr = replace(spec_of(), shape=(3, 8, 8), preprocess=Images((3, 8, 8), (0.1,) * 3, (0.2,) * 3, "BGR"))
     model = models()["all"].__class__((3, 8, 8), 3, width=4)
     (teacher,) = read_teacher(TeacherConfig(path=str(as_folder(model, bgr, tmp_path / "a")), size=16))
@@ -87,6 +86,13 @@ def test_a_mean_that_does_not_fit_names_the_teacher() -> None:
     hand = by_hand(TeacherConfig(path="b.onnx", mean=(0.1, 0.2)))
     with pytest.raises(ConfigError, match="teacher b: 2 means and 1 deviations do not fit 1 channels"):
         fed_as(hand.otherwise(of_sizes((1, 8, 8))), Feeding(), "b")
+    whole = by_hand(TeacherConfig(path="b.onnx", size=8, channels=3, mean=(0.1, 0.2), std=(1.0,)))
+    with pytest.raises(ConfigError, match="teacher b: 2 means and 3 deviations do not fit 3 channels"):
+        fed_as(whole, Feeding(), "b")
+    with pytest.raises(TeacherError, match="teacher b: 2 means"):
+        inspect_teacher(replace(of_module(nn.Identity(), "b"), feeding=whole))
+    with pytest.raises(TeacherError, match=r"teacher m.safetensors: 2 means"):
+        read_teacher(TeacherConfig(path="m.safetensors", model="cnn", size=8, mean=(0.1, 0.2)))
 
 
 @pytest.mark.parametrize("fed", [ENCODE, Images((3, 4, 5), (0.1,) * 3, (1.0,) * 3, "BGR", "NHWC"), Tokens("x", 8),
@@ -138,8 +144,6 @@ def test_a_softmax_at_the_end_costs_nothing_and_what_is_said_by_hand_wins(tmp_pa
 
 def test_cached_outputs_mean_what_is_said_now(tmp_path: Path) -> None:
     """What an earlier fusion took for logits is in the same file as what is now said to be probabilities."""
-    from dataclasses import replace
-
     teacher = replace(of_module(Sure("softmax"), "a"), content="a file")
     cache = PredictionCache(tmp_path, tmp_path, {"pool": RawInputs(stripes(9, 3).inputs.raw)}, ENCODE)  # type: ignore[arg-type]
     seen, said = cache.logits(teacher), cache.logits(replace(teacher, outputs="logits"))
@@ -152,8 +156,6 @@ def test_cached_outputs_mean_what_is_said_now(tmp_path: Path) -> None:
 
 def fed_with(mean: float, std: float, who: str) -> TrainedModel:
     found = Feeding.said(FILE, channels=1, size=(8, 8)).otherwise(Feeding.said(who, mean=(mean,), std=(std,)))
-    from dataclasses import replace
-
     return replace(of_module(models()["all"], "a"), feeding=found)
 
 

@@ -183,6 +183,7 @@ def test_a_model_is_loaded_and_asked_there(tmp_path: Path) -> None:
     with pretend_device() as transfers:
         model = feddf.load_model(folder, device=NAME)
         assert {tensor.device.type for tensor in model.state_dict().values()} == {NAME}
+        model.predict([image])  # the constants of its encoding are sent with the first image, unless they are there
         sent = transfers.to_device
         there = model.predict([image])
         assert transfers.to_device == sent + 1

@@ -90,7 +90,7 @@ class Feeding:
 
     @property
     def preprocess(self) -> Preprocess | None:
-        """The preprocessing, once all of it is known; :class:`ValueError` says what does not fit together."""
+        """The preprocessing, once all of it is known; :class:`ConfigError` says what does not fit together."""
         said = {name: value for name, (value, _) in self.values.items()}
         if "tokenizer" in said:
             return Tokens(said["tokenizer"], said.get("max_tokens", 64))
@@ -101,7 +101,10 @@ class Feeding:
         mean, std = (tuple(said[one]) * (said["channels"] if len(said[one]) == 1 else 1) for one in ("mean", "std"))
         rest = {name: value for name, value in said.items() if name in ("order", "layout")}
         shape = said["channels"], *said["size"]
-        return from_description({"kind": "images", "shape": shape, "mean": mean, "std": std, **rest})
+        try:
+            return from_description({"kind": "images", "shape": shape, "mean": mean, "std": std, **rest})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(str(error).rpartition("value error, ")[2]) from error  # without the values
 
     @property
     def is_assumed(self) -> bool:
@@ -194,6 +197,13 @@ def fed_as(own: Feeding, student: Feeding, name: str) -> Feeding:
 
     What the student takes from elsewhere about the values of its inputs is no more than an assumption about others.
     """
+    try:
+        return _fed_as(own, student)
+    except ConfigError as error:
+        raise ConfigError(f"teacher {name}: {error}") from error
+
+
+def _fed_as(own: Feeding, student: Feeding) -> Feeding:
     if own.preprocess is not None and "numbers" not in own.values:
         return own
     if "tokenizer" in student.values:
@@ -210,7 +220,4 @@ def fed_as(own: Feeding, student: Feeding, name: str) -> Feeding:
     }
     found = own.otherwise(Feeding(theirs))
     found = assumed(found) if found.get("size") else found
-    try:
-        return found if found.preprocess is not None else own
-    except ValueError as error:
-        raise ConfigError(f"teacher {name}: {error}") from error
+    return found if found.preprocess is not None else own

@@ -123,7 +123,7 @@ def _student(config: FuseConfig, teachers: Sequence[TrainedModel]) -> StudentSpe
     feeding = assumed(feeding)
     try:
         preprocess = feeding.preprocess
-    except ValueError as error:
+    except ConfigError as error:
         raise ConfigError(f"the student: {error}") from error
     if preprocess is None:
         raise ConfigError.at("student.size", None, "no model says how large images are; set it, or a student.tokenizer")

@@ -28,7 +28,7 @@ from feddf.models.large import checked_layers
 from feddf.runtime.atomic import check_program
 from feddf.runtime.device import CPU
 from feddf.runtime.packages import transformers
-from feddf.saved.model import ModelSpec, Preprocess, Tokens, loaded
+from feddf.saved.model import ModelSpec, Tokens, loaded
 from feddf.saved.model_folder import at_home, read_state, specs
 from feddf.types import State
 
@@ -53,25 +53,18 @@ def of_safetensors(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
         known = ", ".join(MODELS)
         raise TeacherError(f"teacher {path}: say which architecture its weights are of, with model = ... ({known})")
     feeding = assumed(by_hand(config))
-    preprocess = _checked(feeding, f"{path}")
+    preprocess = feeding.preprocess
     if preprocess is None:
         raise TeacherError(f"teacher {path}: say how large its images are, with size = 32 (or name a tokenizer)")
     spec = ModelSpec(config.model, preprocess.shape, config.classes, preprocess, config.options)
     return [_of_weights(path, spec, feeding, config.name or path.stem)]
 
 
-def _checked(feeding: Feeding, name: str) -> Preprocess | None:
-    try:
-        return feeding.preprocess
-    except ValueError as error:
-        raise TeacherError(f"teacher {name}: {error}") from error
-
-
 def _of_weights(path: Path, spec: ModelSpec, feeding: Feeding, id: str, folder: Path | None = None) -> TrainedModel:
     """Return weights of an architecture of feddf's as a teacher; outside a folder they say how many outputs it has."""
     if not path.is_file():
         raise TeacherError(f"teacher {id}: there are no weights {path}")
-    here = at_home(replace(spec, preprocess=_checked(feeding, id)), folder or path.parent)
+    here = at_home(replace(spec, preprocess=feeding.preprocess), folder or path.parent)
     if isinstance(here.preprocess, Tokens):  # its tokenizer may lie in the folder
         feeding = Feeding.of(here.preprocess, feeding.who("tokenizer"))
     state = partial(read_state, spec, path)
@@ -138,7 +131,8 @@ def of_bundle(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
         if (folder / "models" / file).is_file():
             name = config.name or folder.resolve().name
             return read(config.model_copy(update={"path": str(folder / "models" / file), "name": name}), trust)
-    script = f"python -m monai.bundle onnx_export network_def --filepath {folder}/models/model.onnx"
+    files = "--ckpt_file models/model.pt --meta_file configs/metadata.json --config_file configs/inference.json"
+    script = f"cd {folder}; python -m monai.bundle onnx_export network_def --filepath models/model.onnx {files}"
     raise TeacherError(
         f"teacher {folder}: its weights are a pickle or TorchScript; where you trust it, export it: {script}"
     )

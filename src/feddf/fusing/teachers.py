@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from feddf.config.errors import FeddfError, nearest
+from feddf.config.errors import ConfigError, FeddfError, nearest
 from feddf.config.fuse_config import TeacherConfig
 from feddf.config.names import TEACHER_FORMATS
 from feddf.evaluate import evaluation_mode, fold_batchnorm
@@ -77,7 +77,10 @@ class TrainedModel:
     @property
     def preprocess(self) -> Preprocess | None:
         """How it is fed, where that is known."""
-        return self.feeding.preprocess
+        try:
+            return self.feeding.preprocess
+        except ConfigError as error:
+            raise TeacherError(f"teacher {self.id}: {error}") from error
 
     def named(self, classes: tuple[str, ...]) -> TrainedModel:
         """Return it with names for its outputs; a student that starts as it has the same."""
@@ -166,7 +169,10 @@ def read_teachers(configs: Sequence[TeacherConfig], *, trust: bool = False) -> l
 def read_teacher(config: TeacherConfig, *, trust: bool = False) -> list[TrainedModel]:
     """Return the teachers in a file or folder (a run may have several); with ``trust``, code of theirs runs."""
     make = TEACHER_FORMATS[config.format or format_of(Path(config.path).expanduser())]
-    return [_as_configured(teacher, config) for teacher in make(config, trust)]
+    try:
+        return [_as_configured(teacher, config) for teacher in make(config, trust)]
+    except ConfigError as error:  # what is said about it does not fit together
+        raise TeacherError(f"teacher {config.name or config.path}: {error}") from error
 
 
 def format_of(path: Path) -> str:
