@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from feddf.states import digest
 from feddf.types import Job, State, Update
 from reproduction import attack_matrix
 from reproduction.__main__ import ATTACKED, app
-from reproduction.attack_matrix import NAMES, Matrix, kind_of, run_matrix
+from reproduction.attack_matrix import COLUMNS, NAMES, NONE, Cell, Matrix, kept_table, kind_of, run_matrix
 from reproduction.attacks import changes, with_trigger
 from reproduction.hostile import attackers
 from test_cli import feddf
@@ -219,3 +220,25 @@ def test_the_command_runs_attacks_in_this_process_and_in_others(
 def test_the_configuration_is_what_the_page_says() -> None:
     experiment = load(str(ATTACKED))
     assert (experiment.clients.total, experiment.clients.fraction, experiment.attack.share) == (20, 1.0, 0.2)
+
+
+def test_the_table_in_the_documents_is_that_of_the_kept_runs() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
+    assert f"--show-kept -->\n{kept_table()}<!-- end of attacks -->" in text
+
+
+def test_a_column_of_kept_runs_is_the_mean_over_its_whole_seeds(tmp_path: Path) -> None:
+    folder, column = COLUMNS["robust"]
+    for seed, accuracy in ((2, 0.8), (3, 0.6), (4, 0.1)):  # of seed 4 an attack is missing
+        for attack in (NONE, *NAMES)[: None if seed < 4 else -1]:
+            place = tmp_path / folder / Cell(attack, column, seed).name
+            place.mkdir(parents=True)
+            lost = 0.3 if attack == "mimic" else 0.1 if attack == "absent" else 0.0
+            model = {"averaged": 0.1, "fused": accuracy - lost}
+            record = {"round": 1, "models": {"mlp": model}, "clients": [], "ensemble": None}
+            (place / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+            (place / "config.toml").write_text('rounds = 1\n[[prototypes]]\nmodel = "mlp"\n')
+    rows = {line.split(" | ")[0].strip("| "): line.split(" | ")[1] for line in kept_table(tmp_path).splitlines()}
+    assert rows["attack"] == "robust (2)"
+    assert (rows["none"], rows["mimic"], rows["absent"]) == ("70.0", "40.0", "60.0")
+    assert (rows["largest loss against none"], rows["largest loss against absent"]) == ("30.0", "20.0")
