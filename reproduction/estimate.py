@@ -53,12 +53,12 @@ def _speed(experiment: Experiment, known: dict[str, float]) -> float:
     key = f"{experiment.data.name} {experiment.data.image_size} {experiment.prototypes}"
     if key not in known:
         task = build_task(experiment.model_copy(update={"pool": experiment.pool.model_copy(update={"sources": ()})}))
-        shape, n_classes = task.data.shape, task.data.train.n_classes
+        shape = task.data.shape
         batch = torch.arange(experiment.local.batch_size) % len(task.train)
         inputs, labels = task.train.inputs.batch(batch), task.train.labels[batch]
         speeds = []
         for spec in experiment.prototypes:
-            prototype = prototype_for(spec, shape, n_classes)
+            prototype = prototype_for(spec, shape, task.data.train.outputs)
             model = prototype.load(init_state(prototype, 0)).train()
             with threads(1):
                 F.cross_entropy(model(inputs), labels).backward()  # the first step prepares what the others use

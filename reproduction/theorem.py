@@ -91,7 +91,7 @@ def estimate(parts: Parts, *, most: int = 2_000, delta: float = 0.05, ensemble: 
     global_risk = 1 - accuracy(pooled, train.take(torch.cat(list(held_out.values()))))
     work = partial(
         tell_apart,
-        prototype=prototype_for(spec, parts.task.data.shape, 2),
+        prototype=prototype_for(spec, parts.task.data.shape, classes(2)),
         train=train,
         local=_plain(experiment.local),
         execution=of_answers(experiment.run),

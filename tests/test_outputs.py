@@ -18,7 +18,7 @@ from feddf.config import LocalConfig, Settings, with_values
 from feddf.engines import in_process
 from feddf.evaluate import accuracy, accuracy_of, logits
 from feddf.fusion.ensemble import avg_logits, avg_probabilities
-from feddf.outputs import Outputs, classes
+from feddf.outputs import Outputs, classes, labels, values
 from feddf.rounds import jobs_for
 from feddf.runs.methods import make_method
 from feddf.states import init_state
@@ -39,30 +39,15 @@ class Pixelwise(nn.Module):
         return found
 
 
-def binary_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(outputs, labels)
+LABELS = labels(CHANNELS, POSITIONS)
+VALUES = values(CHANNELS, POSITIONS)
 
 
-def binary_distance(target: Tensor, outputs: Tensor, temperature: float) -> Tensor:
-    return F.binary_cross_entropy_with_logits(outputs / temperature, target) * temperature**2
-
-
-def as_it_is(target: Tensor) -> Tensor:
-    return target
-
-
-def same_side(predictions: Tensor, labels: Tensor) -> Tensor:
-    probabilities = predictions if predictions.min() >= 0 and predictions.max() <= 1 else predictions.sigmoid()
-    return (probabilities > 0.5) == (labels > 0.5)
-
-
-LABELS = Outputs(CHANNELS, torch.sigmoid, as_it_is, binary_loss, binary_distance, same_side, POSITIONS)
-
-
-def pixels(n: int, seed: int) -> Examples:
+def pixels(n: int, seed: int, outputs: Outputs) -> Examples:
     inputs = stripes(n, seed).inputs
     shown = inputs.batch(torch.arange(n))[:, :, ::2, ::2]
-    return Examples(inputs, torch.cat([shown > 0, shown <= 0], dim=1).float(), LABELS)
+    wanted = [shown > 0, shown <= 0] if outputs is LABELS else [shown, -shown]
+    return Examples(inputs, torch.cat(wanted, dim=1).float(), outputs)
 
 
 def refuse(*arguments: Any, **options: Any) -> Tensor:
@@ -90,13 +75,16 @@ CHANGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.usefixtures("no_softmax")
+@pytest.mark.parametrize("outputs", [LABELS, VALUES], ids=lambda outputs: outputs.kind)
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
-def test_a_round_with_labels_at_many_positions(tiny: Tiny, changes: dict[str, Any]) -> None:
+def test_a_round_with_labels_or_values_at_many_positions(tiny: Tiny, changes: dict[str, Any], outputs: Outputs) -> None:
+    if outputs.has_units and "distill.temperature" in changes:
+        pytest.skip("values have no temperature: tests/contracts/test_every_output.py")
     prototypes = {"pixelwise": Prototype("pixelwise", Pixelwise)}
     server = ServerState(0, {"pixelwise": init_state(prototypes["pixelwise"], 0)})
-    train, validation, pool = pixels(60, 1), pixels(30, 4), stripes(48, 3).inputs
+    train, validation, pool = pixels(60, 1, outputs), pixels(30, 4, outputs), stripes(48, 3).inputs
     settings: Settings = with_values(tiny.settings, changes)
-    resources = Resources(prototypes, pool, validation, outputs=LABELS)
+    resources = Resources(prototypes, pool, validation, outputs=outputs)
     method = make_method(resources, settings, in_process)
     learn = partial(
         local_update, prototypes=prototypes, train=train, local=LocalConfig(epochs=20, batch_size=8, lr=0.5)
@@ -113,24 +101,25 @@ def test_a_round_with_labels_at_many_positions(tiny: Tiny, changes: dict[str, An
         answers = [logits(prototypes["pixelwise"].load(update.state), validation.inputs) for update in updates]
         target = fused.ensemble.combine(map(WeightedLogits, answers), 1.0, fused.ensemble.outputs)
         assert target.shape == (30, CHANNELS, *POSITIONS)
-        assert accuracy_of(target, validation.labels, LABELS) > 0.8
+        assert accuracy_of(outputs.raw(target), validation.labels, outputs) > 0.8
 
 
 def test_classes_are_a_softmax_over_channels_at_every_position() -> None:
     """Against SciPy, with and without positions."""
     for shape in [(5, 3), (5, 3, 2, 4)]:
         z = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        other, outputs = z.flip(0), classes(3)
+        other, outputs = z.flip(0), classes(3, shape[2:], score="accuracy")
         p, q = softmax(z.numpy(), axis=1), softmax(other.numpy(), axis=1)
         np.testing.assert_allclose(outputs.probabilities(z).numpy(), p, rtol=1e-12)
         votes = [WeightedLogits(z), WeightedLogits(other)]
         mean = softmax((z.numpy() + other.numpy()) / 2, axis=1)
         np.testing.assert_allclose(avg_logits(votes, 1.0, outputs).numpy(), mean, rtol=1e-5)
         np.testing.assert_allclose(avg_probabilities(votes, 1.0, outputs).numpy(), (p + q) / 2, rtol=1e-5)
-        divergence = (q * (np.log(q) - log_softmax(z.numpy() / 2, axis=1))).sum() * 4 / len(z)
+        answers = z.numel() / 3
+        divergence = (q * (np.log(q) - log_softmax(z.numpy() / 2, axis=1))).sum() * 4 / answers
         np.testing.assert_allclose(float(outputs.distance(torch.from_numpy(q), z, 2.0)), divergence, rtol=1e-9)
-        labels = torch.from_numpy(p.argmax(axis=1))
-        assert outputs.correct(z, labels).all()
-        assert not outputs.correct(z, (labels + 1) % 3).any()
-        wanted = -np.take_along_axis(np.log(p), labels.numpy()[:, None], axis=1).mean()
-        np.testing.assert_allclose(float(outputs.loss(z, labels)), wanted, rtol=1e-9)
+        right = torch.from_numpy(p.argmax(axis=1))
+        assert outputs.score(z, right) == 1
+        assert outputs.score(z, (right + 1) % 3) == 0
+        wanted = -np.take_along_axis(np.log(p), right.numpy()[:, None], axis=1).mean()
+        np.testing.assert_allclose(float(outputs.loss(z, right)), wanted, rtol=1e-9)

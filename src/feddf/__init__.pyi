@@ -52,6 +52,8 @@ from feddf.fusion.select import drop_worst as drop_worst
 from feddf.fusion.swag import swag as swag
 from feddf.outputs import Outputs as Outputs
 from feddf.outputs import classes as classes
+from feddf.outputs import labels as labels
+from feddf.outputs import values as values
 from feddf.rounds import Federation as Federation
 from feddf.rounds import QuorumError as QuorumError
 from feddf.rounds import run_round as run_round

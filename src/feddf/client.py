@@ -13,6 +13,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from feddf.batches import batches, device_copy
 from feddf.config.sections import LocalConfig
+from feddf.losses import channelwise
+from feddf.models.small import Standardized
 from feddf.runtime.device import device_of
 from feddf.runtime.execution import Execution, forward_of
 from feddf.seeds import derive, seed_torch, torch_generator
@@ -59,6 +61,8 @@ def local_update(
         steps = local.epochs * n_batches(len(indices), local.batch_size)
         shape = _shape(local.lr_schedule, steps)
         rates = sum(local.lr * shape(step) for step in range(steps))
+        if job.client.known is not None:
+            train = replace(train, outputs=train.outputs.knowing(job.client.known))
         training = Training(job, prototype, train.labels[indices], train.outputs, local.optimizer, steps, rates)
         places = combine_halves([half, *halves_of(local)])(model, training)
         losses = _train(model, indices, train, job.seed, local, shape, places, augment, execution)  # lines 3 to 5
@@ -117,7 +121,7 @@ def trained_weights(model: nn.Module) -> list[nn.Parameter]:
 
 def halves_of(local: LocalConfig) -> list[ClientHalf]:
     """Return the halves that the section ``[local]`` asks for."""
-    halves: list[ClientHalf] = []
+    halves: list[ClientHalf] = [standardize]
     if local.logit_adjustment:
         halves.append(partial(logit_adjustment, tau=local.logit_adjustment))
     if local.prox_mu:
@@ -187,14 +191,37 @@ def logit_adjustment(model: nn.Module, training: Training, *, tau: float) -> Ste
     return Steps(loss=loss)
 
 
+def standardize(model: nn.Module, training: Training) -> Steps:
+    """Let a network of values learn them in units of their own deviations; other networks are left as they are.
+
+    A model that was never trained takes the mean and deviation of the client's own labels, one that was keeps what it
+    came with. The loss is that of standardized values, so that a learning rate does not depend on their unit.
+    """
+    if not isinstance(model, Standardized):
+        return Steps()
+    outputs = training.outputs
+    model.standardize(training.labels)
+
+    def standard(values: Tensor) -> Tensor:
+        return (values - channelwise(model.center, values)) / channelwise(model.scale, values)
+
+    def loss(predictions: Tensor, labels: Tensor, inputs: Tensor) -> Tensor:
+        means, spread = predictions[:, : model.channels], predictions[:, model.channels :]
+        unit = spread - 2 * channelwise(model.scale, spread).log() if model.numbers > 1 else spread
+        return outputs.loss(torch.cat([standard(means), unit], dim=1), standard(labels))
+
+    return Steps(loss=loss)
+
+
 def log_prior(labels: Tensor, n_classes: int) -> Tensor:
     """Return log((n_c + ε) / n) of each class c among n labels, ε = 0.001 n / M: finite for classes that do not occur.
 
     >>> log_prior(torch.tensor([0, 0, 1, 1]), 2)
     tensor([-0.6921, -0.6921])
     """
-    n = max(1, labels.numel())
-    counts = torch.bincount(labels.flatten(), minlength=n_classes).to(torch.float32)
+    there = labels[labels >= 0]
+    n = max(1, len(there))
+    counts = torch.bincount(there, minlength=n_classes).to(torch.float32)
     return ((counts + 0.001 * n / n_classes) / n).log()
 
 

@@ -17,7 +17,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from feddf.batches import batches, device_copy
 from feddf.outputs import Outputs, classes
-from feddf.runtime.device import CPU, accumulation_dtype, device_of
+from feddf.runtime.device import CPU, device_of
 from feddf.runtime.execution import Execution, forward_of
 from feddf.states import init_state
 from feddf.types import Engine, Examples, Failure, Inputs, Payload, Prototype, R, State, Update, Weight, WeightedLogits
@@ -34,16 +34,12 @@ def accuracy(model: nn.Module, examples: Examples) -> float:
 def unread_accuracy(model: nn.Module, examples: Examples) -> Tensor:
     """Return the score as one value on the model's device, which has not been waited for."""
     predictions = logits(model, examples.inputs)
-    return _score(predictions, device_copy(examples.labels, predictions.device), examples.outputs)
+    return examples.outputs.score(predictions, device_copy(examples.labels, predictions.device))
 
 
 def accuracy_of(predictions: Tensor, labels: Tensor, outputs: Outputs = classes()) -> float:
-    """Return the score of ``predictions``: outputs for some inputs, or what an ensemble makes of them."""
-    return float(_score(predictions, labels, outputs))
-
-
-def _score(predictions: Tensor, labels: Tensor, outputs: Outputs) -> Tensor:
-    return outputs.correct(predictions, labels).to(accumulation_dtype(predictions.device)).mean()
+    """Return the score of ``predictions``, which are raw outputs for some inputs."""
+    return float(outputs.score(predictions, labels))
 
 
 def logits(model: nn.Module, inputs: Inputs, batch: int | None = None, precision: str = "float32") -> Tensor:
@@ -81,8 +77,17 @@ class Network:
 
 
 def weigh_logits(logits: Tensor, weight: Weight) -> WeightedLogits:
-    """Return logits with how much they count."""
-    return WeightedLogits(logits, weight(logits) if callable(weight) else weight)
+    """Return logits with how much they count; one weight a class, or an input, is the same at all positions."""
+    found = weight(logits) if callable(weight) else weight
+    if isinstance(found, Tensor) and 0 < found.ndim < 3 < logits.ndim + 1:
+        found = found.view(*found.shape, *[1] * (logits.ndim - 2))
+    return WeightedLogits(logits, found)
+
+
+def weigh_known(logits: Tensor, weight: Weight, *, outputs: Outputs, known: Tensor) -> WeightedLogits:
+    """Return the weighted logits of a teacher that knows some channels only; the others are left to those who do."""
+    own, counts = outputs.vote(logits, known)
+    return WeightedLogits(own, weigh_logits(own, weight).weight * counts)
 
 
 @dataclass(frozen=True)

@@ -77,11 +77,15 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs with their labels, and what a model's outputs for them mean."""
+    """Inputs with their labels, and what a model's outputs for them mean.
+
+    ``groups`` has a number for each example (a topic, a site), where clients are to differ by that and not by labels.
+    """
 
     inputs: Inputs
     labels: Tensor
     outputs: Outputs
+    groups: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.outputs, Outputs):
@@ -96,9 +100,18 @@ class Examples:
         assert self.outputs.channels is not None, "labeled examples have a number of classes"
         return self.outputs.channels
 
+    @property
+    def partitioned_by(self) -> tuple[Tensor, int]:
+        """A number for each example, and how many there are: its class or group, or a group of similar labels."""
+        if self.groups is None and self.outputs.counts_classes:
+            return self.labels, self.n_classes
+        groups = self.outputs.groups(self.labels, self.outputs) if self.groups is None else self.groups
+        return groups, int(groups.max()) + 1
+
     def take(self, indices: Tensor) -> Examples:
         """Return the examples at ``indices``, as a data set of their own."""
-        return Examples(self.inputs.take(indices), self.labels[indices], self.outputs)
+        groups = None if self.groups is None else self.groups[indices]
+        return Examples(self.inputs.take(indices), self.labels[indices], self.outputs, groups)
 
 
 @dataclass(frozen=True)
@@ -125,11 +138,15 @@ class Prototype:
 
 @dataclass(frozen=True)
 class Client:
-    """A member of the federation. ``indices`` are its training examples, ``None`` where only it knows them."""
+    """A member of the federation. ``indices`` are its training examples, ``None`` where only it knows them.
+
+    ``known`` is a mask of the channels that its labels tell apart, ``None`` for all.
+    """
 
     id: str
     prototype: str
     indices: Tensor | None = field(default=None, compare=False)
+    known: Tensor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -408,7 +425,8 @@ class Resources:
     """What the server has to fuse with: architectures, an unlabeled pool, and perhaps labeled validation examples.
 
     ``augment`` changes raw batches of the pool before students and teachers see them. ``outputs`` is what
-    the models' outputs mean, and ``n_clients`` says how many clients have an architecture.
+    the models' outputs mean, and ``n_clients`` says how many clients have an architecture. ``known`` has a mask of
+    channels for each client that does not know all, by its id.
     """
 
     prototypes: Mapping[str, Prototype]
@@ -417,6 +435,7 @@ class Resources:
     augment: Augment | None = None
     outputs: Outputs = classes()
     n_clients: Callable[[str], int] | None = None
+    known: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def labeled(self) -> Examples:

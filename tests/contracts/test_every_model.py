@@ -1,4 +1,4 @@
-"""What every architecture for images promises; transformers have tests of their own."""
+"""What every architecture for images, masks and texts promises; transformers have tests of their own."""
 
 from __future__ import annotations
 
@@ -8,21 +8,69 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from feddf.config.names import MODELS
+from feddf.models.small import build_network
+from feddf.outputs import Outputs, classes
 from feddf.states import digest, init_state
 from feddf.types import Prototype
 
 SHAPE, CLASSES = (3, 32, 32), 7
+MASKS, TEXTS = ("unet", "dilated-cnn"), ("gpt", "gru")
 
 
 @pytest.fixture(params=sorted(set(MODELS) - {"transformer"}))
-def prototype(request: pytest.FixtureRequest) -> Prototype:
-    return Prototype(request.param, partial(MODELS[request.param], SHAPE, CLASSES))
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
-def test_gives_a_logit_a_class(prototype: Prototype) -> None:
-    assert prototype.build()(torch.zeros(2, *SHAPE)).shape == (2, CLASSES)
+@pytest.fixture
+def shape(name: str) -> tuple[int, ...]:
+    return (12,) if name in TEXTS else SHAPE
+
+
+@pytest.fixture
+def outputs(name: str) -> Outputs:
+    return classes(CLASSES, {"unet": (32, 32), "dilated-cnn": (32, 32), "gpt": (12,), "gru": (12,)}.get(name, ()))
+
+
+@pytest.fixture
+def prototype(name: str, shape: tuple[int, ...], outputs: Outputs) -> Prototype:
+    return Prototype(name, partial(build_network, MODELS[name], shape, outputs, {}))
+
+
+def inputs(n: int, shape: tuple[int, ...]) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(n, *shape, generator=generator) if shape == SHAPE else torch.arange(n * 12).view(n, 12) % CLASSES
+
+
+def test_gives_a_logit_a_class_at_every_position(
+    prototype: Prototype, shape: tuple[int, ...], outputs: Outputs
+) -> None:
+    assert prototype.build()(inputs(2, shape)).shape == (2, *outputs.shape)
+
+
+@pytest.mark.parametrize("positions", [(), (4,), (16, 16)])
+def test_other_positions_than_its_own_are_refused(
+    prototype: Prototype, name: str, shape: tuple[int, ...], positions: tuple[int, ...]
+) -> None:
+    if name in (*MASKS, *TEXTS):
+        with pytest.raises((TypeError, ValueError), match=r"positions|answers"):
+            build_network(MODELS[name], shape, classes(CLASSES, positions), {})
+
+
+@pytest.mark.parametrize("model", TEXTS)
+def test_a_language_model_sees_no_token_that_is_yet_to_come_and_says_nothing_of_padding(model: str) -> None:
+    network = build_network(MODELS[model], (12,), classes(CLASSES, (12,)), {}).eval()
+    tokens = torch.arange(12)[None] % 6 + 1
+    later = tokens.clone()
+    later[:, 7:] = 1
+    padded = tokens.clone()
+    padded[:, 9:] = 0
+    torch.testing.assert_close(network(tokens)[:, :, :7], network(later)[:, :, :7])
+    assert not network(padded)[:, :, 9:].any()
+    assert network(padded)[:, :, :9].any()
 
 
 def test_travels_between_processes(prototype: Prototype) -> None:
@@ -49,15 +97,15 @@ def test_loads_a_state_in_eval_mode_without_keeping_or_drawing_anything(prototyp
     assert digest({"m": state}) == before
 
 
-def test_every_parameter_learns(prototype: Prototype) -> None:
+def test_every_parameter_learns(prototype: Prototype, shape: tuple[int, ...], outputs: Outputs) -> None:
     model = prototype.build().train()
-    generator = torch.Generator().manual_seed(0)
-    F.cross_entropy(model(torch.randn(8, *SHAPE, generator=generator)), torch.arange(8) % CLASSES).backward()
+    wanted = torch.arange(8).view(8, *[1] * len(outputs.positions)).expand(8, *outputs.positions) % CLASSES
+    F.cross_entropy(model(inputs(8, shape)), wanted).backward()
     assert all(parameter.grad is not None and bool(parameter.grad.any()) for parameter in model.parameters())
 
 
-def test_in_eval_mode_an_answer_does_not_depend_on_its_company(prototype: Prototype) -> None:
+def test_in_eval_mode_an_answer_does_not_depend_on_its_company(prototype: Prototype, shape: tuple[int, ...]) -> None:
     model = prototype.load(init_state(prototype, 0))
-    batch = torch.randn(6, *SHAPE, generator=torch.Generator().manual_seed(0))
+    batch = inputs(6, shape)
     with torch.no_grad():
         torch.testing.assert_close(model(batch)[:2], model(batch[:2]))

@@ -22,7 +22,8 @@ from feddf.evaluate import Evaluation, teacher_of
 from feddf.fusion.distill import LOWEST, MOMENTUM, distill, held_out_score, notes
 from feddf.fusion.early_stopping import EarlyStopping
 from feddf.fusion.ensemble import CachedTargets, Ensemble, OnlineTargets, avg_logits, refuse_unusable
-from feddf.outputs import classes, kl_divergence
+from feddf.losses import kl_divergence
+from feddf.outputs import classes
 from feddf.states import digest
 from feddf.types import Inputs, Job, WeightedLogits
 

@@ -21,7 +21,8 @@ from feddf.engines import in_process
 from feddf.evaluate import Evaluation, Network, Teacher, answer, logits, teacher_of
 from feddf.fusion.ensemble import Memory, PastEnsemble, avg_logits, avg_probabilities, refuse_unusable
 from feddf.fusion.weights import CLASS_COUNTS
-from feddf.outputs import Outputs, classes, kl_divergence
+from feddf.losses import kl_divergence
+from feddf.outputs import Outputs, classes
 from feddf.rounds import fuse_usable
 from feddf.runs.methods import ensemble, feddf
 from feddf.states import digest

@@ -18,7 +18,8 @@ from feddf.engines import in_process
 from feddf.evaluate import accuracy, logits
 from feddf.fusion.distill import distill, held_out_inputs
 from feddf.fusion.ensemble import avg_logits
-from feddf.outputs import Outputs, classes, kl_divergence
+from feddf.losses import kl_divergence
+from feddf.outputs import Outputs, classes
 from feddf.rounds import run_round
 from feddf.runs.methods import feddf
 from feddf.states import digest

@@ -135,3 +135,35 @@ def test_a_tokenizer_that_does_not_fit_its_model_is_said_before_training(place: 
     prototypes = [{"model": "transformer", "path": small}]
     with pytest.raises(ConfigError, match=rf"it knows {len(WORDS)} tokens, and the model .*small can read 10"):
         build(experiment(place, {"prototypes": prototypes, "data.tokenizer": str(place / "model")}))
+
+
+def test_a_transformer_answers_for_each_token(place: Path) -> None:
+    model = MODELS["transformer"]((12,), 5, (12,), path=str(place / "model"), pretrained=False).eval()
+    tokens = torch.tensor([[2, 3, 5, 9, 0, 0, 0, 0, 0, 0, 0, 0]])
+    longer = torch.tensor([[2, 3, 5, 9, 7, 7, 7, 7, 7, 7, 7, 7]])
+    with torch.no_grad():
+        found, other = model(tokens), model(longer)
+    assert found.shape == (1, 5, 12)
+    assert not found[:, :, 4:].any()  # nothing is said of padding
+    assert found[:, :, :4].any()
+    assert not torch.equal(found[:, :, :4], other[:, :, :4])  # padding is not looked at, tokens are
+    with pytest.raises(ValueError, match="12 tokens"):
+        MODELS["transformer"]((12,), 5, (4,), path=str(place / "model"), pretrained=False)
+
+
+def test_language_models_learn_which_character_comes_next(place: Path, tmp_path: Path) -> None:
+    changes = {
+        "data.name": "ag_news-characters",
+        "data.max_tokens": 16,
+        "pool.sources": ["sst2-characters"],
+        "partition.alpha": 0.1,
+        "prototypes": ({"model": "gpt", "width": 16, "depth": 1}, {"model": "gru", "width": 16}),
+        "local.lr": 0.02,
+        "rounds": 1,
+    }
+    parts = build(experiment(place, changes))
+    first, *_ = run_experiment(parts, RunFolder.create(tmp_path / "run", parts.experiment))
+    assert first["score"] == "1/perplexity"
+    assert all(measures["perplexity"] < 20 for measures in first["measures"].values())  # of 53 characters
+    topics = [set(parts.task.train.groups[shard].tolist()) for shard in parts.task.shards]  # type: ignore[index]
+    assert min(map(len, topics)) < 4

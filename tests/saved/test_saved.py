@@ -137,7 +137,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         return str(caught.value)
 
     assert "does not fit the model 'cnn'" in refused({"options": {"width": 5}})
-    assert "has the format 9, and this version reads 1" in refused({"format": 9})
+    assert "has the format 9, and this version reads 1 to 2" in refused({"format": 9})
     assert "does not describe a model" in refused({"classes": None})
     assert "does not describe a model" in refused({"preprocessing": "sound"})
     assert "does not describe a model" in refused({"preprocessing": {"kind": "images"}})

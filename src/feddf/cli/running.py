@@ -171,7 +171,8 @@ def run_to_the_end(
     console = Console(quiet=True) if quiet else out_console
     console.print(f"device: {versions(experiment)['device']}", soft_wrap=True)
     title = title or f"{experiment.name}, {method_name(flat(experiment.model_dump()))}"
-    view = View(f"{title}, seed {experiment.seed}", experiment.rounds, len(folder.records()), later)
+    metric, known = parts.task.train.outputs.metric, len(folder.records())
+    view = View(f"{title}, seed {experiment.seed}", experiment.rounds, known, later, metric)
     live = Live(view, console=console, refresh_per_second=4) if console.is_terminal else nullcontext()
     try:
         with live:
@@ -192,8 +193,8 @@ def run_to_the_end(
 class View:
     """The state of one run's display."""
 
-    def __init__(self, title: str, rounds: int, done: int, later: Callable[[float], float]) -> None:
-        self.title, self.rounds, self._later = title, rounds, later
+    def __init__(self, title: str, rounds: int, done: int, later: Callable[[float], float], metric: str) -> None:
+        self.title, self.rounds, self._later, self._metric = title, rounds, later, metric
         self._names: list[str] = []
         self._first, self._began = done, time.monotonic()
         self._rows: list[tuple[str, ...]] = []
@@ -239,7 +240,7 @@ class View:
 
     def __rich__(self) -> RenderableType:
         """Return the picture of the moment."""
-        caption = "test accuracy in %" + ("; averaged and fused: mean over prototypes" if self._names else "")
+        caption = f"test {self._metric} in %" + ("; averaged and fused: mean over prototypes" if self._names else "")
         table = Table(title=self.title, title_justify="left", caption=caption)
         for name in ("round", "clients", "averaged", "ensemble", "fused", *self._names):
             table.add_column(name, justify="right", min_width=8)

@@ -235,10 +235,11 @@ def partition(
     panels, skews = [], []
     for experiment in experiments:
         task = build_task(experiment)
-        counts = class_counts(task.train.labels, task.shards, task.train.n_classes)
+        groups, n_groups = task.train.partitioned_by
+        counts = class_counts(groups, task.shards, n_groups)
         panels.append((_title(experiment), counts))
         skews.append(skew(counts))
-    partition_dots(panels, out, task.data.classes)
+    partition_dots(panels, out, task.data.group_names)
     if as_json:
         both = zip(panels, skews, strict=True)
         results = [{"partition": title, **asdict(one), "counts": counts.tolist()} for (title, counts), one in both]

@@ -155,6 +155,7 @@ TEACHER_FORMATS = Names("teachers.format", {
 """(an entry of [[teachers]], trust) -> the trained models that it stands for."""
 
 MODELS = Names("prototypes.model", {
+    "linear": "feddf.models.small:Linear",
     "mlp": "feddf.models.small:MLP",
     "cnn": "feddf.models.small:CNN",
     "resnet8": "feddf.models.resnet:resnet8",
@@ -164,8 +165,13 @@ MODELS = Names("prototypes.model", {
     "transformer": "feddf.models.large:Transformer",
     "vgg9": "feddf.models.large:VGG",
     "vgg9-released": "feddf.models.large:vgg9_released",
+    "unet": "feddf.models.positions:UNet",
+    "dilated-cnn": "feddf.models.positions:DilatedCNN",
+    "gpt": "feddf.models.positions:GPT",
+    "gru": "feddf.models.positions:GRU",
 })  # fmt: skip
-"""(shape of one input, number of classes, **options) -> a module from encoded inputs to logits."""
+"""(shape of one input, number of channels, **options) -> a module from encoded inputs to raw outputs. Those that answer
+at every position are called as (shape, channels, positions, **options)."""
 
 DATASETS = Names("data.name", {
     "mnist-5k": "feddf.data.datasets:mnist_5k",
@@ -180,6 +186,11 @@ DATASETS = Names("data.name", {
     "tiny-imagenet": "feddf.data.datasets:tiny_imagenet",
     "sst2": "feddf.data.text:sst2",
     "ag_news": "feddf.data.text:ag_news",
+    "diabetes": "feddf.data.composed:diabetes",
+    "digit-grid": "feddf.data.composed:digit_grid",
+    "digit-scenes": "feddf.data.composed:digit_scenes",
+    "ag_news-characters": "feddf.data.text:ag_news_characters",
+    "sst2-characters": "feddf.data.text:sst2_characters",
     "folder:": "feddf.data.datasets:image_folder",
     "table:": "feddf.data.tables:table",
 })  # fmt: skip
@@ -190,6 +201,7 @@ PARTITIONS = Names("partition.scheme", {
     "dirichlet-equal": "feddf.data.partition:dirichlet_equal",
     "shards": "feddf.data.partition:by_shards",
     "iid": "feddf.data.partition:iid",
+    "groups": "feddf.data.partition:by_groups",
 })  # fmt: skip
 """(labels, number of clients, the section [partition], number of classes, seed) -> the indices of each client."""
 

@@ -35,6 +35,9 @@ class DistillationRecord(TypedDict):
 class Record(TypedDict):
     """What happened in a round. A method may add notes of its own under further names.
 
+    What is called accuracy here is another ``score`` where that is given: at most 1, higher is better. ``measures`` are
+    further ones, of each fused model and of the ensemble.
+
     ``ensemble`` is the test accuracy of the ensemble that the students learned from: null where the method has none, or
     where it cannot be asked about other inputs than the pool's, which ``no_ensemble`` then says. ``avg_logits`` is that
     of the clients' averaged logits, whatever the method. (Records of version 0.1 have the latter as ``ensemble``.)
@@ -47,6 +50,8 @@ class Record(TypedDict):
     no_ensemble: NotRequired[str]
     avg_logits: NotRequired[float | None]
     models: dict[str, ModelRecord]
+    score: NotRequired[str]
+    measures: NotRequired[dict[str, dict[str, float]]]
     metrics_of_clients: dict[str, float]
     accuracy_of_clients: NotRequired[dict[str, float | None]]
     drift_of_clients: NotRequired[dict[str, float | None]]

@@ -35,6 +35,7 @@ class Dataset:
     """Training and test examples, and perhaps inputs without labels (as STL-10 has them).
 
     ``flips`` says whether a mirrored, shifted image is still of its class; ``classes`` are their names, if known.
+    ``known`` has, for each group of the training examples, the channels that its labels tell apart.
     """
 
     name: str
@@ -43,6 +44,13 @@ class Dataset:
     flips: bool = False
     classes: tuple[str, ...] = ()
     unlabeled: Inputs | None = None
+    known: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        """The names of what clients differ by: the classes, or none where it is something else."""
+        by_labels = self.train.groups is None and len(self.classes) == self.train.partitioned_by[1]
+        return self.classes if by_labels or self.train.outputs.counts_classes else ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,13 +66,11 @@ class MissingDataError(FeddfError):
 
 def wrong_labels(examples: Examples) -> str | None:
     """Return what is wrong with the labels of some examples, or ``None``."""
-    count, labels = len(examples.inputs), examples.labels
-    if not 0 < count == len(labels) or labels.dtype != torch.int64:
-        return f"{count} inputs and {len(labels)} labels of {labels.dtype}; as many int64 labels as inputs are needed"
-    low, high = (int(label) for label in labels.aminmax())
-    if low < 0 or high >= examples.n_classes:
-        return f"labels from {low} to {high}, and must have 0 to {examples.n_classes - 1}"
-    return None
+    count, labels, outputs = len(examples.inputs), examples.labels, examples.outputs
+    if not 0 < count == len(labels) or (outputs.counts_classes and labels.dtype != torch.int64):
+        kind = "int64 labels" if outputs.counts_classes else "labels"
+        return f"{count} inputs and {len(labels)} labels of {labels.dtype}; as many {kind} as inputs are needed"
+    return outputs.wrong(labels, outputs)
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,20 @@ def by_shards(labels: Tensor, clients: int, partition: PartitionConfig, *, n_cla
     return [_tensor(np.concatenate([cut[piece] for piece in mine])) for mine in dealt]
 
 
+def by_groups(labels: Tensor, clients: int, partition: PartitionConfig, *, n_classes: int, seed: int) -> Shards:
+    """Give every client the examples of one group (or class): client k those of group k mod M, in equal parts."""
+    if clients < n_classes:
+        raise ValueError(f"there are {n_classes} groups, and a client has one of them: {clients} clients are too few")
+    random, numbers = numpy_generator(seed), labels.numpy()
+    shards: list[Indices] = [np.zeros(0, dtype=np.int64)] * clients
+    for group in range(n_classes):
+        mine = range(group, clients, n_classes)
+        members = random.permutation(np.flatnonzero(numbers == group))
+        for client, part in zip(mine, np.array_split(members, len(mine)), strict=True):
+            shards[client] = part
+    return [_tensor(shard) for shard in shards]
+
+
 def class_counts(labels: Tensor, shards: Shards, n_classes: int) -> Indices:
     """Return the clients × classes matrix of how many examples of each class every client has."""
     return np.stack([np.bincount(labels[shard].numpy(), minlength=n_classes) for shard in shards])

@@ -23,6 +23,7 @@ from feddf.data.files import read_cached
 from feddf.outputs import classes
 from feddf.runtime.atomic import new_file, real_folder
 from feddf.runtime.packages import no_error_output, transformers
+from feddf.scores import IGNORED
 from feddf.types import Examples, Inputs
 
 Tokenize = Callable[[Sequence[str]], Tensor]
@@ -90,6 +91,43 @@ def _tokenized(name: str, data: DataConfig) -> Dataset:
 
 sst2 = partial(_tokenized, "sst2")
 ag_news = partial(_tokenized, "ag_news")
+
+
+# A language model's data: characters, and which one comes next
+
+CHARACTERS = "\0\1 abcdefghijklmnopqrstuvwxyz0123456789.,'\"-;:!?()$&/"
+"""Padding, any other character, and those that are told apart; texts are read in lower case."""
+
+
+def characters(sentences: Sequence[str], length: int) -> Tensor:
+    """Return texts as rows of character numbers, cut or filled up with 0 to a length."""
+    numbers = {character: number for number, character in enumerate(CHARACTERS)}
+    rows = np.zeros((len(sentences), length), dtype=np.uint8)
+    for row, sentence in zip(rows, sentences, strict=True):
+        found = [numbers.get(character, 1) for character in sentence.lower()[:length]]
+        row[: len(found)] = found
+    return torch.from_numpy(rows)
+
+
+def _next_characters(name: str, data: DataConfig) -> Dataset:
+    """Return texts whose label at each character is the next one; the groups are the texts' own classes."""
+    source, length = TEXTS[name], data.max_tokens
+
+    def examples(path: Path) -> Examples:
+        texts = source.read(path)
+        rows = characters(texts.sentences, length + 1)
+        wanted = rows[:, 1:].to(torch.int64)
+        outputs = classes(len(CHARACTERS), (length,), score="1/perplexity")
+        return Examples(
+            Inputs(rows[:, :-1].contiguous(), widened), wanted.where(wanted > 0, IGNORED), outputs, texts.labels
+        )
+
+    train, test = (examples(path) for path in needed(name, data.folder))
+    return Dataset(f"{name}-characters", train, test, classes=tuple(CHARACTERS))
+
+
+ag_news_characters = partial(_next_characters, "ag_news")
+sst2_characters = partial(_next_characters, "sst2")
 
 
 def read_texts(name: str, folder: str | Path | None, tokenize: Tokenize, fingerprint: str) -> Dataset:

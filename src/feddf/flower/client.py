@@ -123,7 +123,8 @@ class _Node:
             _, own, _ = self._asked(message, context)
             examples = as_examples(self.test(context), own)
             model = own.load(job_from(message, own.name, 0).state, place)
-            metrics = MetricRecord({COUNT: len(examples), "accuracy": evaluate.accuracy(model, examples)})
+            metric = examples.outputs.metric
+            metrics = MetricRecord({COUNT: len(examples), metric: evaluate.accuracy(model, examples)})
         return Message(RecordDict({METRICS: metrics}), reply_to=message)
 
     def _asked(self, message: Message, context: Context) -> tuple[Any, Prototype, list[Part]]:

@@ -18,7 +18,7 @@ from feddf.config.sections import Section, key
 from feddf.data.datasets import plain, wrong_labels
 from feddf.evaluate import output_shape
 from feddf.flower.wire import to_arrays
-from feddf.outputs import classes
+from feddf.outputs import Outputs, classes
 from feddf.runs.methods import named_part
 from feddf.types import Examples, Inputs, Part, Prototype, Resources
 
@@ -146,6 +146,14 @@ def as_examples(given: Labeled, prototype: Prototype | None = None) -> Examples:
 
 def classes_of(prototypes: Mapping[str, Prototype], inputs: Inputs) -> int:
     """Return the number of logits that all prototypes give on the inputs; raise where they differ or fail."""
+    first = shape_of(prototypes, inputs)
+    if len(first) != 1:
+        raise ConfigError.at("prototypes", first, "all must have the same number of logits, and no other outputs")
+    return first[0]
+
+
+def shape_of(prototypes: Mapping[str, Prototype], inputs: Inputs) -> tuple[int, ...]:
+    """Return the shape of the outputs that all prototypes give on the inputs; raise where they differ or fail."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, prototype in prototypes.items():
         try:
@@ -154,9 +162,9 @@ def classes_of(prototypes: Mapping[str, Prototype], inputs: Inputs) -> int:
             allowed = f"does not work on the server's inputs: {first_line(error)}"
             raise ConfigError.at("prototypes", name, allowed) from error
     first = next(iter(shapes.values()))
-    if len(first) != 1 or set(shapes.values()) != {first}:
+    if set(shapes.values()) != {first}:
         raise ConfigError.at("prototypes", shapes, "all must have the same number of logits, and no other outputs")
-    return first[0]
+    return first
 
 
 def server_data(
@@ -174,10 +182,7 @@ def server_data(
     if settings.distills:
         _check_distillation(settings, unlabeled, labeled)
     settings.refuse(settings.mistakes(labeled=len(labeled) > 0, pooled=unlabeled is not None))
-    n_classes = None
-    for inputs in (unlabeled, tested.inputs if len(tested) else None):
-        n_classes = classes_of(known, inputs) if inputs is not None else n_classes
-    labeled = replace(labeled, outputs=classes(n_classes))
+    labeled = replace(labeled, outputs=_outputs(known, unlabeled, labeled, tested))
     for name, examples in (("validation", labeled), ("test", tested)):
         if len(examples) and (wrong := wrong_labels(replace(examples, outputs=labeled.outputs))):
             raise ConfigError.at(name, f"{len(examples.labels)} labels", f"has {wrong}")
@@ -190,6 +195,19 @@ def server_data(
         except TypeError as error:
             raise ConfigError.at("prototypes", name, f"Flower cannot carry its weights: {error}") from error
     return Resources(known, unlabeled, labeled, None, labeled.outputs), labeled, tested
+
+
+def _outputs(prototypes: Mapping[str, Prototype], pool: Inputs | None, *given: Examples) -> Outputs:
+    """Return what outputs mean: as labeled examples say, or else one of as many classes as the models have logits."""
+    said = next((one.outputs for one in given if len(one) and not one.outputs.counts_classes), None)
+    shape: tuple[int, ...] | None = None
+    for inputs in (pool, given[-1].inputs if len(given[-1]) else None):
+        shape = shape_of(prototypes, inputs) if inputs is not None else shape
+    if said is not None and shape not in (None, said.shape):
+        raise ConfigError.at("prototypes", shape, f"their outputs must have the shape {said.shape} of '{said.kind}'")
+    if said is None and shape is not None and len(shape) != 1:
+        raise ConfigError.at("prototypes", shape, "all must have the same number of logits, and no other outputs")
+    return said or classes(shape[0] if shape else None)
 
 
 def _check_distillation(settings: FlowerSettings, pool: Inputs | None, validation: Examples) -> None:

@@ -235,6 +235,9 @@ def strategy_of(
     ``trust``, the pool may be of a ``.pt2`` file.
     """
     parts = build(experiment, trust=trust)
+    if parts.task.data.known:
+        allowed = "its sites know different channels, which is not supported over Flower"
+        raise ConfigError.at("data.name", experiment.data.name, allowed)
     pool, validation, test = parts.task.pool, parts.task.validation, parts.task.data.test
     given = {"pool": pool, "validation": validation if len(validation) else None, "test": test, **options}
     return FedDF(parts.prototypes, settings or settings_of(experiment), folder=folder, **given)
@@ -253,8 +256,9 @@ def _tell(result: Result, record: Record, rounds: int) -> None:
     result.train_metrics_clientapp[number] = MetricRecord(dict(record["metrics_of_clients"]))
     if len(found) == len(record["models"]):
         score = sum(found) / len(found)
-        result.evaluate_metrics_serverapp[number] = MetricRecord({"accuracy": score})
-        shown = f"accuracy {100 * score:.1f} %"
+        metric = record.get("score", "accuracy")
+        result.evaluate_metrics_serverapp[number] = MetricRecord({metric: score})
+        shown = f"{metric} {100 * score:.1f} %"
     if "evaluated_by_clients" in record:
         result.evaluate_metrics_clientapp[number] = MetricRecord(dict(record["evaluated_by_clients"]["means"]))
     if guard := record.get("guard"):

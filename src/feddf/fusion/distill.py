@@ -199,6 +199,9 @@ def distill(
     distort = torch_generator(derive(seed, "augment"))
     indices = torch.arange(len(pool)) if chosen_from is None else chosen_from
     learned_from = pool.take(indices) if averaged is not None else pool
+    if standardize := getattr(student, "standardize", None):  # a network of values that was never trained
+        some = indices[: 4 * config.batch_size]
+        standardize(targets(some, pool.encode(next(iter(batches(pool.raw, [some], device)))[1])))
     snapshots = EarlyStopping(student, score, config)
     student.train()
     order = islice(_endless_batches(indices, config.batch_size, seed), config.steps)

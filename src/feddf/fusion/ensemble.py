@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from feddf.batches import device_copy
-from feddf.evaluate import Evaluation, Network, Predictions, Teacher, fold_batchnorm, teacher_of
+from feddf.evaluate import Evaluation, Network, Predictions, Teacher, fold_batchnorm, teacher_of, weigh_known
 from feddf.fusion.swag import swag
 from feddf.outputs import Outputs, classes
 from feddf.runtime.device import accumulation_dtype, is_out_of_memory
@@ -105,10 +105,17 @@ class Ensemble:
     combine: Target
     temperature: float = 1.0
     outputs: Outputs = classes()
+    known: Tensor | None = None
+    """Which channels some teacher knows; ``None``: all"""
 
     def __call__(self, answers: Iterable[Predictions]) -> Tensor:
         """Return the target that the teachers' answers, which come as a stream, stand for."""
-        return self.combine(self.votes(answers), self.temperature, self.outputs)
+        return self.target(self.votes(answers))
+
+    def target(self, votes: Iterable[WeightedLogits]) -> Tensor:
+        """Return the target that weighted answers stand for."""
+        found = self.combine(votes, self.temperature, self.outputs)
+        return found if self.known is None else self.outputs.forget(found, self.known)
 
     def votes(self, answers: Iterable[Predictions]) -> Iterator[WeightedLogits]:
         """Yield the answers with their teachers' weights."""
@@ -205,6 +212,7 @@ def make_ensemble(
     memory: float = 0.0,
     swag_samples: int = 0,
     swag_scale: float = 0.5,
+    known: Mapping[str, Tensor] = {},
     execution: Execution = Execution(),
 ) -> MakeTargets:
     """Return what turns the clients' updates into the targets that students learn from (line 14 of Algorithm 3).
@@ -221,6 +229,7 @@ def make_ensemble(
         memory: γ; with it the ensemble of earlier rounds is one more teacher (:class:`PastEnsemble`).
         swag_samples: how many further teachers are drawn from a Gaussian over the clients' models.
         swag_scale: the factor of that Gaussian's covariance.
+        known: which channels a client knows, as a mask by its id, where it does not know all.
         execution: how models are executed.
 
     Unfit teachers are refused.
@@ -234,15 +243,15 @@ def make_ensemble(
         believed = [update for update in updates if update.trust >= 0.5]  # none is drawn from a client in doubt
         sampled = swag(believed or updates, seed, samples=swag_samples, scale=swag_scale)
         teachers = _teachers(updates, sampled, prototypes, weigh)
-        ensemble = Ensemble(teachers, combine, temperature, outputs)
+        ensemble = knowing(Ensemble(teachers, combine, temperature, outputs), known)
         for_pool = any(isinstance(one.weight, Tensor) and one.weight.ndim > 1 for one in teachers)
         if each_batch:
             if for_pool:
                 raise ValueError("weights for each input of the pool need predictions for the whole pool")
             return EnsembleTargets(OnlineTargets(ensemble, execution.precision), ensemble, {})
         votes = ensemble.votes(refuse_unusable(evaluation(teachers), {update.client_id for update in sampled}))
-        earlier = PastEnsemble(memory, temperature, past)
-        probabilities = combine(earlier.among(votes), temperature, outputs)
+        earlier = PastEnsemble(memory, temperature, past, outputs)
+        probabilities = ensemble.target(earlier.among(votes))
         why = "the teachers' weights are known for the pool only" if for_pool else ""
         why = "earlier rounds' answers are known for the pool only" if memory and past else why
         remembered = earlier.with_answers(probabilities) if memory else {}
@@ -262,6 +271,17 @@ def _teachers(
     return tuple(replace(one, weight=_trusted(weights[one.id], trust[one.id])) for one in asked)
 
 
+def knowing(ensemble: Ensemble, known: Mapping[str, Tensor]) -> Ensemble:
+    """Return an ensemble in which a teacher says nothing of channels that it does not know (masks by its id)."""
+    if not known:
+        return ensemble
+    votes = {id: partial(weigh_known, outputs=ensemble.outputs, known=mask) for id, mask in known.items()}
+    teachers = tuple(replace(one, vote=votes.get(one.id, one.vote)) for one in ensemble.teachers)
+    masks = [known[one.id] for one in teachers if one.id in known]
+    everything = not masks or len(masks) < len(teachers) or bool(torch.stack(masks).any(dim=0).all())
+    return replace(ensemble, teachers=teachers, known=None if everything else torch.stack(masks).any(dim=0))
+
+
 def _trusted(weight: Weight, trust: float) -> Weight:
     return partial(_doubted, weight=weight, trust=trust) if callable(weight) else weight * trust
 
@@ -279,7 +299,8 @@ class PastEnsemble:
     2312.17029, keeps models instead).
     """
 
-    def __init__(self, decay: float, temperature: float, past: Memory) -> None:
+    def __init__(self, decay: float, temperature: float, past: Memory, outputs: Outputs = classes()) -> None:
+        self._outputs = outputs
         self._decay, self._temperature, self._past = decay, temperature, past.get(EARLIER) if decay else None
         self._weights = torch.zeros((), dtype=torch.float64)
 
@@ -295,7 +316,7 @@ class PastEnsemble:
 
     def with_answers(self, probabilities: Tensor) -> Memory:
         """Return what the next round is to remember."""
-        logits = self._temperature * probabilities.clamp_min(torch.finfo(torch.float32).tiny).log()
+        logits = self._temperature * self._outputs.raw(probabilities)
         return {EARLIER: {"logits": logits, "weights": (self._decay * self._weights).float().contiguous()}}
 
 

@@ -21,18 +21,19 @@ class Dropped(NamedTuple):
     teachers: frozenset[str] = frozenset()
 
 
-DropRule = Callable[[Mapping[str, float], int, int], Dropped | AbstractSet[str]]
-"""(accuracy by client, number of classes, number of validation examples) -> the clients to drop."""
+DropRule = Callable[[Mapping[str, float], float, int], Dropped | AbstractSet[str]]
+"""(score by client, number of classes, number of validation examples) -> the clients to drop. Where guessing scores 0
+(R², F1), the number of classes is infinite."""
 
 
-def random_guessers(accuracies: Mapping[str, float], n_classes: int, n_examples: int) -> Dropped:
+def random_guessers(accuracies: Mapping[str, float], n_classes: float, n_examples: int) -> Dropped:
     """The paper's rule: those whose validation accuracy is that of guessing, within two standard errors of it."""
     guess = 1 / n_classes
     threshold = guess + 2 * sqrt(guess * (1 - guess) / n_examples)
     return Dropped(frozenset(client for client, accuracy in accuracies.items() if accuracy <= threshold))
 
 
-def released_rule(accuracies: Mapping[str, float], n_classes: int, n_examples: int) -> Dropped:
+def released_rule(accuracies: Mapping[str, float], n_classes: float, n_examples: int) -> Dropped:
     """The released code's rule: those below 1.2 × guessing are left out.
 
     If there are none, those below the mean minus 1.5 deviations are averaged but do not teach; the best client does not
@@ -48,7 +49,7 @@ def released_rule(accuracies: Mapping[str, float], n_classes: int, n_examples: i
 
 def dropped(rule: DropRule, accuracies: Mapping[str, float], validation: Examples) -> tuple[Dropped, dict[str, Any]]:
     """Return who is dropped by a rule, and a note on it; where it would drop everyone, the best of all is kept."""
-    found = rule(accuracies, validation.n_classes, len(validation))
+    found = rule(accuracies, validation.outputs.guesses, len(validation))
     clients, teachers = found if isinstance(found, Dropped) else Dropped(frozenset(found))
     best = None
     if clients >= accuracies.keys():

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from feddf.evaluate import Accuracies, Teacher
 from feddf.fusion.average import average, trained
-from feddf.outputs import CHANNELS
 from feddf.runtime.device import accumulation_dtype
+from feddf.scores import CHANNELS
 from feddf.types import Form, Job, Part, Reply, Resources, Sent, State, Steps, TensorForm, Training, Update, Weight
 
 CLASS_COUNTS = "class counts"  # what n_kc, the number of a client's examples of each class, is called in a payload
@@ -34,8 +34,8 @@ def by_examples(teachers: Sequence[Teacher], resources: Resources, accuracies: A
 
 
 def by_accuracy(teachers: Sequence[Teacher], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
-    """w_k = the teacher's accuracy on the server's validation data."""
-    return _positive(accuracies(teachers))
+    """w_k = the teacher's accuracy on the server's validation data (another score, where it is above zero)."""
+    return _positive({id: max(0.0, score) for id, score in accuracies(teachers).items()})
 
 
 def _positive(weights: Mapping[str, float]) -> dict[str, float]:

@@ -138,16 +138,23 @@ def checked_layers(config: Any) -> Any:
 class Transformer(nn.Module):
     """Any ``AutoModelForSequenceClassification``, from a local folder or by its name on a hub (the extra ``text``).
 
+    With positions, one for each token, it is an ``AutoModelForTokenClassification``.
+
     The paper fine-tunes DistilBERT. Inputs are rows of token numbers; those equal to the model's padding token are
     masked. The head is new, and its weights are drawn when the model is built. ``pretrained=False`` draws all weights,
     for tests and ablations.
     """
 
-    def __init__(self, shape: Shape, n_classes: int, *, path: str, pretrained: bool = True) -> None:
+    def __init__(
+        self, shape: Shape, n_classes: int, positions: Shape = (), *, path: str, pretrained: bool = True
+    ) -> None:
         super().__init__()
         library = transformers()
         config = checked_layers(library.AutoConfig.from_pretrained(path, num_labels=n_classes, trust_remote_code=False))
-        automatic = library.AutoModelForSequenceClassification
+        if positions not in ((), shape):
+            raise ValueError(f"it gives one answer for each of {shape[0]} tokens, or for all; not {positions}")
+        kind = "Token" if positions else "Sequence"
+        automatic = getattr(library, f"AutoModelFor{kind}Classification")
         if pretrained:
             own_head = {"config": config, "ignore_mismatched_sizes": True}  # the file's head has other classes
             network = automatic.from_pretrained(path, **own_head, trust_remote_code=False)
@@ -159,5 +166,7 @@ class Transformer(nn.Module):
         self.padding = int(config.pad_token_id or 0)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of N×L token numbers."""
-        return cast(Tensor, self.network(input_ids=tokens, attention_mask=(tokens != self.padding).long()).logits)
+        """Return the logits of N×L token numbers: N × classes, or N × classes × L, zero where a row is filled up."""
+        there = tokens != self.padding
+        logits = cast(Tensor, self.network(input_ids=tokens, attention_mask=there.long()).logits)
+        return logits if logits.ndim == 2 else logits.transpose(1, 2).masked_fill(~there.unsqueeze(1), 0.0)

@@ -1,13 +1,18 @@
-"""Two small networks, quick enough for two cores, and the normalization layers that the larger ones have too."""
+"""Three small networks, quick enough for two cores, the normalization layers of all, and how any network is built."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
+import torch
 from torch import Tensor, nn
+
+from feddf.losses import channelwise
+from feddf.outputs import Outputs
+from feddf.scores import CHANNELS
 
 Shape = tuple[int, ...]
 """That of one encoded input."""
@@ -23,6 +28,60 @@ def norm_layer(norm: Norm, groups: int) -> Callable[[int], nn.Module]:
     if norm not in layers:
         raise ValueError(f"norm must be 'batch', 'group' or 'none', got {norm!r}")
     return layers[norm]
+
+
+def build_network(
+    make: Callable[..., nn.Module], shape: Shape, outputs: Outputs, options: Mapping[str, Any]
+) -> nn.Module:
+    """Return ``make(shape, channels, **options)``, which is also told the positions where there are any."""
+    network = make(shape, outputs.shape[0], *([outputs.positions] if outputs.positions else []), **options)
+    return Standardized(network, outputs.channels or 0, outputs.numbers) if outputs.has_units else network
+
+
+class Standardized(nn.Module):
+    """A network of values, which learns them standardized and gives them in their own units: ŷ = scale · z + center.
+
+    Both are buffers: they travel and are averaged with the weights.
+    """
+
+    def __init__(self, network: nn.Module, channels: int, numbers: int = 1) -> None:
+        super().__init__()
+        self.network, self.channels, self.numbers = network, channels, numbers
+        self.register_buffer("center", torch.zeros(channels))
+        self.register_buffer("scale", torch.ones(channels))
+
+    center: Tensor
+    scale: Tensor
+
+    def standardize(self, wanted: Tensor) -> None:
+        """Take center and scale from what a new model will learn; one that was trained keeps its own."""
+        rows = wanted[:, : self.channels].transpose(0, CHANNELS).flatten(1).to(self.center)
+        if not bool(self.center.any()) and rows.numel():
+            self.center.copy_(rows.nanmean(dim=1).nan_to_num())
+            self.scale.copy_(
+                (rows - self.center[:, None]).square().nanmean(dim=1).sqrt().nan_to_num(1.0).clamp_min(1e-6)
+            )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the values, followed by their log variances if the network has them."""
+        raw: Tensor = self.network(inputs)
+        center, scale = channelwise(self.center, raw), channelwise(self.scale, raw)
+        values = raw[:, : self.channels] * scale + center
+        if self.numbers == 1:
+            return values
+        return torch.cat([values, raw[:, self.channels :] + 2 * scale.log()], dim=CHANNELS)
+
+
+class Linear(nn.Module):
+    """One linear layer on flattened inputs: logistic or linear regression."""
+
+    def __init__(self, shape: Shape, n_classes: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), n_classes))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the logits."""
+        return cast(Tensor, self.layers(inputs))
 
 
 class MLP(nn.Module):

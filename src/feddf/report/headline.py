@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from feddf.report.read import Run, differing
+from feddf.report.read import Run, differing, scores_of
 from feddf.report.tables import spread
 
 TITLES = {"fedavg": "FedAvg", "feddf": "FedDF", "fedprox": "FedProx", "fedavgm": "FedAvgM", "fedma": "FedMA"}
@@ -63,7 +63,8 @@ def headline(runs: Sequence[Run]) -> str:
         return f"{gains} points over {title_of(BASELINE)} {_where(used, last)}"
     said = {name: [run.curve()[last - 1] for run in mine.values()] for name, mine in by_method.items()}
     reached = ", ".join(f"{title_of(name)} {spread(found)} %" for name, found in said.items())
-    return f"{reached} {_where(used, last)}"
+    score = scores_of(used)
+    return f"{reached}{'' if score == 'accuracy' else f' ({score})'} {_where(used, last)}"
 
 
 def _where(runs: Sequence[Run], last: int) -> str:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from feddf.config.keys import all_keys, short
 from feddf.report.headline import seeds_of, task_of
-from feddf.report.read import Run, differing, every_prototype, method_name, setting
+from feddf.report.read import Run, differing, every_prototype, method_name, scores_of, setting
 from feddf.runtime.atomic import write_atomically
 
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F"]
@@ -58,14 +58,15 @@ def draw_curve(axes: Any, x: Sequence[float], y: Sequence[Sequence[float]], line
     axes.plot(x, means, line, **look)
     if max(map(len, y)) > 1:
         deviations = [float(np.std(values, ddof=1)) if len(values) > 1 else 0.0 for values in y]  # stdev fails on NaN
-        low, high = np.clip([np.subtract(means, deviations), np.add(means, deviations)], 0, 100)
+        low, high = np.clip([np.subtract(means, deviations), np.add(means, deviations)], min(0.0, *means), 100)
         axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
 
 
 def _finish(figure: Figure, axes: Any, label: str, path: Path) -> None:
     """Let the (shared) y axis show what was measured, and no accuracy that cannot be; add the legend, and save."""
     low, high = axes.get_ylim()
-    axes.set(ylim=(max(0.0, low), min(100.0, high)), ylabel=label)
+    low = low if low < -10 else max(0.0, low)  # R² can be below zero, by more than a margin
+    axes.set(ylim=(low, min(100.0, high)), ylabel=label)
     if handles := axes.get_legend_handles_labels()[0]:
         figure.legend(handles=handles, loc="outside lower center", ncols=min(3, len(handles)))
     save_figure(figure, path)
@@ -97,7 +98,7 @@ def learning_curves(runs: Sequence[Run], path: Path) -> None:
     for axes in grid[len(names) :]:
         axes.axis("off")
     figure.suptitle(fill(_title(runs), int(13 * figure.get_figwidth())), fontsize=9)
-    _finish(figure, grid[0], "test accuracy in %", path)
+    _finish(figure, grid[0], f"test {scores_of(runs)} in %", path)
 
 
 def _draw_method(axes: Any, runs: Sequence[Run], name: str, color: str, label: str) -> None:
@@ -148,7 +149,7 @@ def sweep(runs: Sequence[Run], name: str, path: Path) -> None:
         axes.set(title=prototype)
     figure.supxlabel(f"{short(name)} ({all_keys()[name].meaning})", fontsize=9)
     figure.suptitle(fill(_title(runs), int(13 * figure.get_figwidth())), fontsize=9)
-    _finish(figure, panels[0], f"test accuracy in % after round {last}", path)
+    _finish(figure, panels[0], f"test {scores_of(runs)} in % after round {last}", path)
 
 
 @in_one_style()

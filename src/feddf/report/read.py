@@ -75,6 +75,11 @@ class Run:
         """The names of the architectures."""
         return sorted(self.records[-1]["models"]) if self.records else []
 
+    @property
+    def score(self) -> str:
+        """The name of the score: accuracy, unless the run's outputs are scored otherwise."""
+        return str(self.records[-1].get("score", "accuracy")) if self.records else "accuracy"
+
     def curve(self, prototype: str | None = None, which: Literal["averaged", "fused"] = "fused") -> list[float]:
         """Return test accuracies by round: of one prototype, or the mean over all."""
         names = [prototype] if prototype else self.prototypes
@@ -100,6 +105,11 @@ class Run:
             for stage, value in record["seconds"].items():
                 total[stage] = total.get(stage, 0.0) + value
         return total
+
+
+def scores_of(runs: Sequence[Run]) -> str:
+    """Return the names of the runs' scores."""
+    return " or ".join(dict.fromkeys(run.score for run in runs)) or "accuracy"
 
 
 def method_name(config: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from rich.table import Column, Table
 
-from feddf.report.read import ReportError, Run, differing, every_prototype, setting, short_names
+from feddf.report.read import ReportError, Run, differing, every_prototype, scores_of, setting, short_names
 
 WHICH: tuple[Literal["averaged"], Literal["fused"]] = ("averaged", "fused")
 ALL, ENSEMBLE = "mean of all", "ensemble"
@@ -28,7 +28,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
     keys = differing(runs)
     words = [Column(name, overflow="fold") for name in ("run", *(["what differs"] if keys else []), "round", "model")]
     numbers = [Column(name, justify="right", no_wrap=True) for name in ("averaged", "fused", "best", "ensemble")]
-    table = Table(*words, *numbers, title="Test accuracy at the last round, in %")
+    table = Table(*words, *numbers, title=f"Test {scores_of(runs)} at the last round, in %")
     for run, short in zip(runs, short_names([run.path for run in runs]), strict=True):
         name = [short, *([setting(run, keys)] if keys else [])]
         for prototype in run.prototypes:
@@ -51,6 +51,7 @@ def results(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "round": run.rounds[-1] if run.records else 0,
             "rounds": run.value("rounds"),
             "differs": {name: run.config.get(name) for name in keys},
+            "score": run.score,
             "models": {name: {which: _known(run.curve(name, which)[-1]) for which in WHICH} for name in run.prototypes},
             "ensemble": _known(run.ensemble()[-1]) if run.records else None,
             "seconds": run.seconds(),
@@ -106,6 +107,7 @@ def compared(of: Mapping[str, Sequence[Run]], target: float | None = None) -> Co
     last, seeds = min((len(run.records) for run in runs), default=0), sorted({run.seed for run in runs})
     if not last:
         raise ReportError("there is no round that all these runs have done")
+    score = scores_of(runs)
     rows: list[list[str]] = []
     numbers: list[dict[str, object]] = []
     for name in [*every_prototype(runs), ALL, ENSEMBLE]:
@@ -115,7 +117,7 @@ def compared(of: Mapping[str, Sequence[Run]], target: float | None = None) -> Co
         rows.append([name, *(spread(cell) for _, cell in cells), *(signed if two else [])])
         for method, cell in [*cells, *([("gain", gain)] if gain else [])]:
             percents = [100 * value for value in cell]
-            numbers.append({"method": method, "model": name, "measure": "accuracy in %", **statistics(percents)})
+            numbers.append({"method": method, "model": name, "measure": f"{score} in %", **statistics(percents)})
     for name in [*every_prototype(runs), ALL]:
         if target is not None:
             measure = f"rounds to {percent(target)} %"
@@ -127,7 +129,7 @@ def compared(of: Mapping[str, Sequence[Run]], target: float | None = None) -> Co
     if len(seeds) > 1:
         which = f"seeds {', '.join(map(str, seeds))}: mean ± sample standard deviation (n − 1)"
     columns = ["model", *of, *(["gain"] if two else [])]
-    return Comparison(f"Test accuracy after round {last}, in % ({which})", columns, rows, numbers)
+    return Comparison(f"Test {score} after round {last}, in % ({which})", columns, rows, numbers)
 
 
 def _curve(run: Run, name: str) -> list[float]:

@@ -66,7 +66,8 @@ def best_of(rules: Sequence[Rule], resources: Resources, examples: Examples, exe
             candidates = [state for state, norm in zip(found, norms, strict=True) if norm <= most]
             scores = [accuracy(prototype.load(state, device), examples) for state in candidates]
         best = max(scores)
-        close = best - sqrt(best * (1 - best) / len(examples))
+        share = min(1.0, max(0.0, best))
+        close = best - sqrt(share * (1 - share) / len(examples))
         return next(state for state, score in zip(candidates, scores, strict=True) if score >= close)
 
     return rule
@@ -219,7 +220,8 @@ def _agreements(resources: Resources, engine: Engine, execution: Execution) -> S
     evaluation = Evaluation(engine, some(resources.pool, 512), execution)
 
     def score(models: Mapping[str, State], updates: Sequence[Update]) -> Mapping[str, float]:
-        labels, outputs = consensus(client_logits(evaluation, updates, resources)), resources.outputs
+        outputs = resources.outputs
+        labels = consensus(client_logits(evaluation, updates, resources), outputs)
         return {
             one.client_id: -1.0 if isinstance(one, Failure) else accuracy_of(one.logits.nan_to_num(), labels, outputs)
             for one in evaluation(models_of(models, resources.prototypes))

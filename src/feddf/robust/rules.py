@@ -191,7 +191,7 @@ trimmed = by_coordinate(trimmed_mean)
 mixed_trimmed = by_coordinate(trimmed_mean, mixed=True)
 
 
-def lowest(accuracies: Mapping[str, float], n_classes: int, n_examples: int) -> Dropped:
+def lowest(accuracies: Mapping[str, float], n_classes: float, n_examples: int) -> Dropped:
     """A filter against hostile clients: the f clients with the lowest accuracies, f as robust rules reckon with it."""
     order = sorted(accuracies, key=lambda client: (accuracies[client], client))
     return Dropped(frozenset(order[: assumed(len(order))]))

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from feddf.evaluate import Evaluation, spread, teacher_of
 from feddf.fusion.ensemble import refuse_unusable
-from feddf.outputs import CHANNELS, Outputs, classes
+from feddf.outputs import Outputs, classes
 from feddf.robust.rules import assumed
 from feddf.runtime.device import accumulation_dtype
 from feddf.runtime.execution import Execution
+from feddf.scores import CHANNELS
 from feddf.types import Engine, Examples, Fused, Fusion, Inputs, Resources, ServerState, Update, WeightedLogits
 
 TrustRule = Callable[[Sequence[Update], Mapping[str, float]], Mapping[str, float]]
@@ -57,17 +58,22 @@ def mixture(resources: Resources, engine: Engine, execution: Execution = Executi
     The trust before does not count: labeled examples say enough.
     """
     examples = some(resources.labeled)
+    if examples.outputs.likelihood is None:
+        raise ValueError(f"this trust needs likelihoods, and '{examples.outputs.kind}' have none; use 'expguard'")
     evaluation = Evaluation(engine, examples.inputs, execution)
 
     def trust(updates: Sequence[Update], before: Mapping[str, float]) -> Mapping[str, float]:
-        weights = mixture_weights(_answers(evaluation, updates, resources), examples.labels, PRIOR) * len(updates)
+        answers = _answers(evaluation, updates, resources)
+        weights = mixture_weights(answers, examples.labels, PRIOR, outputs=examples.outputs) * len(updates)
         nothing = PRIOR / (1 + PRIOR)
         return _by_client(updates, ((weights - nothing) / (1 / 3 - nothing)).clamp(0, 1))
 
     return trust
 
 
-def mixture_weights(probabilities: Tensor, labels: Tensor, prior: float = 0.1, steps: int = 200) -> Tensor:
+def mixture_weights(
+    probabilities: Tensor, labels: Tensor, prior: float = 0.1, steps: int = 200, outputs: Outputs = classes()
+) -> Tensor:
     """Return how much each teacher counts in the mixture Σ_k w_k p_k(y | x) that fits labeled examples best.
 
     The weights maximize Σ_i log Σ_k w_k p_k(y_i | x_i) + (βN/K) Σ_k log w_k by expectation and maximization: a teacher
@@ -78,7 +84,9 @@ def mixture_weights(probabilities: Tensor, labels: Tensor, prior: float = 0.1, s
     >>> mixture_weights(torch.stack([right, wrong]), torch.tensor([0]), steps=2000).round(decimals=2).tolist()
     [0.95, 0.05]
     """
-    likely = probabilities[:, torch.arange(len(labels)), labels].to(torch.float64).clamp_min(1e-12)
+    if outputs.likelihood is None:
+        raise ValueError(f"the mixture's weights need likelihoods, and outputs of the kind '{outputs.kind}' have none")
+    likely = torch.stack([outputs.likelihood(one, labels).to(torch.float64) for one in probabilities]).clamp_min(1e-12)
     count, n = likely.shape
     weights = torch.full((count,), 1 / count, dtype=torch.float64)
     for _ in range(steps):
@@ -101,9 +109,10 @@ def expguard(resources: Resources, engine: Engine, execution: Execution = Execut
 
     def trust(updates: Sequence[Update], before: Mapping[str, float]) -> Mapping[str, float]:
         had = torch.tensor([before[update.client_id] for update in updates], dtype=torch.float64).clamp_min(LEAST)
-        answers = _answers(evaluation, updates, resources)
-        center = _geometric_median(answers, (had / had.max())[:, None].expand(answers.shape[:2]))
-        distances = (answers - center).abs().sum(dim=-1).mean(dim=-1) / 2  # total variation, between 0 and 1
+        answers = _channels_last(_answers(evaluation, updates, resources))
+        weights = (had / had.max()).view(-1, *[1] * (answers.ndim - 2)).expand(answers.shape[:-1])
+        off = (answers - _geometric_median(answers, weights)).abs()
+        distances = off.sum(dim=-1).flatten(1).mean(dim=-1) / 2  # total variation, between 0 and 1
         now = had * torch.exp(-2.0 * distances / distances.max().clamp_min(1e-12))
         return {name: max(LEAST, value) for name, value in _by_client(updates, now).items()}
 
@@ -122,7 +131,7 @@ def client_logits(evaluation: Evaluation, updates: Sequence[Update], resources: 
 
 
 def _answers(evaluation: Evaluation, updates: Sequence[Update], resources: Resources) -> Tensor:
-    """Return the clients' probabilities: clients × inputs × classes."""
+    """Return the clients' probabilities: clients × inputs × classes × positions."""
     found = client_logits(evaluation, updates, resources)
     return torch.stack([resources.outputs.probabilities(logits.to(torch.float64)) for logits in found])
 
@@ -135,19 +144,28 @@ def _by_client(updates: Sequence[Update], weights: Tensor) -> dict[str, float]:
 def geometric_median(votes: Iterable[WeightedLogits], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
     """Return the geometric median of the teachers' probabilities for each input (Weiszfeld's iteration), weighted.
 
-    A teacher's weights for classes are averaged over its own answer.
+    A teacher's weights for classes are averaged over its own answer, those for other channels over the channels.
     """
     probabilities, weights = _stacked(votes, temperature, outputs)
-    rows = [
-        (torch.as_tensor(weight, dtype=one.dtype, device=one.device).expand(one.shape) * one).sum(dim=-1)
+    wide = (
+        torch.as_tensor(weight, dtype=one.dtype, device=one.device).expand(one.shape)
         for weight, one in zip(weights, probabilities, strict=True)
-    ]
-    return _geometric_median(probabilities, torch.stack(rows)).float()
+    )
+    if outputs.one_is_right:
+        rows = [(weight * one).sum(dim=CHANNELS) for weight, one in zip(wide, probabilities, strict=True)]
+    else:
+        rows = [weight.mean(dim=CHANNELS) for weight in wide]
+    return _geometric_median(_channels_last(probabilities), torch.stack(rows)).movedim(-1, CHANNELS).float()
 
 
-def consensus(logits: Iterable[Tensor]) -> Tensor:
-    """Return the class that the geometric median of all answers has for each input."""
-    return geometric_median(map(WeightedLogits, logits)).argmax(dim=CHANNELS)
+def consensus(logits: Iterable[Tensor], outputs: Outputs = classes()) -> Tensor:
+    """Return the labels that the geometric median of all answers speaks for: for classes, its largest one."""
+    return outputs.decide(geometric_median(map(WeightedLogits, logits), 1.0, outputs))
+
+
+def _channels_last(answers: Tensor) -> Tensor:
+    """Return teachers × inputs × channels × positions with the channels at the end."""
+    return answers.movedim(CHANNELS + 1, -1)
 
 
 def cronus(votes: Iterable[WeightedLogits], temperature: float = 1.0, outputs: Outputs = classes()) -> Tensor:
@@ -156,21 +174,21 @@ def cronus(votes: Iterable[WeightedLogits], temperature: float = 1.0, outputs: O
     For every input, f times: the teacher whose answer is farthest from the mean along the direction in which the
     answers differ most is left out. Teachers' weights are not used: the filter counts answers.
     """
-    probabilities, _ = _stacked(votes, temperature, outputs)
+    probabilities = _channels_last(_stacked(votes, temperature, outputs)[0])
     left = torch.ones_like(probabilities[..., 0])
     for _ in range(assumed(len(probabilities))):
         off = probabilities - _mean_of(probabilities, left)
-        covariance = torch.einsum("kn,knc,knd->ncd", left, off, off)
+        covariance = torch.einsum("k...,k...c,k...d->...cd", left, off, off)
         direction = torch.linalg.eigh(covariance).eigenvectors[..., -1]
         distance = (off * direction).sum(dim=-1).abs().masked_fill(left == 0, -1)
         left.scatter_(0, distance.argmax(dim=0, keepdim=True), 0.0)
-    return _mean_of(probabilities, left).float()
+    return _mean_of(probabilities, left).movedim(-1, CHANNELS).float()
 
 
 def _stacked(
     votes: Iterable[WeightedLogits], temperature: float, outputs: Outputs
 ) -> tuple[Tensor, list[Tensor | float]]:
-    """Return all teachers' probabilities (teachers × inputs × classes), and their weights."""
+    """Return all teachers' probabilities (teachers × inputs × classes × positions), and their weights."""
     given = list(votes)
     if not given:
         raise ValueError("an ensemble needs at least one teacher")

@@ -21,6 +21,8 @@ from feddf.data.partition import split
 from feddf.engines.jobs import obstacle
 from feddf.engines.open import DeferredEngine
 from feddf.evaluate import output_shape
+from feddf.models.small import build_network
+from feddf.outputs import Outputs
 from feddf.rounds import Federation
 from feddf.runs.loading import PoolTask, check_vocabulary, load_dataset, load_named, pool_of, with_tokenizer
 from feddf.runs.loggers import check_installed
@@ -83,10 +85,14 @@ def build(experiment: Experiment, *, trust: bool = False) -> Parts:
     prototypes = {spec.label: _prototype(spec, task.data, experiment) for spec in experiment.prototypes}
     models = {name: init_state(prototype, seed) for name, prototype in prototypes.items()}
     names = itertools.cycle(prototypes)  # dealt evenly over the clients, in turn
-    clients = [Client(client_name(k, len(task.shards)), next(names), indices) for k, indices in enumerate(task.shards)]
+    known = _known(task, experiment)
+    ids = [client_name(k, len(task.shards)) for k in range(len(task.shards))]
+    clients = [Client(id, next(names), shard, known.get(id)) for id, shard in zip(ids, task.shards, strict=True)]
     counts = Counter(client.prototype for client in clients)
     augment = flip_crop if experiment.pool.augment else None
-    resources = Resources(prototypes, task.pool, task.validation, augment, task.train.outputs, counts.__getitem__)
+    resources = Resources(
+        prototypes, task.pool, task.validation, augment, task.train.outputs, counts.__getitem__, known
+    )
     engine = DeferredEngine()
     method, fitted = build_method(resources, experiment, engine, models)
     federation = Federation(clients, experiment.clients, seed, method.rounds_per_cohort)
@@ -102,8 +108,21 @@ def build(experiment: Experiment, *, trust: bool = False) -> Parts:
     return replace(parts, train=attack.train, attack=attack)
 
 
+def _known(task: Task, experiment: Experiment) -> dict[str, Tensor]:
+    """Return which channels each client's labels tell apart, where the data say so: for each of its groups."""
+    groups, channels = task.data.known, task.train.n_classes
+    if groups and experiment.partition.scheme != "groups":
+        allowed = f"the sites of '{experiment.data.name}' know different channels; it must be 'groups'"
+        raise ConfigError.at("partition.scheme", experiment.partition.scheme, allowed)
+    masks = [torch.zeros(channels, dtype=torch.bool).index_fill(0, torch.tensor(one), True) for one in groups]
+    number = len(task.shards)
+    return {client_name(k, number): masks[k % len(masks)] for k in range(number)} if masks else {}
+
+
 def _warnings(task: Task) -> tuple[str, ...]:
     """Return what a user should know before the first round."""
+    if not task.train.outputs.counts_classes:
+        return ()
     held = set(torch.unique(task.train.labels[torch.cat(task.shards)]).tolist())
     absent = [str(label) for label in range(task.train.n_classes) if label not in held]
     text = f"no client holds an example of class {', '.join(absent[:10])}: nobody can teach it"
@@ -183,20 +202,21 @@ def _partition(experiment: Experiment, train: Examples) -> list[Tensor]:
         needed = f"{partition.min_size} examples each they need {number * partition.min_size}"
         raise ConfigError.at("clients.total", number, f"with at least {needed}, and there are {len(train)}")
     deal, seed = PARTITIONS[partition.scheme], derive(experiment.seed, "partition")
+    groups, n_groups = train.partitioned_by
     try:
-        return list(deal(train.labels, number, partition, n_classes=train.n_classes, seed=seed))
+        return list(deal(groups, number, partition, n_classes=n_groups, seed=seed))
     except ValueError as error:
         raise ConfigError.at("partition.scheme", partition.scheme, str(error)) from None
 
 
-def prototype_for(spec: PrototypeConfig, shape: tuple[int, ...], n_classes: int) -> Prototype:
-    """Return the architecture for inputs of a shape and a number of classes."""
-    return Prototype(spec.label, partial(MODELS[spec.model], shape, n_classes, **spec.options))
+def prototype_for(spec: PrototypeConfig, shape: tuple[int, ...], outputs: Outputs) -> Prototype:
+    """Return the architecture for inputs of a shape and a kind of outputs."""
+    return Prototype(spec.label, partial(build_network, MODELS[spec.model], shape, outputs, spec.options))
 
 
 def _prototype(spec: PrototypeConfig, data: Dataset, experiment: Experiment) -> Prototype:
     check_vocabulary(spec, with_tokenizer(experiment))
-    prototype = prototype_for(spec, data.shape, data.train.n_classes)
+    prototype = prototype_for(spec, data.shape, data.train.outputs)
     try:
         shape = output_shape(prototype, data.train.inputs)
     except Exception as error:
@@ -205,7 +225,8 @@ def _prototype(spec: PrototypeConfig, data: Dataset, experiment: Experiment) -> 
         raise ConfigError.at("prototypes", given, allowed) from error
     _check_travel(experiment, "prototypes", spec.model, prototype)
     if shape != data.train.outputs.shape:
-        allowed = f"gives outputs of shape {shape}, not {data.train.n_classes} logits"
+        wanted = f"{data.train.n_classes} logits" if data.train.outputs.counts_classes else data.train.outputs.shape
+        allowed = f"gives outputs of shape {shape}, not {wanted}"
         raise ConfigError.at("prototypes", spec.model, allowed)
     return prototype
 

@@ -33,7 +33,7 @@ def card(
     parts += [f"{', '.join(task_of([run]))}; `config.toml` has every setting, `metrics.jsonl` every round."]
     parts += [f'```python\nimport feddf\nmodel = feddf.load_model("FOLDER"{chosen})\n```']
     if run.records:
-        parts += ["## Test accuracy in %", _compared(run, models), picture]
+        parts += [f"## Test {run.score} in %", _compared(run, models), picture]
     if confusion:
         parts += ["## Test accuracy by class, in %", _classes(classes, confusion)]
     versions = [(name.partition(".")[2], value) for name, value in run.config.items() if name.startswith("versions.")]

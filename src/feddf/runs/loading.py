@@ -175,12 +175,12 @@ def from_dataset(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     if isinstance(found, nn.Module):
         return unlabeled.sample_images(found, task.wanted(source) or ENOUGH, (100,), seed)
     data, avoid = _checked(found, "a feddf.Dataset or a generator"), source.avoid
-    inputs, labels = data.unlabeled or data.train.inputs, data.train.labels
+    inputs, (labels, n_groups) = data.unlabeled or data.train.inputs, data.train.partitioned_by
     if source.classes is not None or avoid:
         if isinstance(avoid, str):
             avoid = _checked(task.load(avoid), "a feddf.Dataset").classes
         inputs = data.train.inputs.take(
-            unlabeled.of_classes(labels, data.train.n_classes, data.classes, source.classes, avoid, seed)
+            unlabeled.of_classes(labels, n_groups, data.classes, source.classes, avoid, seed)
         )
     few = None if source.fraction is None else max(2, round(source.fraction * len(inputs.raw)))
     return unlabeled.choose(inputs.raw, few or task.wanted(source), seed)

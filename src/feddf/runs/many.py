@@ -23,7 +23,7 @@ from typing import Any
 
 from feddf.config import ConfigError, Experiment, differences, with_values
 from feddf.config.keys import changes_of, default_of, short
-from feddf.report.read import Run, read_run
+from feddf.report.read import Run, read_run, scores_of
 from feddf.report.tables import Comparison, spread, statistics
 from feddf.rounds import QuorumError
 from feddf.runs.build import build
@@ -272,7 +272,7 @@ def beyond(key: str, values: Sequence[float], best: float) -> float | None:
 
 def table(trials: Sequence[Trial], best: Trial) -> Comparison:
     """Return all settings side by side, the best one marked."""
-    keys = list(best.values)
+    keys, score = list(best.values), scores_of(best.runs)
     rows: list[list[str]] = []
     numbers: list[dict[str, object]] = []
     for trial in sorted(trials, key=lambda trial: [trial.values[key] for key in keys]):
@@ -285,9 +285,10 @@ def table(trials: Sequence[Trial], best: Trial) -> Comparison:
         scores = {"validation": [*map(validation, trial.runs)], "test": [run.curve()[-1] for run in trial.runs]}
         for measure, found in scores.items():
             in_percent = statistics([100 * value for value in found])
-            numbers.append({**values, "measure": f"{measure} accuracy in %", **in_percent, "best": int(trial is best)})
+            numbers.append({**values, "measure": f"{measure} {score} in %", **in_percent, "best": int(trial is best)})
         rows.append([*setting, *map(spread, scores.values()), "best" if trial is best else ""])
-    return Comparison("Accuracy at the last round, in %", [*map(short, keys), "validation", "test", ""], rows, numbers)
+    title = f"{score[0].upper()}{score[1:]} at the last round, in %"
+    return Comparison(title, [*map(short, keys), "validation", "test", ""], rows, numbers)
 
 
 def _trials(

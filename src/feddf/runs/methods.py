@@ -6,7 +6,7 @@ asks something of its clients. A part by name is a function of the resources tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +15,7 @@ import torch
 from feddf.admit import weights_due
 from feddf.client import combine_halves, halves_of
 from feddf.config import ConfigError, FusionConfig, Settings, names, with_values
+from feddf.config.experiment import Mistake
 from feddf.evaluate import Accuracies, Teacher, teacher_of
 from feddf.fusion import average
 from feddf.fusion import feddf as algorithm
@@ -23,7 +24,7 @@ from feddf.fusion.batchnorm import local_statistics, with_statistics
 from feddf.fusion.distill import Students, make_students
 from feddf.fusion.ensemble import MakeTargets, make_ensemble
 from feddf.fusion.select import drop_worst, validation_accuracies
-from feddf.outputs import classes
+from feddf.outputs import Outputs, classes
 from feddf.robust.defense import MARGIN, bounded_counts, check_models, guard, robust_start
 from feddf.robust.statistics import bounded_statistics
 from feddf.robust.trust import weigh_by_trust
@@ -49,8 +50,10 @@ def build_method(
     prototypes = fit_prototypes(resources, method.parts).prototypes
     half = combine_halves([*(part.half for part in method.parts), *halves_of(settings.local)])
     for name, prototype in prototypes.items():
-        job, labels = Job(Client("trial", name), 1, models[name], 0), torch.zeros(2, dtype=torch.int64)
-        training = Training(job, prototype, labels, classes(2), settings.local.optimizer, 1, 1.0)
+        outputs = classes(2) if resources.outputs.channels is None else resources.outputs
+        job, raw = Job(Client("trial", name), 1, models[name], 0), torch.zeros(2, *map(int, outputs.shape))  # type: ignore[arg-type]
+        labels = outputs.decide(outputs.probabilities(raw))
+        training = Training(job, prototype, labels, outputs, settings.local.optimizer, 1, 1.0)
         try:
             if finish := half(prototype.load(models[name]), training).finish:
                 finish()
@@ -73,6 +76,7 @@ def make_method(resources: Resources, settings: Settings, engine: Engine) -> Met
         engine: runs the server's work: predictions of teachers, and distillation.
     """
     asked = settings
+    settings.refuse(output_mistakes(settings, resources.outputs, partial_knowledge=bool(resources.known)))
     if settings.fusion.defense == "robust":
         settings = robust_settings(settings, resources)
     fusion, execution = settings.fusion, of_answers(settings.run)
@@ -120,6 +124,33 @@ def fit_prototypes(resources: Resources, parts: Sequence[Part]) -> Resources:
     return replace(resources, prototypes=prototypes)
 
 
+def output_mistakes(settings: Settings, outputs: Outputs, *, partial_knowledge: bool) -> Iterator[Mistake]:
+    """Yield which settings have no meaning for this kind of output, or where clients know different channels."""
+    fusion, ensemble, local, kind = settings.fusion, settings.ensemble, settings.local, f"'{outputs.kind}'"
+    count = f"classes are counted where each example has one, and the outputs are {kind}"
+    if outputs.positions:
+        count += f" at {'×'.join(map(str, outputs.positions))} positions"
+    if not outputs.counts_classes:
+        yield ensemble.weights == "class-counts", "ensemble.weights", count
+        yield fusion.aggregation == "class-counts", "fusion.aggregation", count
+        yield "class-counts" in fusion.parts, "fusion.parts", count
+    one = f"it is about the one class that is right, and the outputs are {kind}"
+    yield ensemble.weights == "certainty" and not outputs.one_is_right, "ensemble.weights", one
+    yield local.logit_adjustment > 0 and not outputs.one_is_right, "local.logit_adjustment", one
+    units = f"{kind} have units and no temperature; leave it at 1"
+    yield settings.distill.temperature != 1 and outputs.has_units, "distill.temperature", units
+    if partial_knowledge:
+        blind = "it would blame clients for the channels that they do not know; leave it at {!r}"
+        for name in ("trust", "drop_worst", "defense"):
+            usual = FusionConfig.model_fields[name].default
+            yield getattr(fusion, name) != usual, f"fusion.{name}", blind.format(usual)
+        known = "clients know different channels; only 'logits' and 'probabilities' leave each to those who know it"
+        yield ensemble.combine not in ("logits", "probabilities"), "ensemble.combine", known
+        pooled = "clients know different channels, which an earlier or a sampled model does not say; leave it at 0"
+        yield ensemble.ema > 0, "ensemble.ema", pooled
+        yield ensemble.swag_samples > 0, "ensemble.swag_samples", pooled
+
+
 def _refuse_looks_at_weights(settings: Settings) -> None:
     """Raise where something around the fusion looks at weights, which this method's clients do not send."""
     for name in ("defense", "trust", "drop_worst", "guard", "batchnorm"):
@@ -138,7 +169,8 @@ def robust_settings(settings: Settings, resources: Resources) -> Settings:
     labeled = bool(resources.validation)
     measurable = labeled or resources.pool is not None
     if settings.fusion.trust == "none" and measurable:
-        changes["fusion.trust"] = "mixture" if labeled else "expguard"
+        mixture = labeled and resources.outputs.likelihood is not None
+        changes["fusion.trust"] = "mixture" if mixture else "expguard" if resources.pool is not None else "none"
     if settings.fusion.guard is None and measurable:
         changes["fusion.guard"] = MARGIN
     if settings.ensemble.combine == "logits":
@@ -191,6 +223,7 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTa
         memory=config.ema,
         swag_samples=config.swag_samples,
         swag_scale=config.swag_scale,
+        known=resources.known,
         execution=execution,
     )
 

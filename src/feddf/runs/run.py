@@ -67,11 +67,12 @@ def run_experiment(
     with folder.locked(), open_engines(experiment.run, experiment.clients.timeout) as engines:
         server = folder.latest(parts.server.models)[0] or parts.server
         folder.forget_after(server.round)
-        counts = class_counts(task.train.labels, task.shards, task.train.n_classes)
-        held = {"classes": list(task.data.classes), "counts": counts.tolist()}
+        groups, n_groups = task.train.partitioned_by
+        held = {"classes": task.data.group_names, "counts": class_counts(groups, task.shards, n_groups).tolist()}
         write_atomically(folder.path / "partition.json", json.dumps(held).encode())
         tried = staged(engines.server, "evaluate")
-        recorder = Recorder(tried, parts.prototypes, task.data.test, task.validation, experiment.run)
+        knows = {client.id: client.known for client in federation.clients if client.known is not None}
+        recorder = Recorder(tried, parts.prototypes, task.data.test, task.validation, experiment.run, knows)
         parts.engine.become(staged(engines.server, "fuse"))
         engine = staged(engines.clients, "train")
         if parts.attack:
@@ -131,9 +132,16 @@ class Recorder:
     """Makes the record of each round, by trying models on the test and validation data. Made once for all rounds."""
 
     def __init__(
-        self, engine: Engine, prototypes: Mapping[str, Prototype], test: Examples, validation: Examples, run: RunConfig
+        self,
+        engine: Engine,
+        prototypes: Mapping[str, Prototype],
+        test: Examples,
+        validation: Examples,
+        run: RunConfig,
+        known: Mapping[str, Tensor] = {},
     ) -> None:
         self._prototypes, self._test, self._validation, self._run = prototypes, test, validation, run
+        self._known = known
         execution = of_answers(run)
         self._on_test = Evaluation(engine, test.inputs, execution)
         self._on_validation = Evaluation(engine, validation.inputs, execution)
@@ -146,8 +154,9 @@ class Recorder:
         the clients and of each client, as the run logs them, or why the ensemble was not measured; the fused models'
         validation accuracy, by which hyper-parameters are tuned; bytes down and up.
         """
-        began, updates = perf_counter(), closed.updates
-        teachers, models, ensembles = self._tested(closed)
+        began, updates, metric = perf_counter(), closed.updates, self._test.outputs.metric
+        measures: dict[str, dict[str, float]] = {}
+        teachers, models, ensembles = self._tested(closed, measures)
         if len(self._validation):
             for one in self._on_validation(models_of(closed.server.models, self._prototypes)):
                 models[one.client_id]["validation"] = _score(_known(one, "validation").logits, self._validation)
@@ -165,6 +174,8 @@ class Recorder:
             **(ensembles if self._run.log_ensemble else NO_ENSEMBLE),
             **({"no_ensemble": why or "no teacher's answers are finite"} if unmeasured else {}),
             "models": models,
+            **({"score": metric} if metric != "accuracy" else {}),
+            **({"measures": measures} if self._test.outputs.measures else {}),
             "metrics_of_clients": mean_metrics([(update.n_examples, update.metrics) for update in updates]),
             **({"accuracy_of_clients": {n: teachers.get(n) for n in names}} if self._tries_clients else {}),
             **({"drift_of_clients": drifts} if self._tries_clients else {}),
@@ -181,7 +192,7 @@ class Recorder:
     def confusion(self, models: Mapping[str, State]) -> dict[str, list[list[int]]]:
         """Return how often each model gives which answer (columns) to the test inputs of each class (rows)."""
         labels, n = self._test.labels, self._test.outputs.channels or 0
-        if not len(self._test) or labels.dim() > 1 or n > MOST_CLASSES:
+        if not len(self._test) or not self._test.outputs.counts_classes or n > MOST_CLASSES:
             return {}
         found = {}
         for one in self._on_test(models_of(models, self._prototypes)):
@@ -189,10 +200,13 @@ class Recorder:
             found[one.client_id] = torch.bincount(n * labels + answers, minlength=n * n).reshape(n, n).tolist()
         return {name: found[name] for name in sorted(found)}  # not in the order of the workers
 
-    def _tested(self, closed: Round) -> tuple[dict[str, float], dict[str, ModelRecord], dict[str, float | None]]:
+    def _tested(
+        self, closed: Round, measures: dict[str, dict[str, float]]
+    ) -> tuple[dict[str, float], dict[str, ModelRecord], dict[str, float | None]]:
         """Return the test accuracies of clients, of each prototype before and after fusion, and of ensembles.
 
         Those are the one that taught (``ensemble``, sampled models included), and plain AvgLogits of all clients.
+        Further ``measures`` are noted by the way.
         """
         before, after = closed.fused.start, closed.server.models
         if not len(self._test):
@@ -207,8 +221,13 @@ class Recorder:
         fused = [*models_of(before, self._prototypes, "averaged"), *models_of(changed, self._prototypes, "fused")]
         outcomes = self._on_test([*asked, *fused])  # at once: no worker waits for another
         clients = {update.client_id for update in closed.updates}
-        accuracies, ensembles = self._ensembles(islice(outcomes, len(asked)), clients, ensemble)
-        scores = {one.client_id: _score(_known(one, "evaluation").logits, self._test) for one in outcomes}
+        accuracies, ensembles = self._ensembles(islice(outcomes, len(asked)), clients, ensemble, measures)
+        scores: dict[str, float] = {}
+        for one in outcomes:
+            found = _known(one, "evaluation").logits
+            scores[one.client_id] = _score(found, self._test)
+            prototype = one.client_id.partition(" ")[2]  # fused ones come after averaged ones
+            measures[prototype] = self._test.outputs.measure(found, self._test.labels)
         models: dict[str, ModelRecord] = {}
         for name in sorted(after):
             averaged = scores[f"averaged {name}"]
@@ -216,7 +235,11 @@ class Recorder:
         return accuracies, models, ensembles
 
     def _ensembles(
-        self, outcomes: Iterable[Predictions | Failure], clients: set[str], ensemble: Ensemble | None
+        self,
+        outcomes: Iterable[Predictions | Failure],
+        clients: set[str],
+        ensemble: Ensemble | None,
+        measures: dict[str, dict[str, float]],
     ) -> tuple[dict[str, float], dict[str, float | None]]:
         """Return the clients' accuracies and those of ensembles; one teacher's answers are in memory at a time."""
         members = {teacher.id for teacher in ensemble.teachers} if ensemble else set()
@@ -231,7 +254,7 @@ class Recorder:
                     continue  # only its share in the measured ensembles is lost
                 name, logits = outcome.client_id, outcome.logits
                 if name in clients:
-                    accuracies[name] = _score(logits, self._test)
+                    accuracies[name] = _score(self._among_known(name, logits), self._test)
                 if not bool(torch.isfinite(logits).all()):
                     continue
                 finite.add(name)
@@ -243,7 +266,9 @@ class Recorder:
         found, stream = None, answers()
         if ensemble is not None:
             try:
-                found = _score(ensemble(stream), self._test)
+                raw = ensemble.outputs.raw(ensemble(stream).double())
+                found = _score(raw, self._test)
+                measures["ensemble"] = self._test.outputs.measure(raw, self._test.labels)
             except ValueError:
                 if finite & members:  # else it has nothing to combine
                     raise
@@ -251,6 +276,10 @@ class Recorder:
             pass
         heard = len(finite & clients)
         return accuracies, {"ensemble": found, "avg_logits": _score(total / heard, self._test) if heard else None}
+
+    def _among_known(self, client: str, logits: Tensor) -> Tensor:
+        known = self._known.get(client)
+        return logits if known is None else self._test.outputs.restrict(logits, known)
 
 
 def _known(outcome: Predictions | Failure, work: str) -> Predictions:
@@ -287,18 +316,22 @@ def describe(parts: Parts, folder: RunFolder, recorder: Recorder) -> None:
 
     Classes without names are numbers.
     """
-    data, path, server = parts.task.data, folder.path, folder.latest()[0] or parts.server
+    outputs, data = parts.task.data.train.outputs, parts.task.data
+    path, server = folder.path, folder.latest()[0] or parts.server
     numbers = tuple(str(number) for number in range(data.train.n_classes))
     classes = data.classes if len(data.classes) == len(numbers) else numbers
-    form = data.shape, classes, of_inputs(data.train.inputs, with_tokenizer(parts.experiment).tokenizer)
+    known = data.shape, classes, of_inputs(data.train.inputs, with_tokenizer(parts.experiment).tokenizer)
+    fits = {name: prototype.fit is not None for name, prototype in parts.prototypes.items()}
     specs = {
-        spec.label: ModelSpec(spec.model, *form, spec.options, parts.prototypes[spec.label].fit is not None)
+        spec.label: ModelSpec(spec.model, *known, spec.options, fits[spec.label], outputs.form)
         for spec in parts.experiment.prototypes
     }
     values = {"feddf": {"prototypes": {name: spec.describe() for name, spec in specs.items()}}}
     write_atomically(path / CONFIG, json.dumps(values, indent=2, ensure_ascii=False).encode())
     confusion = recorder.confusion(server.models)
     write_atomically(path / TESTED, json.dumps({"classes": classes, "confusion": confusion}).encode())
-    counts = class_counts(parts.task.train.labels, parts.task.shards, len(classes))
+    groups, n_groups = parts.task.train.partitioned_by
+    counts = class_counts(groups, parts.task.shards, n_groups)
+    names = classes if outputs.counts_classes else data.group_names or [str(group) for group in range(n_groups)]
     models = {name: spec.model for name, spec in specs.items()}
-    write_atomically(path / CARD, card(read_run(path), models, classes, counts, confusion).encode())
+    write_atomically(path / CARD, card(read_run(path), models, names, counts, confusion).encode())

@@ -14,6 +14,10 @@ from importlib import import_module
 from typing import Any
 
 
+class MissingPackageError(ValueError):
+    """A package of an extra is not installed; the message says which, and how to get it."""
+
+
 @cache
 def onnxruntime() -> Any:
     """Return the library onnxruntime, which says nothing but errors, or say in one line how to get it."""
@@ -41,11 +45,16 @@ def transformers() -> Any:
     return library
 
 
+def scikit_learn() -> Any:
+    """Return the metrics of scikit-learn, or say in one line how to get it."""
+    return _library("sklearn.metrics", "metrics")
+
+
 def _library(name: str, extra: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise ValueError(f"{name.partition('.')[0]} is not installed: pip install 'feddf[{extra}]'") from error
+        raise MissingPackageError(f"{name.partition('.')[0]} is not installed: pip install 'feddf[{extra}]'") from error
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from feddf import outputs
 from feddf.config.errors import FeddfError, first_line, shown
 from feddf.config.foreign import validated
 from feddf.config.names import MODELS
@@ -25,13 +26,16 @@ from feddf.data.files import read_image
 from feddf.data.text import Tokenizer, tokenizer, widened
 from feddf.data.unlabeled import resize
 from feddf.evaluate import BATCH, evaluation_mode
+from feddf.models.small import build_network
+from feddf.outputs import Outputs
+from feddf.outputs import from_description as from_form
 from feddf.runtime.atomic import is_mine, names_code, signed
 from feddf.runtime.device import CPU, device_of, moved
 from feddf.states import fit_widths
 from feddf.types import Inputs, Prototype, State
 
-FORMAT = 1
-"""The version of the description in a ``config.json``."""
+FORMAT = 2
+"""The version of the description in a ``config.json``: 1 where each input has one class, 2 with other outputs."""
 
 MOST_VALUES = 1 << 24  # in one input of a model from elsewhere: room is made for the sizes that its file asks for
 ORIGIN = "origin"
@@ -185,7 +189,9 @@ def _pixels(given: Any, side: int | None) -> Tensor:
 class ModelSpec:
     """All that is needed to use weights: the architecture with its options, the classes and the preprocessing.
 
-    With ``fits``, layers take the widths that the weights have: those that FedMA matched may have grown.
+    With ``fits``, layers take the widths that the weights have: those that FedMA matched may have grown. ``form``
+    describes the outputs (:meth:`feddf.Outputs.describe`) where they are not one of the classes for each input;
+    ``classes`` are then the names of their channels.
     """
 
     model: str
@@ -194,18 +200,26 @@ class ModelSpec:
     preprocess: Preprocess | None
     options: Mapping[str, Any] = field(default_factory=dict)
     fits: bool = False
+    form: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> Outputs:
+        """What the outputs mean."""
+        return from_form(self.form) if self.form else outputs.classes(len(self.classes))
 
     @property
     def prototype(self) -> Prototype:
         """How the architecture is built."""
-        build = partial(MODELS[self.model], self.shape, len(self.classes), **self.options)
+        build = partial(build_network, MODELS[self.model], self.shape, self.outputs, self.options)
         return Prototype(self.model.rpartition(":")[2], build, fit_widths if self.fits else None)
 
     def describe(self) -> dict[str, Any]:
         """Return the description as JSON; one that names code has a mark that says whose it is."""
         fed = described(self.preprocess) if self.preprocess else None
-        values = {"format": FORMAT, "model": self.model, "options": dict(self.options), "fits": self.fits}
+        version = FORMAT if self.form else 1  # what older versions can read, they may
+        values = {"format": version, "model": self.model, "options": dict(self.options), "fits": self.fits}
         values |= {"shape": list(self.shape), "classes": list(self.classes), "preprocessing": fed}
+        values |= {"outputs": dict(self.form)} if self.form else {}
         return (
             {**values, ORIGIN: signed(json.dumps(values, sort_keys=True).encode())}
             if names_code(self.model)
@@ -218,26 +232,32 @@ class ModelSpec:
 
         One that somebody else made and that names code is refused: the code would be called with what the file says.
         """
-        if values.get("format") != FORMAT:
-            raise ModelError(f"{where} has the format {shown(values.get('format'))}, and this version reads {FORMAT}")
+        if values.get("format") not in (1, FORMAT):
+            said = f"{where} has the format {shown(values.get('format'))}"
+            raise ModelError(f"{said}, and this version reads 1 to {FORMAT}")
         rest, model = {name: value for name, value in values.items() if name != ORIGIN}, str(values.get("model"))
         marked = json.dumps(rest, sort_keys=True).encode()
         if names_code(model) and not trust and not is_mine(marked, values.get(ORIGIN)):
             remedy = "look at that code, then load it by load_model(..., trust=True), or predict with --trust"
             raise ModelError(f"{where} was made elsewhere and has code run: {model!r:.100}; {remedy}")
         try:
-            found: ModelSpec = validated(cls, {**rest, "preprocess": None})
+            found: ModelSpec = validated(cls, {**rest, "preprocess": None, "form": rest.get("outputs") or {}})
             encode = validated(dict[str, Any] | None, rest.get("preprocessing"))
             preprocess = from_description(encode) if encode else None
             if not found.classes or tuple(preprocess.shape if preprocess else found.shape) != found.shape:
                 raise ValueError(f"it has no classes, or not the shape {shown(found.shape)} of its preprocessing")
+            if found.outputs.channels != len(found.classes):
+                raise ValueError(f"it has {found.outputs.channels} channels, and {len(found.classes)} names for them")
             return replace(found, preprocess=preprocess)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ModelError(f"{where} does not describe a model: {first_line(error)}") from error
 
 
 class Prediction(NamedTuple):
-    """The most likely class of one input, and the probability of every class."""
+    """The most likely class of one input, and the probability of every class.
+
+    Or all labels that are more likely than not, with commas between them; or the values, here and as ``probabilities``.
+    """
 
     label: str
     probabilities: dict[str, float]
@@ -257,6 +277,8 @@ class LoadedModel(nn.Module):
 
     def predict(self, given: Any, batch: int = BATCH) -> list[Prediction]:
         """Classify image files (or arrays of bytes), texts or rows of numbers, on the device that the model is on."""
+        if self.spec.outputs.positions:
+            raise ModelError("the model answers at every position; encode inputs with its preprocess, and call it")
         if self.preprocess is None:
             raise ModelError("the model's preprocessing is a function of a program; encode inputs and call the model")
         inputs = list(given) if isinstance(given, Sequence | Tensor) and not isinstance(given, str) else [given]
@@ -264,9 +286,10 @@ class LoadedModel(nn.Module):
         for first in range(0, len(inputs), batch):
             raw = self.preprocess.read(inputs[first : first + batch])
             with evaluation_mode(self):
-                rows: Tensor = self(self.preprocess(moved(raw, device_of(self)))).softmax(dim=1)
-            for row in rows.to(CPU).tolist():
-                found.append(Prediction(self.classes[row.index(max(row))], dict(zip(self.classes, row, strict=True))))
+                rows = self.spec.outputs.probabilities(self(self.preprocess(moved(raw, device_of(self))))).to(CPU)
+            labels = self.spec.outputs.names(rows, self.classes)
+            for label, row in zip(labels, rows.tolist(), strict=True):
+                found.append(Prediction(label, dict(zip(self.classes, row, strict=False))))
         return found
 
 

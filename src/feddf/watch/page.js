@@ -143,9 +143,12 @@
     return found;
   }
 
+  const scoreName = () => [...new Set(visible().map((run) => run.score))].join(" or ") || "accuracy";
+
   function drawCharts() {
     for (const chart of charts) chart.destroy();
     charts = [];
+    byId("curves-title").textContent = `Test ${scoreName()} by round`;
     const panels = data.groups.flatMap((group) => {
       const runs = visible().filter((run) => group.paths.includes(run.path));
       return named(runs).map((name) => {
@@ -202,7 +205,7 @@
       scales: { x: { time: false, range: (_, from, to) => (from === to ? [from - 1, to + 1] : [from, to]) }, y: { range } },
       axes: [
         { ...axis, label: "round", labelFont: axis.font, labelSize: 20, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] },
-        { ...axis, label: "test accuracy in %", labelFont: axis.font, labelSize: 20, size: 44 },
+        { ...axis, label: `test ${scoreName()} in %`, labelFont: axis.font, labelSize: 20, size: 44 },
       ],
       hooks: { setCursor: [(plot) => say(plot.cursor.idx)] },
     }, [x, ...columns], box));

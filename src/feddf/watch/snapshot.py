@@ -82,6 +82,7 @@ def described(run: Run) -> Json:
         "headline": _group([run], [[run]])["headline"],
         "method": _text(title_of(run.method)),
         "seed": run.seed,
+        "score": _text(run.score),
         "rounds": int(run.value("rounds")),
         "done": len(run.records),
         "config": {_text(key): _text(value) for key, value in run.config.items()},
