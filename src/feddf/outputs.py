@@ -95,6 +95,11 @@ class Outputs:
         return (None if self.channels is None else self.channels * self.numbers, *self.positions)
 
     @property
+    def title(self) -> str:
+        """The kind as a message names it: 'classes' at 32×32 positions."""
+        return f"'{self.kind}'" + (f" at {'×'.join(map(str, self.positions))} positions" if self.positions else "")
+
+    @property
     def counts_classes(self) -> bool:
         """Whether each example has exactly one class, so that classes can be counted."""
         return self.one_is_right and not self.positions

@@ -41,8 +41,8 @@ def of_feddf(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     teachers = []
     for name, (spec, weights) in found.items():
         if spec.form:
-            allowed = "models of one class for each input can be fused so far"
-            raise TeacherError(f"teacher {own}: its outputs are '{spec.outputs.kind}' of its own; {allowed}")
+            allowed = "only models with one class for each input can be fused so far"
+            raise TeacherError(f"teacher {own}: its outputs are {spec.outputs.title}; {allowed}")
         if config.prototype in (None, name):
             feeding = by_hand(config).otherwise(Feeding.of(spec.preprocess, FILE))
             teachers.append(_of_weights(weights, spec, feeding, f"{own}-{name}" if len(found) > 1 else own, path))

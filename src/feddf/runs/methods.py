@@ -126,10 +126,8 @@ def fit_prototypes(resources: Resources, parts: Sequence[Part]) -> Resources:
 
 def output_mistakes(settings: Settings, outputs: Outputs, *, partial_knowledge: bool) -> Iterator[Mistake]:
     """Yield which settings have no meaning for this kind of output, or where clients know different channels."""
-    fusion, ensemble, local, kind = settings.fusion, settings.ensemble, settings.local, f"'{outputs.kind}'"
+    fusion, ensemble, local, kind = settings.fusion, settings.ensemble, settings.local, outputs.title
     count = f"classes are counted where each example has one, and the outputs are {kind}"
-    if outputs.positions:
-        count += f" at {'×'.join(map(str, outputs.positions))} positions"
     if not outputs.counts_classes:
         yield ensemble.weights == "class-counts", "ensemble.weights", count
         yield fusion.aggregation == "class-counts", "fusion.aggregation", count
