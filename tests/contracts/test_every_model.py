@@ -25,14 +25,21 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def form_of(name: str) -> tuple[tuple[int, ...], Outputs]:
+    """Return the shape of one input, and the outputs, that a model is tried with."""
+    if name in TEXTS:
+        return (12,), classes(CLASSES, (12,))
+    return SHAPE, classes(CLASSES, SHAPE[1:] if name in MASKS else ())
+
+
 @pytest.fixture
 def shape(name: str) -> tuple[int, ...]:
-    return (12,) if name in TEXTS else SHAPE
+    return form_of(name)[0]
 
 
 @pytest.fixture
 def outputs(name: str) -> Outputs:
-    return classes(CLASSES, {"unet": (32, 32), "dilated-cnn": (32, 32), "gpt": (12,), "gru": (12,)}.get(name, ()))
+    return form_of(name)[1]
 
 
 @pytest.fixture

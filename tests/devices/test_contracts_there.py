@@ -24,7 +24,7 @@ from feddf.engines import in_process
 from feddf.fusion.distill import distill
 from feddf.fusion.early_stopping import EarlyStopping
 from feddf.fusion.ensemble import CachedTargets
-from feddf.outputs import classes
+from feddf.models.small import build_network
 from feddf.rounds import run_round
 from feddf.runs.build import build
 from feddf.runs.methods import fit_prototypes, make_method
@@ -99,19 +99,20 @@ def test_unfit_updates_are_refused_there_too(variant: str) -> None:
 
 @pytest.fixture(params=sorted(models.MODELS.keys() - {"transformer"}))
 def prototype(request: pytest.FixtureRequest) -> Prototype:
-    return Prototype(request.param, partial(models.MODELS[request.param], models.SHAPE, models.CLASSES))
+    shape, outputs = models.form_of(request.param)
+    return Prototype(request.param, partial(build_network, models.MODELS[request.param], shape, outputs, {}))
 
 
-IMAGES = Examples(
-    Inputs(torch.randn(4, *models.SHAPE, generator=torch.Generator().manual_seed(0)), nn.Identity()),
-    torch.arange(4) % models.CLASSES,
-    classes(models.CLASSES),
-)
+@pytest.fixture
+def examples(prototype: Prototype) -> Examples:
+    shape, outputs = models.form_of(prototype.name)
+    labels = torch.arange(4).view(4, *[1] * len(outputs.positions)).expand(4, *outputs.positions) % models.CLASSES
+    return Examples(Inputs(models.inputs(4, shape), nn.Identity()), labels, outputs)
 
 
-def one_step(model: nn.Module) -> list[Tensor]:
+def one_step(model: nn.Module, examples: Examples) -> list[Tensor]:
     local = LocalConfig(epochs=1, batch_size=4, lr=0.01)
-    return _train(model.train(), torch.arange(4), IMAGES, 5, local, lambda step: 1.0, Steps(), None, Execution())
+    return _train(model.train(), torch.arange(4), examples, 5, local, lambda step: 1.0, Steps(), None, Execution())
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
@@ -122,10 +123,13 @@ def without_dropout(model: nn.Module) -> nn.Module:
     return model
 
 
-def test_every_model_learns_there_as_on_the_cpu(prototype: Prototype) -> None:
+def test_every_model_learns_there_as_on_the_cpu(prototype: Prototype, examples: Examples) -> None:
+    if prototype.name in models.TEXTS:
+        pytest.skip("torch has kernels for attention and gated units for each device, whose last bits differ")
+
     def after(device: str) -> str:
         model = without_dropout(prototype.load(init_state(prototype, 0), device))
-        one_step(model)
+        one_step(model, examples)
         return digest({"m": {key: tensor.to("cpu") for key, tensor in model.state_dict().items()}})
 
     with pretend_device():
@@ -133,18 +137,20 @@ def test_every_model_learns_there_as_on_the_cpu(prototype: Prototype) -> None:
     assert there == after("cpu")
 
 
-def test_every_model_passes_a_dry_run_of_a_step_on_meta(prototype: Prototype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_model_passes_a_dry_run_of_a_step_on_meta(
+    prototype: Prototype, examples: Examples, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The meta device knows shapes and types and computes nothing: what mixes devices fails on it."""
     meta = torch.device("meta")
     model = prototype.load(init_state(prototype, 0), meta)
-    (loss,) = one_step(model)
+    (loss,) = one_step(model, examples)
     assert (loss.device, loss.shape) == (meta, ())
-    assert model(torch.zeros(2, *models.SHAPE, device=meta)).shape == (2, models.CLASSES)
+    assert model(examples.inputs.batch(torch.arange(2)).to(meta)).shape == (2, *examples.outputs.shape)
     monkeypatch.setattr(EarlyStopping, "enough", lambda *_: False)  # it reads, and there is nothing to read
     monkeypatch.setattr("feddf.fusion.early_stopping.on_cpu", dict)
     config = DistillConfig(steps=1, batch_size=4, early_stopping="none")
-    targets = torch.full((4, models.CLASSES), 1 / models.CLASSES)
-    student = distill(model, CachedTargets(targets), IMAGES.inputs, config, score=None, seed=0)
+    targets = torch.full((4, models.CLASSES, *examples.outputs.positions), 1 / models.CLASSES)
+    student = distill(model, CachedTargets(targets), examples.inputs, config, score=None, seed=0)
     assert student.state.keys() == model.state_dict().keys()
 
 
