@@ -165,7 +165,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("source", sorted(sources.POOLS))
 def test_the_inputs_of_every_source_can_be_augmented_and_encoded_there(source: str, folder: Path) -> None:
     given = [one.replace("FOLDER", str(folder)) if isinstance(one, str) else one for one in sources.POOLS[source]]
-    pool, _ = sources.pool_of(given, "toy" if given == ["plane"] else f"{sources.__name__}:bands")
+    points = str(given[0]).startswith(("plane", "table:"))
+    pool, _ = sources.pool_of(given, "toy" if points else f"{sources.__name__}:bands")
     rows = torch.arange(len(pool))
 
     def encoded(device: str) -> Tensor:

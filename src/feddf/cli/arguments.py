@@ -97,8 +97,12 @@ def with_quiet(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def command(*, quiet: bool = False, **given: Any) -> Any:
-        out_console.quiet = out_console.quiet or quiet
-        return function(**given)
+        before = out_console.quiet
+        out_console.quiet = before or quiet
+        try:
+            return function(**given)
+        finally:
+            out_console.quiet = before
 
     known, hints = signature(function).parameters.values(), get_type_hints(function, include_extras=True)
     parameters = [one.replace(annotation=hints[one.name]) for one in known]
