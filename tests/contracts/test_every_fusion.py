@@ -78,8 +78,6 @@ def variants() -> Iterator[tuple[str, dict[str, Any]]]:
     for method in METHODS:
         yield method, {"fusion.method": method}
         for key, value in [*FUSING, *([] if method in WITHOUT_TEACHERS else TEACHING)]:
-            if str(value).startswith("mixed-") and method != "fedavg":
-                continue  # they are slow, and the average is the same thing under every method
             changes = {"fusion.method": method, key: value, **FURTHER.get(key, {})}
             if allowed(changes):
                 yield f"{method}, {key} = {value}", changes

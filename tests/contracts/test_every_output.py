@@ -35,7 +35,7 @@ FURTHER: dict[str, dict[str, Any]] = {
     "an adjusted loss": {"local.logit_adjustment": 1.0},
     "an ensemble's memory": {"ensemble.ema": 0.5},
 }
-CHANGES = {name: changes for name, changes in {**VARIANTS, **FURTHER}.items() if "mixed-" not in name}
+CHANGES = {**VARIANTS, **FURTHER}
 
 
 @dataclass(frozen=True)

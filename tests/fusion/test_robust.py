@@ -71,13 +71,6 @@ def test_rules_agree_with_byzfl(name: str, make: Any, n: int) -> None:
     np.testing.assert_allclose(flat(AVERAGES[name](ZERO, updates_of(rows))), expected, rtol=1e-7, atol=1e-9)
 
 
-def test_mixing_before_the_trimmed_mean_agrees_with_byzfl() -> None:
-    rules, n = byzfl(), 11
-    rows, f = vectors(n, 7, 3), robust.assumed(n)
-    expected = rules.TrMean(f)(rules.NNM(f)(rows.copy()))
-    np.testing.assert_allclose(flat(robust.mixed_trimmed(ZERO, updates_of(rows))), expected, rtol=1e-7, atol=1e-9)
-
-
 def test_norm_clipping_is_what_its_formula_says() -> None:
     rows, counts = vectors(7, 7, 5) * np.arange(1, 8)[:, None], [5, 1, 4, 2, 3, 9, 7]
     norms = np.linalg.norm(rows, axis=1)

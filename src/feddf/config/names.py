@@ -103,7 +103,6 @@ AVERAGES = Names("fusion.aggregation", {
     "median": "feddf.robust.rules:median",
     "trimmed-mean": "feddf.robust.rules:trimmed",
     "krum": "feddf.robust.rules:by_krum",
-    "mixed-trimmed-mean": "feddf.robust.rules:mixed_trimmed",
 })  # fmt: skip
 """(previous weights, updates of one prototype) -> weights to start from."""
 

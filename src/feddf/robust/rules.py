@@ -62,16 +62,6 @@ def krum(products: Tensor, weights: Tensor) -> Tensor:
     return chosen
 
 
-def nearest_neighbors(products: Tensor, f: int) -> Tensor:
-    """Return the matrix that replaces each change by the mean of its n − f nearest, itself included.
-
-    Nearest-neighbor mixing (Allouah et al. 2023), to go before any other rule where clients' data differ.
-    """
-    n = len(products)
-    nearest = _squared_distances(products).argsort(dim=1, stable=True)[:, : n - f]
-    return torch.zeros_like(products).scatter_(1, nearest, 1 / (n - f))
-
-
 def _squared_distances(products: Tensor) -> Tensor:
     squares = products.diagonal()
     distances = (squares[:, None] + squares[None, :] - 2 * products).clamp_min(0)
@@ -137,11 +127,11 @@ def moved(previous: State, updates: Sequence[Update], coefficients: Tensor) -> S
     return {**mean, **{key: _by_column(trimmed_mean, key, updates, assumed(len(updates))) for key in statistics}}
 
 
-def _by_column(columns: Columns, key: str, updates: Sequence[Update], f: int, mix: Tensor | None = None) -> Tensor:
-    """Return what ``columns`` makes of one floating tensor of the updates, mixed before by a matrix if given."""
+def _by_column(columns: Columns, key: str, updates: Sequence[Update], f: int) -> Tensor:
+    """Return what ``columns`` makes of one floating tensor of the updates."""
     first = updates[0].state[key]
     rows = torch.stack([update.state[key].to(torch.float64).flatten() for update in updates])
-    return columns(rows if mix is None else mix @ rows, f).reshape(first.shape).to(first.dtype)
+    return columns(rows, f).reshape(first.shape).to(first.dtype)
 
 
 clipped_average = by_coefficients(norm_clipping)
@@ -166,19 +156,18 @@ def trimmed_mean(values: Tensor, f: int) -> Tensor:
     return values.sort(dim=0).values[f : len(values) - f].mean(dim=0)
 
 
-def by_coordinate(columns: Columns, *, mixed: bool = False) -> Rule:
-    """Return a rule that treats every coordinate by itself; ``mixed``: parameters after nearest-neighbor mixing."""
+def by_coordinate(columns: Columns) -> Rule:
+    """Return a rule that treats every coordinate by itself."""
 
     def rule(previous: State, updates: Sequence[Update]) -> State:
         used = trained(updates)
         if not used:
             return previous
         f = assumed(len(used))
-        mix = nearest_neighbors(change_products(previous, used), f) if mixed else None
         found: dict[str, Tensor] = {}
         for key, before in previous.items():
             if before.is_floating_point():
-                found[key] = _by_column(columns, key, used, f, None if is_statistic(key) else mix)
+                found[key] = _by_column(columns, key, used, f)
             else:
                 found[key] = torch.stack([update.state[key] for update in used]).amax(dim=0)
         return found
@@ -188,7 +177,6 @@ def by_coordinate(columns: Columns, *, mixed: bool = False) -> Rule:
 
 median = by_coordinate(coordinate_median)
 trimmed = by_coordinate(trimmed_mean)
-mixed_trimmed = by_coordinate(trimmed_mean, mixed=True)
 
 
 def lowest(accuracies: Mapping[str, float], n_classes: float, n_examples: int) -> Dropped:

@@ -66,21 +66,11 @@ def _out_of_bounds(layer: str, group: Sequence[Update]) -> Iterator[tuple[str, s
     )
     logs = (variances + TINY).log()
     deviation = (coordinate_median(logs, 0) / 2).exp()
-    for which, rows, unit, most, restore in (
-        (MEAN, means, deviation, MOST_MEAN, _as_is),
-        (VARIANCE, logs, torch.ones_like(deviation), MOST_VARIANCE, _variance),
-    ):
+    for which, rows, unit, most in ((MEAN, means, deviation, MOST_MEAN), (VARIANCE, logs, 1.0, MOST_VARIANCE)):
         center = coordinate_median(rows, 0)
+        usual = center if which == MEAN else (center.exp() - TINY).clamp_min(0)
         ratios = ((rows - center) / unit).square().mean(dim=1).sqrt() / most
         for update, ratio in zip(group, ratios.tolist(), strict=True):
             if ratio > 1:
                 key = layer + which
-                yield update.client_id, key, restore(center).to(update.state[key].dtype), ratio
-
-
-def _as_is(means: Tensor) -> Tensor:
-    return means
-
-
-def _variance(logs: Tensor) -> Tensor:
-    return (logs.exp() - TINY).clamp_min(0)
+                yield update.client_id, key, usual.to(update.state[key].dtype), ratio
