@@ -186,7 +186,7 @@ COLUMNS: dict[str, tuple[str, Column]] = {
     "robust, α = 1": ("digits", (0.2, 1.0, "feddf+robust")),
     "robust, 25 %": ("digits", (0.25, 0.1, "feddf+robust")),
     "robust, BatchNorm": ("batchnorm", (0.2, 0.1, "feddf+robust")),
-    "robust, CIFAR-10": ("cifar10", (0.2, 0.1, "feddf+robust")),
+    "robust, 8×8 digits": ("digits8", (0.2, 0.1, "feddf+robust")),
     "feddf-plus": ("digits", (0.2, 0.1, "feddf-plus")),
     "feddf-plus, robust": ("digits", (0.2, 0.1, "feddf-plus+robust")),
 }
