@@ -220,7 +220,7 @@ def test_a_teacher_that_is_fed_as_nobody_said_is_a_warning(odd: Path) -> None:
     words = ["--teacher", "{path = 'bare.pt2', classes = ['top', 'Middle', 'bottom']}", "--trust"]
     code, out, err = run(*WORDS, *words, "--out", "bare", cwd=odd)
     assert code == 0, err
-    assert "bare: 1×8×8 (file), mean 0.4, std 0.3, values from -1.33 to 2 (assumed)\n" in out
+    assert "bare: 1×8×8 (file), mean 0.4, std 0.3, values from -1.33 to 2 (assumed as for the student)\n" in out
     assert err.startswith("warning: teacher bare: nothing says how its inputs are normalized; it is fed 1×8×8 (file)")
     assert err.count("\n") == 1
     assert "bare: its class 'Middle' is taken as 'middle'" in out

@@ -20,7 +20,7 @@ from feddf.config.fuse_config import TeacherConfig, load_fuse
 from feddf.fusing.classes import columns_of, respelled, union
 from feddf.fusing.feeding import ASSUMED, FILE, HAND, STUDENT, Feeding, assumed, by_hand, fed_as, of_range, of_sizes
 from feddf.fusing.folder import plan
-from feddf.fusing.inputs import Labeled, RawInputs
+from feddf.fusing.inputs import FeedingWarning, Labeled, RawInputs
 from feddf.fusing.inspecting import better_normalization, inspect_teacher
 from feddf.fusing.predictions import PredictionCache, kind_of
 from feddf.fusing.teachers import TeacherError, TrainedModel, of_module, read_teacher
@@ -75,7 +75,8 @@ def test_a_files_sizes_say_the_layout(sizes: tuple[int, ...], shape: tuple[int, 
 def test_what_the_student_got_from_elsewhere_is_an_assumption_about_others() -> None:
     file, hand = Feeding.of(ENCODE, FILE), Feeding.of(ENCODE, HAND)
     unknown = of_sizes((1, 16, 16))
-    assert fed_as(unknown, file, "b").line == ("1×16×16 (file), mean 0.4, std 0.3, values from -1.33 to 2 (assumed)")
+    expected = "1×16×16 (file), mean 0.4, std 0.3, values from -1.33 to 2 (assumed as for the student)"
+    assert fed_as(unknown, file, "b").line == expected
     assert fed_as(unknown, file, "b").is_assumed
     said = fed_as(unknown, hand, "b")
     assert (said.who("mean"), said.is_assumed) == (STUDENT, False)
@@ -237,3 +238,11 @@ def test_sizes_come_from_the_file_else_the_student_else_the_pool(tmp_path: Path)
     made = plan(load_fuse(None, values), trust=True)
     assert made.student.feeding.line.startswith("1×12×12 (pool)")
     assert made.teachers[0].feeding.line.startswith("1×12×12 (student)")
+
+
+def test_outputs_without_names_are_taken_in_the_datas_order_and_that_is_said() -> None:
+    labeled = Labeled(RawInputs(torch.zeros(3, 2)), torch.tensor([2, 0, 1]), 3, ("setosa", "versicolor", "virginica"))
+    with pytest.warns(FeedingWarning, match="output 0 for 'setosa', 1 for 'versicolor'"):
+        assert labeled.among(("0", "1", "2")).labels.tolist() == [2, 0, 1]
+    with warnings.catch_warnings(action="error"):
+        assert labeled.among(("virginica", "setosa", "versicolor")).labels.tolist() == [0, 1, 2]

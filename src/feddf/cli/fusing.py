@@ -81,7 +81,7 @@ def fuse(
 
 def _fuse(config: FuseConfig, out: Path, resume: bool, as_json: bool, trust: bool) -> None:
     from feddf.fusing.folder import fuse_to_folder, is_result_of, plan
-    from feddf.fusing.fuse import FeedingWarning
+    from feddf.fusing.inputs import FeedingWarning
 
     if resume and is_result_of(out, config):
         say(f"{out} is finished already")

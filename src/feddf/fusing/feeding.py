@@ -17,6 +17,7 @@ from feddf.config.fuse_config import InputsConfig
 from feddf.saved.model import Features, Images, Preprocess, Tokens, described, from_description
 
 HAND, FILE, STUDENT, POOL, ASSUMED = "by hand", "file", "student", "pool", "assumed"
+LIKE_STUDENT = f"{ASSUMED} as for the student"
 
 Sizes = tuple[int | None, ...]
 """The sizes of one input that a file prescribes, ``None`` where any will do."""
@@ -109,7 +110,8 @@ class Feeding:
     @property
     def is_assumed(self) -> bool:
         """Whether nobody has said how the values of its images are normalized."""
-        return ASSUMED in (self.who("mean"), self.who("std")) and isinstance(self.preprocess, Images)
+        said = self.who("mean"), self.who("std")
+        return any(who.startswith(ASSUMED) for who in said) and isinstance(self.preprocess, Images)
 
     @property
     def line(self) -> str:
@@ -214,7 +216,7 @@ def _fed_as(own: Feeding, student: Feeding) -> Feeding:
     if "features" not in student.values:
         kept |= {"mean", "std", "order"}
     theirs = {
-        one: (value, STUDENT if who == HAND or one not in ("mean", "std", "order") else ASSUMED)
+        one: (value, STUDENT if who == HAND or one not in ("mean", "std", "order") else LIKE_STUDENT)
         for one, (value, who) in student.values.items()
         if one in kept
     }

@@ -38,7 +38,7 @@ from feddf.evaluate import output_shape
 from feddf.fusing.classes import columns_of, respelled
 from feddf.fusing.ensemble import agree_on_classes, combine_teachers
 from feddf.fusing.feeding import HAND, POOL, Feeding, fed_as
-from feddf.fusing.inputs import Labeled, RawInputs, as_labeled
+from feddf.fusing.inputs import FeedingWarning, Labeled, RawInputs, as_labeled
 from feddf.fusing.inspecting import better_normalization, warning_of
 from feddf.fusing.predictions import PredictionCache, Progress, default_cache, quiet
 from feddf.fusing.report import STUDENT, Report, measure
@@ -51,10 +51,6 @@ from feddf.saved.model import Features, Images, LoadedModel, ModelSpec, Preproce
 from feddf.seeds import derive
 from feddf.states import init_state, weighted_mean
 from feddf.types import Examples, Inputs, Prototype, Resources, State
-
-
-class FeedingWarning(UserWarning):
-    """A teacher is fed as nobody said."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,6 +33,10 @@ from feddf.types import Examples, Inputs
 
 LINES = "lines:"
 """A source of texts: a file with one text in each line."""
+
+
+class FeedingWarning(UserWarning):
+    """A teacher is fed, or its classes are read, as nobody said."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,9 @@ class Labeled:
         unnamed = not self.fixed and len(self.names) == len(classes) and all(name.isdigit() for name in classes)
         if unnamed and -1 in table:
             table = torch.arange(len(classes))  # the outputs have no names: they are in the data set's order
+            taken = ", ".join(f"{number} for '{name}'" for number, name in enumerate(self.names[:4]))
+            text = f"no teacher names its classes: output {taken}{', ...' * (len(classes) > 4)} (assumed)"
+            warnings.warn(f"{text}; say it with classes if that is wrong", FeedingWarning, stacklevel=2)
         if odd := [self.names[number] for number in self.labels.unique() if table[number] < 0]:
             allowed = f"its class '{odd[0]}' is none of the student's: {', '.join(classes[:12])}"
             raise ConfigError.at(f"{self.key}.name", self.name, allowed)
