@@ -210,7 +210,7 @@ def _load_onnx(fed: Preprocess | None, path: Path, name: str, device: torch.devi
     return tuple(size if isinstance(size, int) and size > 0 else None for size in main.shape), predict
 
 
-def _limited(stop: Callable[[], None]) -> AbstractContextManager[Any]:
+def _limited(stop: Callable[[], object]) -> AbstractContextManager[Any]:
     """Return a block in which ``stop`` is called where it takes longer than :data:`LONGEST`."""
     timer, block = threading.Timer(LONGEST, stop), ExitStack()
     timer.daemon = True
