@@ -8,7 +8,7 @@ in the two attacks on them.
 
 On the ensemble: models that are trained to give harmful predictions on the unlabeled pool, which attackers know. LMA,
 CPA and HIPS are of Roux, Zimmer and Pokutta, "On the Byzantine-Resilience of Distillation-Based Federated Learning"
-(ICLR 2025), where clients send predictions. Here they send weights, so an attacker trains a model to predict so.
+(ICLR 2025), where clients send predictions. Where they send weights, an attacker trains a model to predict so.
 
 ``attack.scale`` is an attack's strength s; each has a default of its own.
 """
@@ -25,6 +25,7 @@ from torch import Tensor
 from feddf import evaluate
 from feddf.admit import LARGEST
 from feddf.config import ConfigError
+from feddf.fusion.answers import ANSWERS, as_answers
 from feddf.fusion.weights import CLASS_COUNTS
 from feddf.runs.build import Attack, Parts
 from feddf.runtime.device import threads
@@ -41,7 +42,7 @@ STEPS, BATCH = 80, 64
 
 def absent(parts: Parts) -> Attack:
     """Send nothing: what the attackers' missing data cost, to be compared with what an attack costs."""
-    return hostile(parts, lambda forgery: Failure(forgery.own.client_id, "absent"))
+    return hostile(parts, lambda forgery: Failure(forgery.own.client_id, "absent"), answers=True)
 
 
 def sign_flip(parts: Parts) -> Attack:
@@ -349,7 +350,7 @@ def _last_layer(parts: Parts, layer: Callable[[Tensor, Tensor], tuple[Tensor, Te
 def _trained_for(parts: Parts, targets: Callable[[Tensor], Tensor]) -> Attack:
     """Return the attack with a model trained for ``targets``, a function of honest probabilities.
 
-    These are clients × inputs × classes.
+    These are clients × inputs × classes. Where clients send answers, the targets themselves are sent.
     """
     pool = parts.task.pool
     if pool is None:
@@ -358,13 +359,19 @@ def _trained_for(parts: Parts, targets: Callable[[Tensor], Tensor]) -> Attack:
     inputs = pool.take(torch.arange(min(KNOWN, len(pool))) * len(pool) // min(KNOWN, len(pool)))
 
     def probabilities(update: Reply) -> Tensor:
+        if ANSWERS in update.payload:
+            return update.payload[ANSWERS]["outputs"].float().softmax(dim=1)
         return evaluate.logits(parts.prototypes[update.prototype].load(update.state), inputs).softmax(dim=1)
 
-    def forge(forgery: Forgery) -> State:
+    def forge(forgery: Forgery) -> State | Reply:
         honest = torch.stack([probabilities(update) for update in forgery.honest or [forgery.own]])
-        return _train_towards(parts, forgery, inputs, targets(honest).float())
+        wanted = targets(honest).float()
+        if ANSWERS in forgery.own.payload:
+            outputs = parts.task.train.outputs
+            return replace(forgery.own, payload={ANSWERS: {"outputs": as_answers(outputs.raw(wanted), outputs)}})
+        return _train_towards(parts, forgery, inputs, wanted)
 
-    return hostile(parts, forge)
+    return hostile(parts, forge, answers=True)
 
 
 def _train_towards(parts: Parts, forgery: Forgery, inputs: Inputs, targets: Tensor) -> State:

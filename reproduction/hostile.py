@@ -13,6 +13,7 @@ from typing import Any
 
 from feddf.config import ConfigError, Record
 from feddf.config.sections import AttackConfig
+from feddf.fusion.answers import ANSWERS
 from feddf.runs.build import Attack, Parts
 from feddf.runtime.device import threads
 from feddf.seeds import derive, numpy_generator
@@ -45,16 +46,18 @@ def hostile(
     *,
     poison: Callable[[Examples], Examples] | None = None,
     measure: Callable[[ServerState], Mapping[str, Any]] | None = None,
+    answers: bool = False,
 ) -> Attack:
     """Return the attack of a share of the clients, chosen by the seed.
 
     ``forge`` makes what they send, ``poison`` the examples that they train on, and ``measure`` says after each round
-    how well the attack works.
+    how well the attack works. With ``answers``, ``forge`` can also make these, where clients send no weights.
     """
     config, train = parts.experiment.attack, parts.task.train
     if config.target >= train.n_classes:
         raise ConfigError.at("attack.target", config.target, f"there are {train.n_classes} classes")
-    if not all(part.weights_down and part.weights_up for part in parts.method.parts):
+    travel = all(part.weights_down and part.weights_up for part in parts.method.parts)
+    if not travel and not (answers and any(part.name == ANSWERS for part in parts.method.parts)):
         raise ConfigError.at("attack.kind", config.kind, "attackers forge weights, and this method's do not travel")
     members = attackers(parts.federation.clients, config, parts.experiment.seed)
     local: Any = parts.train  # a partial of local_update

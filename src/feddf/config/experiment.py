@@ -34,6 +34,7 @@ class Settings(Section):
     fusion: sections.FusionConfig = sections.FusionConfig()
     ensemble: sections.EnsembleConfig = sections.EnsembleConfig()
     distill: sections.DistillConfig = sections.DistillConfig()
+    exchange: sections.ExchangeConfig = sections.ExchangeConfig()
     fedma: sections.FedMAConfig = sections.FedMAConfig()
     run: sections.RunConfig = sections.RunConfig()
 
@@ -68,6 +69,8 @@ class Settings(Section):
         yield from self._mistakes_in_fusion(labeled, pooled)
         if self.fusion.method == "fedma":
             yield from self._mistakes_in_matching()
+        if self.exchange.kind == "answers":
+            yield from self._mistakes_in_exchange()
         elsewhere = self.run.ray_address is not None and self.run.engine != "ray"
         yield elsewhere, "run.ray_address", "it is the address of a Ray cluster; set run.engine = 'ray'"
         total = self.clients.total
@@ -110,6 +113,15 @@ class Settings(Section):
         grow = f"its layers grow and are matched one by one, so {', '.join(changed)} cannot be used"
         yield bool(changed), "fusion.method", grow
         yield self.local.binary != "none", "local.binary", "FedMA matches weights of full precision only"
+
+    def _mistakes_in_exchange(self) -> Iterator[Mistake]:
+        """Yield what needs clients' models, which they keep to themselves."""
+        ensemble, kept = self.ensemble, "clients keep their models, and answers are for the pool only; leave it at {}"
+        yield not self.distills, "exchange.kind", "only students learn from answers: fusion.method = 'feddf'"
+        yield not ensemble.cache, "ensemble.cache", kept.format("true")
+        yield ensemble.swag_samples > 0, "ensemble.swag_samples", kept.format(0)
+        yield ensemble.weights == "validation", "ensemble.weights", kept.format("'uniform'")
+        yield self.distill.init != "average", "distill.init", kept.format("'average', which means previous weights")
 
     def refuse(self, mistakes: Iterator[Mistake]) -> None:
         """Raise :class:`ConfigError` for the first mistake that is so."""

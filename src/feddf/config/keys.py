@@ -23,7 +23,7 @@ from feddf.config.sections import PrototypeConfig, Section, SourceConfig
 
 SECTIONS = [
     *("", "data", "partition", "clients", "prototypes", "local", "pool", "pool.sources"),
-    *("fusion", "ensemble", "distill", "fedma", "attack", "run"),
+    *("fusion", "ensemble", "distill", "exchange", "fedma", "attack", "run"),
 ]
 """The sections in the order in which a reader wants them."""
 
@@ -268,6 +268,10 @@ PARTS: dict[str, tuple[str, Any]] = {
     "ema": ("ensemble.ema", 0.5),
     "held-out": ("distill.early_stopping", "held-out-loss"),
     "steps": ("distill.early_stopping", "none"),
+    "answers": ("exchange.kind", "answers"),
+    "absolute": ("exchange.distance", "absolute"),
+    "entropy-reduced": ("ensemble.combine", "entropy-reduced"),
+    "robust-mean": ("ensemble.combine", "cronus"),
 }
 """What may be added to a method's name with a plus, and the key and value that it stands for."""
 
@@ -277,6 +281,9 @@ SHORT = {
     "feddistill": "feddf+swag+swa",
     "feddf-plus": "feddf+adjusted+class-counts+probabilities+class-rows",
     "feddf-plus-private": "feddf+adjusted",
+    "fedmd": "feddf+answers+absolute",
+    "ds-fl": "feddf+answers+entropy-reduced",
+    "cronus": "feddf+answers+robust-mean",
 }
 """Names for methods with parts."""
 

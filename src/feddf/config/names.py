@@ -84,6 +84,7 @@ METHODS = Names("fusion.method", {
     "fedavg": "feddf.runs.methods:fedavg",
     "feddf": "feddf.runs.methods:feddf",
     "fedma": "feddf.runs.methods:fedma",
+    "fd": "feddf.runs.methods:fd",
 })  # fmt: skip
 """(resources, settings, engine) -> a fusion, or a method that also asks something of its clients."""
 
@@ -92,7 +93,11 @@ PARTS = Names(
 )
 """(resources) -> a part: both halves of what is added to a method, and what travels between them."""
 
-METHOD_PARTS = Names("fusion.method", {"fedma": "feddf.fusion.fedma:freeze_matched"})
+METHOD_PARTS = Names("fusion.method", {
+    "fedma": "feddf.fusion.fedma:freeze_matched",
+    "answers": "feddf.fusion.answers:exchange_answers",
+    "fd": "feddf.fusion.answers:label_means",
+})  # fmt: skip
 """(resources, what a client is told) -> a part that a method asks of its clients, by the name that they are sent."""
 
 AVERAGES = Names("fusion.aggregation", {
@@ -118,6 +123,7 @@ TARGETS = Names("ensemble.combine", {
     "probabilities": "feddf.fusion.ensemble:avg_probabilities",
     "geometric-median": "feddf.robust.trust:geometric_median",
     "cronus": "feddf.robust.trust:cronus",
+    "entropy-reduced": "feddf.fusion.answers:entropy_reduced",
 })  # fmt: skip
 """(votes, temperature, outputs) -> what a student should answer."""
 

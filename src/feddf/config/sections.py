@@ -270,6 +270,20 @@ class DistillConfig(Section):
         return self.steps // 4 if self.optimizer == "swa" else 0
 
 
+class ExchangeConfig(Section):
+    """``[exchange]``: what clients and server send each other, where that is not weights."""
+
+    kind: Literal["weights", "answers"] = method_key(
+        "weights", "with 'answers' clients keep their models, and send what these answer for the pool"
+    )
+    epochs: int = method_key(1, "passes over the pool in which a client learns from the last target", ge=0)
+    lr: float = method_key(1e-3, "the learning rate of these passes", gt=0)
+    distance: Literal["divergence", "absolute"] = method_key(
+        "divergence", "how far a client is from the target: as a student, or by FedMD's absolute difference of logits"
+    )
+    gamma: float = method_key(0.1, "FD's γ: how much the others' mean answers count in a client's loss", ge=0)
+
+
 class FedMAConfig(Section):
     """``[fedma]``: matched averaging."""
 

@@ -18,14 +18,23 @@ from feddf import evaluate
 from feddf.client import combine_halves, local_update
 from feddf.config import ConfigError, Experiment
 from feddf.data.datasets import flip_crop
-from feddf.flower.settings import Architectures, Labeled, MakePart, as_examples, as_prototypes, local_config, parts_in
+from feddf.flower.settings import (
+    Architectures,
+    Labeled,
+    MakePart,
+    as_examples,
+    as_inputs,
+    as_prototypes,
+    local_config,
+    parts_in,
+)
 from feddf.flower.wire import CONFIG, COUNT, METRICS, job_from, reply_content
 from feddf.runs.build import Parts, augments, build, client_name
 from feddf.runs.methods import fit_prototypes
 from feddf.runs.spool import ClientStates
 from feddf.runtime.device import threads as on_threads
 from feddf.runtime.execution import Execution
-from feddf.types import Augment, Engine, Examples, Failure, Job, LocalTrain, Part, Prototype, Reply, Resources
+from feddf.types import Augment, Engine, Examples, Failure, Inputs, Job, LocalTrain, Part, Prototype, Reply, Resources
 
 Of = Callable[[Context], str]  # something that a node's context tells
 
@@ -57,6 +66,7 @@ def client_app(
     *,
     prototype: str | Of | None = None,
     test: Callable[[Context], Labeled] | None = None,
+    pool: Callable[[Context], Inputs | Tensor] | None = None,
     name: Of = name_by_partition,
     augment: Augment | None = None,
     threads: int | None = 1,
@@ -74,7 +84,8 @@ def client_app(
 
     A method may have parts on the client's side. Those that come with feddf are known by name; ``parts`` are one's own,
     by the name that the server gives them: nothing that a server names is imported. A part that keeps a state between
-    rounds needs a folder of this client's own, which ``states`` returns.
+    rounds needs a folder of this client's own, which ``states`` returns. Where clients send answers instead of weights,
+    ``pool`` returns the agreed inputs, in the server's order.
     """
     known = as_prototypes(prototypes)
     if prototype is None and len(known) > 1:
@@ -82,7 +93,7 @@ def client_app(
     chosen = prototype if prototype is not None else next(iter(known))
     execution = Execution(device=device) if isinstance(device, str) else device
     limited = partial(on_threads, threads) if threads else nullcontext
-    node = _Node(known, chosen, data, test, augment, limited, execution, parts or {}, states)
+    node = _Node(known, chosen, data, test, pool, augment, limited, execution, parts or {}, states)
     app = announce(ClientApp(), chosen, name)
     app.train()(node.train)
     app.evaluate()(node.evaluate)
@@ -97,6 +108,7 @@ class _Node:
     chosen: str | Of
     data: Callable[[Context], Labeled]
     test: Callable[[Context], Labeled] | None
+    pool: Callable[[Context], Inputs | Tensor] | None
     augment: Augment | None
     threads: Callable[[], AbstractContextManager[None]]
     execution: Execution
@@ -131,7 +143,7 @@ class _Node:
         """Return what the server tells, this client's architecture, fitted to the method, and the method's parts."""
         told = message.content[CONFIG]
         own = self.prototypes[self.chosen if isinstance(self.chosen, str) else self.chosen(context)]
-        resources = Resources({own.name: own})
+        resources = Resources({own.name: own}, as_inputs(self.pool(context)) if self.pool else None)
         parts = parts_in(told, resources, self.parts)
         return told, fit_prototypes(resources, parts).prototypes[own.name], parts
 
@@ -172,12 +184,18 @@ def client_app_of(
         assert indices is not None, "the clients of an experiment have their examples here"
         return built().task.train.take(indices)
 
+    def pool(context: Context) -> Inputs:
+        found = built().task.pool
+        assert found is not None, "an exchange of answers has a pool"
+        return found
+
     def augment(images: Tensor, generator: torch.Generator) -> Tensor:
         return flip_crop(images, generator) if augments(experiment, built().task.data) else images
 
     return client_app(
         {label: partial(model, label) for label in labels},
         examples,
+        pool=pool if experiment.exchange.kind == "answers" else None,
         prototype=lambda context: labels[_number(context) % len(labels)],
         name=lambda context: client_name(_number(context), experiment.clients.total),
         augment=augment,

@@ -213,6 +213,7 @@ def make_ensemble(
     swag_samples: int = 0,
     swag_scale: float = 0.5,
     known: Mapping[str, Tensor] = {},
+    as_teacher: Callable[[Update], Teacher] | None = None,
     execution: Execution = Execution(),
 ) -> MakeTargets:
     """Return what turns the clients' updates into the targets that students learn from (line 14 of Algorithm 3).
@@ -230,6 +231,7 @@ def make_ensemble(
         swag_samples: how many further teachers are drawn from a Gaussian over the clients' models.
         swag_scale: the factor of that Gaussian's covariance.
         known: which channels a client knows, as a mask by its id, where it does not know all.
+        as_teacher: makes a teacher of an update that has no weights but answers for the pool.
         execution: how models are executed.
 
     Unfit teachers are refused.
@@ -242,7 +244,7 @@ def make_ensemble(
         updates = [update for update in received if update.teaches]
         believed = [update for update in updates if update.trust >= 0.5]  # none is drawn from a client in doubt
         sampled = swag(believed or updates, seed, samples=swag_samples, scale=swag_scale)
-        teachers = _teachers(updates, sampled, prototypes, weigh)
+        teachers = _teachers(updates, sampled, as_teacher or partial(teacher_of, prototypes=prototypes), weigh)
         ensemble = knowing(Ensemble(teachers, combine, temperature, outputs), known)
         for_pool = any(isinstance(one.weight, Tensor) and one.weight.ndim > 1 for one in teachers)
         if each_batch:
@@ -253,6 +255,7 @@ def make_ensemble(
         earlier = PastEnsemble(memory, temperature, past, outputs)
         probabilities = ensemble.target(earlier.among(votes))
         why = "the teachers' weights are known for the pool only" if for_pool else ""
+        why = "clients' answers are known for the pool only" if as_teacher else why
         why = "earlier rounds' answers are known for the pool only" if memory and past else why
         remembered = earlier.with_answers(probabilities) if memory else {}
         return EnsembleTargets(CachedTargets(probabilities), None if why else ensemble, remembered, why)
@@ -261,11 +264,10 @@ def make_ensemble(
 
 
 def _teachers(
-    updates: Sequence[Update], sampled: Sequence[Update], prototypes: Mapping[str, Prototype], weigh: Weigh | None
+    updates: Sequence[Update], sampled: Sequence[Update], teacher: Callable[..., Teacher], weigh: Weigh | None
 ) -> tuple[Teacher, ...]:
     """Return received and sampled models as teachers, whose weights are multiplied by the trust in their clients."""
-    asked = [teacher_of(update, prototypes) for update in updates]
-    asked += [teacher_of(update, prototypes, sampled=True) for update in sampled]
+    asked = [*(teacher(update) for update in updates), *(teacher(update, sampled=True) for update in sampled)]
     weights = weigh(asked) if weigh else {teacher.id: 1.0 for teacher in asked}
     trust = {update.client_id: update.trust for update in (*updates, *sampled)}
     return tuple(replace(one, weight=_trusted(weights[one.id], trust[one.id])) for one in asked)

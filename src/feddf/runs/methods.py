@@ -16,8 +16,9 @@ from feddf.admit import weights_due
 from feddf.client import combine_halves, halves_of
 from feddf.config import ConfigError, FusionConfig, Settings, names, with_values
 from feddf.config.experiment import Mistake
+from feddf.engines import in_process
 from feddf.evaluate import Accuracies, Teacher, teacher_of
-from feddf.fusion import average
+from feddf.fusion import answers, average
 from feddf.fusion import feddf as algorithm
 from feddf.fusion import fedma as matched
 from feddf.fusion.batchnorm import local_statistics, with_statistics
@@ -150,10 +151,10 @@ def output_mistakes(settings: Settings, outputs: Outputs, *, partial_knowledge: 
 
 
 def _refuse_looks_at_weights(settings: Settings) -> None:
-    """Raise where something around the fusion looks at weights, which this method's clients do not send."""
-    for name in ("defense", "trust", "drop_worst", "guard", "batchnorm"):
+    """Raise where something in or around the fusion looks at weights, which this method's clients do not send."""
+    for name in ("defense", "trust", "drop_worst", "guard", "batchnorm", "aggregation", "momentum", "parts"):
         given, usual = getattr(settings.fusion, name), FusionConfig.model_fields[name].default
-        if given != usual:
+        if given not in (usual, ("class-counts",)):
             allowed = f"it looks at clients' weights, and this method's clients send none; leave it at {usual!r}"
             raise ConfigError.at(f"fusion.{name}", given, allowed)
 
@@ -181,10 +182,27 @@ def fedavg(resources: Resources, settings: Settings, engine: Engine) -> Fusion:
     return average.fedavg(averaging_rule(resources, settings))
 
 
-def feddf(resources: Resources, settings: Settings, engine: Engine) -> Fusion:
+def feddf(resources: Resources, settings: Settings, engine: Engine) -> Fusion | Method:
     """FedDF."""
+    if settings.exchange.kind == "answers":
+        return feddf_of_answers(resources, settings, engine)
     rule, start = averaging_rule(resources, settings), CANDIDATES[settings.distill.init]
     return algorithm.feddf(rule, ensemble(resources, settings, engine), students(resources, settings, engine), start)
+
+
+def feddf_of_answers(resources: Resources, settings: Settings, engine: Engine) -> Method:
+    """FedDF whose clients send answers for the pool, and keep their models."""
+    config, distill = settings.exchange, settings.distill
+    told = {"epochs": config.epochs, "lr": config.lr, "absolute": config.distance == "absolute"}
+    told |= {"batch_size": distill.batch_size, "temperature": distill.temperature}
+    part = named_part("answers", resources, told)
+    taught = answers.remember_target(ensemble(resources, settings, in_process), resources.outputs)
+    return Method(algorithm.feddf(answers.unchanged, taught, students(resources, settings, engine)), (part,))
+
+
+def fd(resources: Resources, settings: Settings, engine: Engine) -> Method:
+    """FD."""
+    return Method(answers.keep_models, (named_part("fd", resources, {"gamma": settings.exchange.gamma}),))
 
 
 def fedma(resources: Resources, settings: Settings, engine: Engine) -> Method:
@@ -222,6 +240,7 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTa
         swag_samples=config.swag_samples,
         swag_scale=config.swag_scale,
         known=resources.known,
+        as_teacher=answers.as_teacher if settings.exchange.kind == "answers" else None,
         execution=execution,
     )
 
