@@ -91,7 +91,7 @@ MISTAKES = {  # the key with its value, and the remedy
     "augment=none": "'augment' could mean local.augment or pool.augment; write the full name",
     # a name that is not known
     "method=fedvag": "fusion.method = 'fedvag': did you mean 'fedavg'? (your own is written as module:attribute)",
-    "method=zz": "fusion.method = 'zz': known are: fedavg, feddf, fedma, fedprox, fedavgm, feddistill, feddf-plus",
+    "method=zz": "fusion.method = 'zz': known are: fedavg, feddf, fedma, fd, fedprox, fedavgm, feddistill, feddf-plus",
     "method=mine:": "fusion.method = 'mine:': known are: fedavg",
     "method=:mine": "fusion.method = ':mine': known are: fedavg",
     "fusion.aggregation=n_k": "fusion.aggregation = 'n_k': known are: examples, uniform",
@@ -189,7 +189,7 @@ def test_a_run_folder_of_version_01_says_what_its_keys_are_called_now(tmp_path: 
         ("partition", "'iid'", "scheme,"),
         ("pool", "'plane'", "sources,"),
         ("pool", "['plane']", "sources,"),
-        ("fusion", "'fedavg'", "method, aggregation,"),
+        ("fusion", "'fedavg'", "method, exchange, aggregation,"),
         ("distill", "false", "init, steps,"),
         ("run", "3", "engine, workers,"),
     ],

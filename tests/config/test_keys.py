@@ -82,7 +82,8 @@ def test_a_keys_kind_says_what_a_change_of_it_means() -> None:
         "ensemble.swag_scale",
         "distill.init", "distill.early_stopping", "distill.held_out", "distill.optimizer", "distill.swa_cycle",
         "distill.clip", "distill.keep_init", "local.logit_adjustment", "fedma.own_start", "fedma.neuron_weights",
-        "distill.temperature", "fedma.growth",
+        "distill.temperature", "fedma.growth", "fusion.exchange", "answers.digest_epochs", "answers.digest_lr",
+        "answers.distance", "answers.gamma",
     }  # fmt: skip
     assert sum(map(len, kinds.values())) == len(all_keys())
 

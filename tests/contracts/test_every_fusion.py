@@ -60,7 +60,6 @@ TEACHING: list[tuple[str, Any]] = [
     *(("ensemble.weights", name) for name in TEACHER_WEIGHTS if name != EnsembleConfig().weights),
     ("ensemble.swag_samples", 3),
     ("distill.temperature", 2.0),
-    ("exchange.kind", "answers"),
 ]
 FURTHER = {"distill.optimizer": {"distill.swa_cycle": 2}, "distill.early_stopping": {"distill.held_out": 0.25}}
 """What goes with a choice, so that it does something in a run as short as these."""
@@ -84,7 +83,7 @@ def variants() -> Iterator[tuple[str, dict[str, Any]]]:
             changes = {"fusion.method": method, key: value, **FURTHER.get(key, {})}
             if allowed(changes):
                 yield f"{method}, {key} = {value}", changes
-            answers = {**changes, "exchange.kind": "answers"}
+            answers = {**changes, "fusion.exchange": "answers"}
             if method == "feddf" and key.startswith("ensemble.") and allowed(answers):
                 yield f"{method} of answers, {key} = {value}", answers
 

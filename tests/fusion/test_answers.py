@@ -250,7 +250,7 @@ def test_answers_that_are_none_are_refused_at_the_gate(tmp_path: Path, answer: t
         ({"ensemble.cache": False}, r"ensemble\.cache = False: clients keep their models"),
         ({"ensemble.weights": "validation"}, r"ensemble\.weights = 'validation': clients keep"),
         ({"ensemble.swag_samples": 3}, r"ensemble\.swag_samples = 3: clients keep"),
-        ({"fusion.method": "fedavg", "exchange.kind": "answers"}, r"exchange\.kind = 'answers': only students"),
+        ({"fusion.method": "fedavg", "fusion.exchange": "answers"}, r"fusion\.exchange = 'answers': only students"),
         ({"fusion.defense": "robust"}, r"fusion\.defense = 'robust': it looks at clients' weights"),
         ({"fusion.parts": ["scaffold"]}, r"fusion\.parts = \('scaffold',\): it looks at clients' weights"),
     ],

@@ -34,7 +34,7 @@ class Settings(Section):
     fusion: sections.FusionConfig = sections.FusionConfig()
     ensemble: sections.EnsembleConfig = sections.EnsembleConfig()
     distill: sections.DistillConfig = sections.DistillConfig()
-    exchange: sections.ExchangeConfig = sections.ExchangeConfig()
+    answers: sections.AnswersConfig = sections.AnswersConfig()
     fedma: sections.FedMAConfig = sections.FedMAConfig()
     run: sections.RunConfig = sections.RunConfig()
 
@@ -69,7 +69,7 @@ class Settings(Section):
         yield from self._mistakes_in_fusion(labeled, pooled)
         if self.fusion.method == "fedma":
             yield from self._mistakes_in_matching()
-        if self.exchange.kind == "answers":
+        if self.fusion.exchange == "answers":
             yield from self._mistakes_in_exchange()
         elsewhere = self.run.ray_address is not None and self.run.engine != "ray"
         yield elsewhere, "run.ray_address", "it is the address of a Ray cluster; set run.engine = 'ray'"
@@ -117,7 +117,7 @@ class Settings(Section):
     def _mistakes_in_exchange(self) -> Iterator[Mistake]:
         """Yield what needs clients' models, which they keep to themselves."""
         ensemble, kept = self.ensemble, "clients keep their models, and answers are for the pool only; leave it at {}"
-        yield not self.distills, "exchange.kind", "only students learn from answers: fusion.method = 'feddf'"
+        yield not self.distills, "fusion.exchange", "only students learn from answers: fusion.method = 'feddf'"
         yield not ensemble.cache, "ensemble.cache", kept.format("true")
         yield ensemble.swag_samples > 0, "ensemble.swag_samples", kept.format(0)
         yield ensemble.weights == "validation", "ensemble.weights", kept.format("'uniform'")

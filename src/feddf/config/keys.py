@@ -23,7 +23,7 @@ from feddf.config.sections import PrototypeConfig, Section, SourceConfig
 
 SECTIONS = [
     *("", "data", "partition", "clients", "prototypes", "local", "pool", "pool.sources"),
-    *("fusion", "ensemble", "distill", "exchange", "fedma", "attack", "run"),
+    *("fusion", "ensemble", "distill", "answers", "fedma", "attack", "run"),
 ]
 """The sections in the order in which a reader wants them."""
 
@@ -268,8 +268,8 @@ PARTS: dict[str, tuple[str, Any]] = {
     "ema": ("ensemble.ema", 0.5),
     "held-out": ("distill.early_stopping", "held-out-loss"),
     "steps": ("distill.early_stopping", "none"),
-    "answers": ("exchange.kind", "answers"),
-    "absolute": ("exchange.distance", "absolute"),
+    "answers": ("fusion.exchange", "answers"),
+    "absolute": ("answers.distance", "absolute"),
     "entropy-reduced": ("ensemble.combine", "entropy-reduced"),
     "robust-mean": ("ensemble.combine", "cronus"),
 }

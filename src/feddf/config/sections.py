@@ -215,6 +215,9 @@ class FusionConfig(Section):
         "the method; fedprox, fedavgm, feddistill, feddf-plus and feddf+prox+swag stand for keys that are set then",
         names=names.METHODS,
     )
+    exchange: Literal["weights", "answers"] = method_key(
+        "weights", "'answers': clients keep their models, and send what these answer for the pool"
+    )
     aggregation: str = method_key(
         "examples", "weights: n_k, all alike, n_kc for the last layer's row c; or a robust rule", names=names.AVERAGES
     )
@@ -270,14 +273,11 @@ class DistillConfig(Section):
         return self.steps // 4 if self.optimizer == "swa" else 0
 
 
-class ExchangeConfig(Section):
-    """``[exchange]``: what clients and server send each other, where that is not weights."""
+class AnswersConfig(Section):
+    """``[answers]``: how clients learn from each other's answers, where they send these instead of weights."""
 
-    kind: Literal["weights", "answers"] = method_key(
-        "weights", "with 'answers' clients keep their models, and send what these answer for the pool"
-    )
-    epochs: int = method_key(1, "passes over the pool in which a client learns from the last target", ge=0)
-    lr: float = method_key(1e-3, "the learning rate of these passes", gt=0)
+    digest_epochs: int = method_key(1, "passes over the pool in which a client learns from the last target", ge=0)
+    digest_lr: float = method_key(1e-3, "the learning rate of these passes (Adam)", gt=0)
     distance: Literal["divergence", "absolute"] = method_key(
         "divergence", "how far a client is from the target: as a student, or by FedMD's absolute difference of logits"
     )

@@ -195,7 +195,7 @@ def client_app_of(
     return client_app(
         {label: partial(model, label) for label in labels},
         examples,
-        pool=pool if experiment.exchange.kind == "answers" else None,
+        pool=pool if experiment.fusion.exchange == "answers" else None,
         prototype=lambda context: labels[_number(context) % len(labels)],
         name=lambda context: client_name(_number(context), experiment.clients.total),
         augment=augment,

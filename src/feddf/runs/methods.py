@@ -184,7 +184,7 @@ def fedavg(resources: Resources, settings: Settings, engine: Engine) -> Fusion:
 
 def feddf(resources: Resources, settings: Settings, engine: Engine) -> Fusion | Method:
     """FedDF."""
-    if settings.exchange.kind == "answers":
+    if settings.fusion.exchange == "answers":
         return feddf_of_answers(resources, settings, engine)
     rule, start = averaging_rule(resources, settings), CANDIDATES[settings.distill.init]
     return algorithm.feddf(rule, ensemble(resources, settings, engine), students(resources, settings, engine), start)
@@ -192,8 +192,8 @@ def feddf(resources: Resources, settings: Settings, engine: Engine) -> Fusion | 
 
 def feddf_of_answers(resources: Resources, settings: Settings, engine: Engine) -> Method:
     """FedDF whose clients send answers for the pool, and keep their models."""
-    config, distill = settings.exchange, settings.distill
-    told = {"epochs": config.epochs, "lr": config.lr, "absolute": config.distance == "absolute"}
+    config, distill = settings.answers, settings.distill
+    told = {"epochs": config.digest_epochs, "lr": config.digest_lr, "absolute": config.distance == "absolute"}
     told |= {"batch_size": distill.batch_size, "temperature": distill.temperature}
     part = named_part("answers", resources, told)
     taught = answers.remember_target(ensemble(resources, settings, in_process), resources.outputs)
@@ -202,7 +202,7 @@ def feddf_of_answers(resources: Resources, settings: Settings, engine: Engine) -
 
 def fd(resources: Resources, settings: Settings, engine: Engine) -> Method:
     """FD."""
-    return Method(answers.keep_models, (named_part("fd", resources, {"gamma": settings.exchange.gamma}),))
+    return Method(answers.keep_models, (named_part("fd", resources, {"gamma": settings.answers.gamma}),))
 
 
 def fedma(resources: Resources, settings: Settings, engine: Engine) -> Method:
@@ -240,7 +240,7 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTa
         swag_samples=config.swag_samples,
         swag_scale=config.swag_scale,
         known=resources.known,
-        as_teacher=answers.as_teacher if settings.exchange.kind == "answers" else None,
+        as_teacher=answers.as_teacher if settings.fusion.exchange == "answers" else None,
         execution=execution,
     )
 
