@@ -15,16 +15,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from feddf.admit import admit
+from feddf.config import load
 from feddf.engines import Processes
 from feddf.models.small import CNN
+from feddf.rounds import jobs_for
+from feddf.runs.build import build
 from feddf.runtime.device import threads
-from feddf.types import Prototype
+from feddf.types import Failure, Prototype, Update
 from soak import SOAK
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import bench
 import floor
+import hostile_before_after
 
 TINY: dict[str, dict[str, Any]] = {
     "local": {"repeats": 1, "samples": 64, "epochs": 1},
@@ -131,3 +136,22 @@ def test_the_table_of_peers_says_who_could_not_be_installed() -> None:
     assert "| large | feddf | 3 (2 to 4) | 10 (10 to 10) | 100 (100 to 100) |" in text
     assert "| large | flower / feddf | 2.00 × | | |" in text
     assert "| large | pfl | no such package | | |" in text
+
+
+def test_hostile_clients_before_and_after() -> None:
+    """Its settings are valid and its attacks pass the gate: what is measured is what an attacker can send."""
+    for case in hostile_before_after.cases():
+        load(str(hostile_before_after.DIGITS), case.words)
+    words = ["method=feddf-plus", 'prototypes=[{model="cnn", width=2}]', "train_size=400", "local.epochs=1"]
+    parts = build(load(str(hostile_before_after.DIGITS), words))
+    for number, name in enumerate(hostile_before_after.attackers(parts)):
+        client = next(one for one in parts.federation.clients if one.id == name)
+        (job,) = jobs_for(parts.server, parts.federation, [client], parts.method.parts)
+        own = parts.train(job)
+        claimed, unknown = 10**9, replace(job, client=replace(client, indices=None))
+        turned = partial(hostile_before_after.turned_rows, scale=5.0)
+        for forge in (hostile_before_after.flipped, hostile_before_after.huge_means, turned):
+            assert isinstance(admit(forge(own, job, number), {name: job}, parts.method.parts), Update)
+        greedy = turned(own, job, number, n_examples=claimed)
+        assert isinstance(admit(greedy, {name: job}, parts.method.parts), Failure)
+        assert isinstance(admit(greedy, {name: unknown}, parts.method.parts), Update)
