@@ -40,7 +40,7 @@ def measure(method: str, attack: str, seed: int, out: Path) -> dict[str, float]:
         last, hostile = folder.records()[-1], set(folder.records()[-1].get("attack", {}).get("hostile", ()))
         own = own_accuracies(parts, path) or last.get("accuracy_of_clients", {})
     honest = [value for name, value in own.items() if name not in hostile and value is not None]
-    server = {name: one["fused"] for name, one in last["models"].items()}
+    server = {name: one["fused"] or 0.0 for name, one in last["models"].items()}
     found = {"server": mean(server.values()), "clients": mean(honest)} | {
         f"server {name}": server[name] for name in server
     }
