@@ -12,7 +12,7 @@ import torch
 from test_every_fusion import VARIANTS
 from torch import Tensor
 
-from conftest import make_tiny, stripes
+from conftest import make_tiny, stripes, update_of
 from feddf.client import combine_halves, local_update
 from feddf.config import ConfigError, Settings, with_values
 from feddf.config.names import MODELS
@@ -21,11 +21,12 @@ from feddf.engines import in_process
 from feddf.evaluate import accuracy, logits
 from feddf.models.small import build_network
 from feddf.outputs import Outputs, classes, labels, values
-from feddf.rounds import Federation, run_round
+from feddf.rounds import Federation, jobs_for, run_round
+from feddf.runs import methods
 from feddf.runs.methods import build_method
 from feddf.runs.run import Recorder
 from feddf.states import init_state
-from feddf.types import Client, Examples, Inputs, Method, Prototype, Resources, ServerState
+from feddf.types import Client, Examples, Inputs, Method, Prototype, Resources, ServerState, State
 
 FURTHER: dict[str, dict[str, Any]] = {
     "robust defense": {"fusion.defense": "robust"},
@@ -183,3 +184,23 @@ def test_clients_learn_and_students_learn_from_them(name: str) -> None:
             accuracy(made.prototypes[prototype].load(one), test) for one in (made.server.models[prototype], state)
         )
         assert after > max(before, 0.3), (prototype, before, after)
+
+
+@pytest.mark.parametrize("name", ["masks", "sites", "tokens"])
+def test_answers_that_are_too_large_for_memory_are_asked_for_each_batch(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def models() -> dict[str, State]:
+        made = make(KINDS[name], {})
+        updates = [
+            update_of(made.train(job)) for job in jobs_for(made.server, made.federation, made.federation.clients)
+        ]
+        return dict(made.method.fuse(made.server, updates, 1).server.models)
+
+    cached = models()
+    monkeypatch.setattr(methods, "MOST_ANSWERS", 100)
+    for prototype, state in models().items():
+        for key, tensor in state.items():
+            torch.testing.assert_close(tensor, cached[prototype][key], atol=1e-4, rtol=1e-3)
+    with pytest.raises(ConfigError, match="too large to be kept for the whole pool"):
+        make(KINDS["masks"], {"ensemble.ema": 0.5})

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 
 import torch
 
@@ -32,6 +33,9 @@ from feddf.robust.trust import weigh_by_trust
 from feddf.runtime.device import threads_for
 from feddf.runtime.execution import of_answers, of_students
 from feddf.types import Client, Engine, Fusion, Job, Method, Part, Prototype, Resources, Rule, State, Training, Update
+
+MOST_ANSWERS = 2**26
+"""Numbers in the answers for a pool up to which these are kept in memory, a gigabyte; masks and texts have more."""
 
 CANDIDATES = {"average": algorithm.from_average, "previous": algorithm.from_previous, "best": algorithm.from_best}
 """What ``distill.init`` stands for."""
@@ -135,12 +139,13 @@ def output_mistakes(settings: Settings, outputs: Outputs, *, partial_knowledge: 
         yield "class-counts" in fusion.parts, "fusion.parts", count
     one = f"it is about the one class that is right, and the outputs are {kind}"
     yield ensemble.weights == "certainty" and not outputs.one_is_right, "ensemble.weights", one
+    yield ensemble.combine == "entropy-reduced" and not outputs.one_is_right, "ensemble.combine", one
     yield local.logit_adjustment > 0 and not outputs.one_is_right, "local.logit_adjustment", one
     units = f"{kind} have units and no temperature; leave it at 1"
     yield settings.distill.temperature != 1 and outputs.has_units, "distill.temperature", units
     if partial_knowledge:
         blind = "it would blame clients for the channels that they do not know; leave it at {!r}"
-        for name in ("trust", "drop_worst", "defense"):
+        for name in ("trust", "drop_worst", "defense", "exchange"):
             usual = FusionConfig.model_fields[name].default
             yield getattr(fusion, name) != usual, f"fusion.{name}", blind.format(usual)
         known = "clients know different channels; only 'logits' and 'probabilities' leave each to those who know it"
@@ -226,6 +231,9 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTa
         raise ValueError("an ensemble answers for an unlabeled pool, and there is none")
     if resources.augment is not None and config.cache:
         raise ValueError("cached predictions are for the pool as it is; an augmented pool needs ensemble.cache = false")
+    each_batch = not config.cache or too_large(resources.outputs, len(resources.pool))
+    if each_batch and (config.ema or config.swag_samples):
+        raise ValueError("these answers are too large to be kept for the whole pool, which ema and swag_samples need")
     measure: Accuracies = validation_accuracies(resources, engine, execution) if resources.validation else _unmeasured
     return make_ensemble(
         resources.prototypes,
@@ -235,7 +243,7 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTa
         weigh=partial(names.TEACHER_WEIGHTS[config.weights], resources=resources, accuracies=measure),
         temperature=settings.distill.temperature,
         outputs=resources.outputs,
-        each_batch=not config.cache,
+        each_batch=each_batch,
         memory=config.ema,
         swag_samples=config.swag_samples,
         swag_scale=config.swag_scale,
@@ -243,6 +251,11 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTa
         as_teacher=answers.as_teacher if settings.fusion.exchange == "answers" else None,
         execution=execution,
     )
+
+
+def too_large(outputs: Outputs, n: int) -> bool:
+    """Say whether answers at all positions of n inputs are more than memory should hold: teachers are asked again."""
+    return bool(outputs.positions) and n * prod(size or 1 for size in outputs.shape) > MOST_ANSWERS
 
 
 def _unmeasured(teachers: Sequence[Teacher]) -> dict[str, float]:
