@@ -1,9 +1,10 @@
-"""Image files in their authors' layouts: idx (MNIST), STL-10's binaries, downsampled ImageNet, folders of images."""
+"""Data files: images in their authors' layouts (MNIST's idx, STL-10, downsampled ImageNet) or in folders, and CSV."""
 
 from __future__ import annotations
 
+import csv
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -15,22 +16,32 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddf.config.errors import first_line
-from feddf.runtime.atomic import new_file
+from feddf.runtime.atomic import new_file, read_regular, text_lines
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
 
 MOST_PIXELS = 1 << 25  # of an image file: one of 20 kB can have so many that they take a gigabyte
 
 
-def read_idx(path: Path) -> Tensor:
-    """Return the bytes of an idx file (of MNIST and Fashion-MNIST): its head has the number of sizes, and the sizes."""
-    content = path.read_bytes()
+def csv_rows(path: Path) -> Iterator[list[str]]:
+    """Yield the rows of a CSV file."""
+    try:
+        yield from csv.reader(text_lines(path))
+    except csv.Error as error:
+        raise ValueError(f"{path} is not a CSV file: {error}") from error
+
+
+def read_idx(path: Path, row: tuple[int, ...]) -> Tensor:
+    """Return the rows, of a given shape, in an idx file of bytes: its head has the number of sizes, and the sizes."""
+    content = read_regular(path)
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise ValueError(f"{path} is not an idx file of bytes")
     head = 4 + 4 * content[3]
     shape = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, head, 4))
     if len(content) != head + prod(shape):
         raise ValueError(f"{path} is truncated: {len(content)} bytes, and its header says {head + prod(shape)}")
+    if shape[1:] != row or not shape:
+        raise ValueError(f"{path} has the sizes {shape[:8]}, and not a number of rows of {row}")
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=head).reshape(shape).copy())
 
 
@@ -44,7 +55,7 @@ def read_stl10_images(path: Path) -> MappedRows:
 
 def read_stl10_labels(path: Path) -> Tensor:
     """Return STL-10's labels, which count from one."""
-    return torch.from_numpy(np.frombuffer(path.read_bytes(), np.uint8).astype(np.int64) - 1)
+    return torch.from_numpy(np.frombuffer(read_regular(path), np.uint8).astype(np.int64) - 1)
 
 
 def read_imagenet32(batches: Sequence[Path], cache: Path) -> tuple[MappedRows, Tensor]:

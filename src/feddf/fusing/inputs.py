@@ -61,7 +61,7 @@ class RawInputs:
         if not isinstance(self.rows, Tensor):
             return hashlib.sha256("\0".join(self.rows).encode()).hexdigest()
         sha = hashlib.sha256(repr((str(self.rows.dtype), tuple(self.rows.shape))).encode())
-        sha.update(self.rows.contiguous().view(torch.uint8).numpy().data)
+        sha.update(self.rows.flatten().contiguous().view(torch.uint8).numpy().data)
         return sha.hexdigest()
 
     def inputs(self, preprocess: Preprocess | None) -> Inputs:

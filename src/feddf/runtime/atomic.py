@@ -18,9 +18,9 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import BytesIO
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from feddf.config.errors import FeddfError
 from feddf.config.foreign import parse_json
@@ -28,6 +28,7 @@ from feddf.config.foreign import parse_json
 Fits = Callable[[dict[str, Any]], bool]
 LEFTOVER = ".tmp"  # how the name of a file ends while it is written
 MOST_TEXT = 1 << 28  # bytes of a configuration or a log that are read: what is larger is none that feddf wrote
+MOST_LINES, LONGEST_LINE = 1 << 30, 1 << 22  # bytes of a file of texts or of a table, and characters of one line
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -87,11 +88,26 @@ def refuse_links(folder: Path) -> None:
 
 def read_regular(path: Path, most: int | None = MOST_TEXT) -> bytes:
     """Return the content of a regular file of ``most`` bytes; a pipe or a device, which might never end, is refused."""
-    with open(_opened(path, os.O_RDONLY), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if most is not None and size > most:
-            raise OSError(errno.EFBIG, f"it has {size} bytes, and at most {most} are read", str(path))
+    with _regular(path, most) as file:
         return file.read() if most is None else file.read(most)
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a regular file in UTF-8, with their ends; one that is too long is refused unread."""
+    with TextIOWrapper(_regular(path, MOST_LINES), "utf-8-sig", newline="") as file:
+        while line := file.readline(LONGEST_LINE):
+            if len(line) == LONGEST_LINE:
+                raise ValueError(f"{path} has a line of {LONGEST_LINE} characters or more")
+            yield line
+
+
+def _regular(path: Path, most: int | None) -> BinaryIO:
+    file = open(_opened(path, os.O_RDONLY), "rb")  # noqa: SIM115 (the caller closes it)
+    size = os.fstat(file.fileno()).st_size
+    if most is not None and size > most:
+        file.close()
+        raise OSError(errno.EFBIG, f"it has {size} bytes, and at most {most} are read", str(path))
+    return file
 
 
 def _opened(path: Path, flags: int) -> int:

@@ -28,7 +28,7 @@ from feddf.config.foreign import parse_json, validated
 from feddf.data.files import SUFFIXES
 from feddf.data.tables import read_table
 from feddf.models.large import Transformer
-from feddf.runtime.atomic import read_regular, write_atomically
+from feddf.runtime.atomic import read_regular, text_lines, write_atomically
 from feddf.runtime.device import choose, placed
 from feddf.runtime.packages import transformers
 from feddf.saved.model import Features, Images, LoadedModel, ModelError, ModelSpec, Tokens, loaded
@@ -211,7 +211,7 @@ def _image_files(path: Path) -> list[Path]:
 def read_lines(path: str) -> list[str]:
     """Return the texts in a file, one in each line that is not blank."""
     try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = [part.strip() for line in text_lines(Path(path).expanduser()) for part in line.splitlines()]
+    except (OSError, ValueError) as error:
         raise ModelError(f"cannot read the texts in {path}: {error}") from error
-    return [line.strip() for line in lines if line.strip()]
+    return [line for line in lines if line]
