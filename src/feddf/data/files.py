@@ -48,7 +48,7 @@ def read_idx(path: Path, row: tuple[int, ...]) -> Tensor:
 def read_stl10_images(path: Path) -> MappedRows:
     """Return STL-10's 96×96 images, stored column by column; the 100,000 unlabeled ones are 2.8 GB and stay on disk."""
     one, size = 3 * 96 * 96, path.stat().st_size
-    if not size or size % one:
+    if not 0 < size <= 100_000 * one or size % one:
         raise ValueError(f"{path} is truncated: {size} bytes are not a number of images of {one} bytes")
     return MappedRows(path, row=(3, 96, 96), turned=True)
 

@@ -64,9 +64,9 @@ def read_table(name: str) -> Table:
     rows = _parquet(path) if path.suffix.lower() == ".parquet" else _csv(path)
     columns = tuple(next(rows, ()))
     if wanted and wanted not in columns:
-        raise ValueError(f"it has no column '{wanted}', but {', '.join(columns[:8])}")
+        raise ValueError(f"it has no column '{wanted}', but {', '.join(columns[:8]):.200}")
     if len(set(columns)) < len(columns):
-        raise ValueError(f"its columns must have different names, and are {', '.join(columns[:8])}")
+        raise ValueError(f"its columns must have different names, and are {', '.join(columns[:8]):.200}")
     label = wanted or next((one for one in columns if one.lower() in LABELS), "")
     numbers, labels = array("f"), list[str]()
     for row, values in enumerate(rows, 1):
