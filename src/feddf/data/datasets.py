@@ -253,11 +253,9 @@ def cifar100(data: DataConfig) -> Dataset:
 
 def _idx(name: str, encode: Pixels, classes: tuple[str, ...], data: DataConfig) -> Dataset:
     """MNIST and Fashion-MNIST: the four unpacked idx files in a folder of that name."""
-    images, labels, *rest = needed(name, data.folder)
-    train, test = (
-        (files.read_idx(one, (28, 28)).unsqueeze(1), files.read_idx(other, ()).to(torch.int64))
-        for one, other in ((images, labels), rest)
-    )
+    rows = ((28, 28), (), (28, 28), ())
+    found = [files.read_idx(path, row) for path, row in zip(needed(name, data.folder), rows, strict=True)]
+    train, test = ((pixels.unsqueeze(1), labels.to(torch.int64)) for pixels, labels in (found[:2], found[2:]))
     return of_parts(name, train, test, encode, 10, classes=classes)
 
 

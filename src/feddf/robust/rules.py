@@ -56,16 +56,12 @@ def norm_clipping(products: Tensor, weights: Tensor) -> Tensor:
 def krum(products: Tensor, weights: Tensor) -> Tensor:
     """Return 1 for the update that is nearest to its n − f − 1 nearest others (Blanchard et al. 2017), else 0."""
     n = len(products)
-    scores = _squared_distances(products).sort(dim=1).values[:, 1 : max(2, n - assumed(n))].sum(dim=1)
+    squares = products.diagonal()
+    distances = (squares[:, None] + squares[None, :] - 2 * products).clamp_min(0).fill_diagonal_(0)
+    scores = distances.sort(dim=1).values[:, 1 : max(2, n - assumed(n))].sum(dim=1)
     chosen = torch.zeros(n, dtype=products.dtype)
     chosen[scores.argmin()] = 1
     return chosen
-
-
-def _squared_distances(products: Tensor) -> Tensor:
-    squares = products.diagonal()
-    distances = (squares[:, None] + squares[None, :] - 2 * products).clamp_min(0)
-    return distances.fill_diagonal_(0)
 
 
 def change_products(previous: State, updates: Sequence[Update]) -> Tensor:

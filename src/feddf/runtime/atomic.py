@@ -18,9 +18,9 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import BytesIO, TextIOWrapper
+from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from feddf.config.errors import FeddfError
 from feddf.config.foreign import parse_json
@@ -88,35 +88,28 @@ def refuse_links(folder: Path) -> None:
 
 def read_regular(path: Path, most: int | None = MOST_TEXT) -> bytes:
     """Return the content of a regular file of ``most`` bytes; a pipe or a device, which might never end, is refused."""
-    with _regular(path, most) as file:
+    with open(_opened(path, os.O_RDONLY, most), "rb") as file:
         return file.read() if most is None else file.read(most)
 
 
 def text_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a regular file in UTF-8, with their ends; one that is too long is refused unread."""
-    with TextIOWrapper(_regular(path, MOST_LINES), "utf-8-sig", newline="") as file:
+    with open(_opened(path, os.O_RDONLY, MOST_LINES), encoding="utf-8-sig", newline="") as file:
         while line := file.readline(LONGEST_LINE):
             if len(line) == LONGEST_LINE:
                 raise ValueError(f"{path} has a line of {LONGEST_LINE} characters or more")
             yield line
 
 
-def _regular(path: Path, most: int | None) -> BinaryIO:
-    file = open(_opened(path, os.O_RDONLY), "rb")  # noqa: SIM115 (the caller closes it)
-    size = os.fstat(file.fileno()).st_size
-    if most is not None and size > most:
-        file.close()
-        raise OSError(errno.EFBIG, f"it has {size} bytes, and at most {most} are read", str(path))
-    return file
-
-
-def _opened(path: Path, flags: int) -> int:
-    """Return the descriptor of a regular file; anything else is refused without waiting for it."""
+def _opened(path: Path, flags: int, most: int | None = None) -> int:
+    """Return the descriptor of a regular file of ``most`` bytes; anything else is refused without waiting for it."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return descriptor
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and (most is None or found.st_size <= most):
+        return descriptor
+    os.close(descriptor)
+    large = f"it has {found.st_size} bytes, and at most {most} are read"
+    raise OSError(errno.EINVAL, large if stat.S_ISREG(found.st_mode) else "it is not a regular file", str(path))
 
 
 @contextmanager
