@@ -108,28 +108,29 @@ def read_folder(folder: Path, size: int | None = None) -> tuple[tuple[Tensor, Te
     is resized (its shorter side cut to a square first).
     """
     names = sorted(entry.name for entry in folder.glob("*") if entry.is_dir())
-    found = [_image_files(folder / name) for name in names] or [_image_files(folder)]
+    found = [image_files(folder / name) for name in names] or [image_files(folder)]
     labels = torch.tensor([number for number, paths in enumerate(found) for _ in paths])
     return (_read_images([path for paths in found for path in paths], size), labels), names or [folder.name]
 
 
 def read_all_images(folder: Path, size: int | None = None) -> Tensor:
     """Return every image in a folder and the folders below it, in the order of their paths; sizes as above."""
-    return _read_images(_image_files(folder), size)
+    return _read_images(image_files(folder), size)
 
 
 def first_image(folder: Path) -> Path:
     """Return the first image in a folder and the folders below it."""
-    return _image_files(folder)[0]
+    return image_files(folder)[0]
 
 
-def _image_files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder}")
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    if not found:
-        raise ValueError(f"{folder} holds no image; known are files that end in {', '.join(SUFFIXES)}")
-    return found
+def image_files(path: Path) -> list[Path]:
+    """Return a file, or the images in a folder and the folders below it."""
+    if not path.is_dir() and not path.is_file():
+        raise FileNotFoundError(f"there is no image file or folder {path}")
+    found = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.suffix.lower() in SUFFIXES)
+    if not (files := [one for one in found if one.is_file()]):
+        raise ValueError(f"{path} holds no image; known are files that end in {', '.join(SUFFIXES)}")
+    return files
 
 
 def _read_images(paths: Sequence[Path], size: int | None) -> Tensor:

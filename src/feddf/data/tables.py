@@ -72,11 +72,9 @@ def read_table(name: str) -> Table:
     for row, values in enumerate(rows, 1):
         if len(values) != len(columns):
             raise ValueError(f"{path}: row {row} has {len(values)} values, and there are {len(columns)} columns")
-        for column, value in zip(columns, values, strict=True):
-            if column == label:
-                labels.append(_text(row, value))
-            else:
-                numbers.append(_number_in(column, row, value))
+        found = dict(zip(columns, values, strict=True))
+        labels += [_text(row, found.pop(label))] if label else []
+        numbers.extend(_number_in(row, name, value) for name, value in found.items())
         if len(numbers) > MOST_NUMBERS:
             raise ValueError(f"{path} has more than {MOST_NUMBERS} numbers")
     if not numbers:
@@ -99,7 +97,7 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _number_in(name: str, row: int, value: Any) -> float:
+def _number_in(row: int, name: str, value: Any) -> float:
     number = _number(value)
     if number is None or not abs(number) <= LARGEST:
         remedy = "fill it in, leave it out, or name the column as the labels with #COLUMN"

@@ -26,7 +26,7 @@ from feddf.fusing.classes import columns_of
 from feddf.fusing.feeding import POOL, Feeding
 from feddf.outputs import classes
 from feddf.runs.loading import PoolTask, load_dataset, load_named, pool_of
-from feddf.saved.model import Features, Images, ModelError, Preprocess, Tokens
+from feddf.saved.model import Features, Images, Preprocess, Tokens
 from feddf.saved.model_folder import read_lines
 from feddf.seeds import derive
 from feddf.types import Examples, Inputs
@@ -237,7 +237,7 @@ def _texts(pool: PoolConfig, folder: str | None, seed: int) -> tuple[str, ...]:
         if source.name.startswith(LINES):
             try:
                 texts = read_lines(source.name.removeprefix(LINES))
-            except ModelError as error:
+            except (OSError, ValueError) as error:
                 raise ConfigError.at("pool.sources", source.name, str(error)) from None
         else:
             texts = _dataset_texts(source.name, folder, "pool.sources", "train")[0].sentences

@@ -157,7 +157,7 @@ def guard(
     there are any, and a prototype that is still worse keeps its previous weights. The score is the accuracy on the
     validation data; without any, the agreement with the geometric median of the updates' answers on the pool.
     """
-    score = _accuracies(resources, engine, execution) or _agreements(resources, engine, execution)
+    score = _score_by(resources, engine, execution)
     if score is None:
         return inner
     fallback = cache(again) if again else None
@@ -183,27 +183,15 @@ def guard(
     return fuse
 
 
-def _accuracies(resources: Resources, engine: Engine, execution: Execution) -> Scores | None:
-    if not resources.validation:
+def _score_by(resources: Resources, engine: Engine, execution: Execution) -> Scores | None:
+    examples = some(resources.validation) if resources.validation else None
+    inputs = examples.inputs if examples else some(resources.pool, 512) if resources.pool is not None else None
+    if inputs is None:
         return None
-    examples = some(resources.validation)
-    evaluation = Evaluation(engine, examples.inputs, execution)
+    evaluation, outputs = Evaluation(engine, inputs, execution), (examples or resources).outputs
 
     def score(models: Mapping[str, State], updates: Sequence[Update]) -> Mapping[str, float]:
-        found = evaluation.accuracies(models_of(models, resources.prototypes), examples)
-        return {name: -1.0 if isinstance(value, Failure) else value for name, value in found.items()}
-
-    return score
-
-
-def _agreements(resources: Resources, engine: Engine, execution: Execution) -> Scores | None:
-    if resources.pool is None:
-        return None
-    evaluation = Evaluation(engine, some(resources.pool, 512), execution)
-
-    def score(models: Mapping[str, State], updates: Sequence[Update]) -> Mapping[str, float]:
-        outputs = resources.outputs
-        labels = consensus(client_logits(evaluation, updates, resources), outputs)
+        labels = examples.labels if examples else consensus(client_logits(evaluation, updates, resources), outputs)
         return {
             one.client_id: -1.0 if isinstance(one, Failure) else accuracy_of(one.logits.nan_to_num(), labels, outputs)
             for one in evaluation(models_of(models, resources.prototypes))

@@ -159,14 +159,12 @@ def by_coordinate(columns: Columns) -> Rule:
         used = trained(updates)
         if not used:
             return previous
-        f = assumed(len(used))
-        found: dict[str, Tensor] = {}
-        for key, before in previous.items():
-            if before.is_floating_point():
-                found[key] = _by_column(columns, key, used, f)
-            else:
-                found[key] = torch.stack([update.state[key] for update in used]).amax(dim=0)
-        return found
+        return {
+            key: _by_column(columns, key, used, assumed(len(used)))
+            if before.is_floating_point()
+            else torch.stack([update.state[key] for update in used]).amax(dim=0)
+            for key, before in previous.items()
+        }
 
     return rule
 

@@ -95,10 +95,13 @@ def read_regular(path: Path, most: int | None = MOST_TEXT) -> bytes:
 def text_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a regular file in UTF-8, with their ends; one that is too long is refused unread."""
     with open(_opened(path, os.O_RDONLY, MOST_LINES), encoding="utf-8-sig", newline="") as file:
-        while line := file.readline(LONGEST_LINE):
-            if len(line) == LONGEST_LINE:
-                raise ValueError(f"{path} has a line of {LONGEST_LINE} characters or more")
-            yield line
+        try:
+            while line := file.readline(LONGEST_LINE):
+                if len(line) == LONGEST_LINE:
+                    raise ValueError(f"it has a line of {LONGEST_LINE} characters or more")
+                yield line
+        except ValueError as error:
+            raise ValueError(f"cannot read the text in {path}: {error}") from error
 
 
 def _opened(path: Path, flags: int, most: int | None = None) -> int:
