@@ -21,6 +21,7 @@ import traceback
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
@@ -328,8 +329,8 @@ def main(inputs: int = 3000) -> int:
         furnish(Path(folder))
         count = len(kinds(Path(folder)))
     total, faults = Counter[str](), list[str]()
-    with get_context("spawn").Pool(maxtasksperchild=1) as pool:
-        for found in pool.imap(partial(sweep, inputs=max(40, inputs // count)), range(count)):
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        for found in pool.map(partial(sweep, inputs=max(40, inputs // count)), range(count)):
             for name, one in found.items():
                 print(f"{name}: {one.ends.total()} inputs, " + ", ".join(f"{n} {end}" for end, n in one.ends.items()))
                 total.update({name.split()[0]: one.ends.total()})

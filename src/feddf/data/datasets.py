@@ -66,10 +66,9 @@ class MissingDataError(FeddfError):
 
 def wrong_parts(data: Dataset) -> str | None:
     """Return what is wrong with a data set: the labels of a part, or parts of two shapes; or ``None``."""
-    parts, first = (data.train, data.test), torch.zeros(1, dtype=torch.int64)
     if wrong := wrong_labels(data.train) or wrong_labels(data.test):
         return wrong
-    one, other = (tuple(part.inputs.batch(first).shape[1:]) for part in parts)
+    one, other = data.shape, replace(data, train=data.test).shape
     return None if one == other else f"training inputs of shape {one} and test inputs of shape {other}"
 
 

@@ -118,11 +118,6 @@ def read_all_images(folder: Path, size: int | None = None) -> Tensor:
     return _read_images(image_files(folder), size)
 
 
-def first_image(folder: Path) -> Path:
-    """Return the first image in a folder and the folders below it."""
-    return image_files(folder)[0]
-
-
 def image_files(path: Path) -> list[Path]:
     """Return a file, or the images in a folder and the folders below it."""
     if not path.is_dir() and not path.is_file():

@@ -21,7 +21,7 @@ from feddf.data.datasets import Dataset, needed
 from feddf.data.files import csv_rows, read_cached
 from feddf.outputs import classes
 from feddf.runtime.atomic import new_file, real_folder, text_lines
-from feddf.runtime.packages import no_error_output, transformers
+from feddf.runtime.packages import no_output, transformers
 from feddf.scores import IGNORED
 from feddf.types import Examples, Inputs
 
@@ -165,7 +165,8 @@ def tokenizer(path: str, max_tokens: int) -> Tokenizer:
     """Return the pretrained tokenizer in a folder, or of a name on a hub."""
     library = transformers()
     try:
-        found = library.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        with no_output():  # what a file has too much is printed as it is
+            found = library.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:
         raise ValueError(f"there is no tokenizer: {first_line(error)}") from error
     if found.pad_token_id is None:
@@ -178,7 +179,7 @@ def tokenizer(path: str, max_tokens: int) -> Tokenizer:
 
 def _tokens(found: Any, max_tokens: int, sentences: Sequence[str]) -> Tensor:
     try:
-        with no_error_output():
+        with no_output():
             rows = found(
                 list(sentences), padding="max_length", truncation=True, max_length=max_tokens, return_tensors="np"
             )

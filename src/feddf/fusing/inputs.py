@@ -18,7 +18,7 @@ from feddf.config.names import SOURCES
 from feddf.config.sections import DataConfig, PoolConfig
 from feddf.data.catalog import CATALOG, root_of
 from feddf.data.datasets import Standardized, plain
-from feddf.data.files import first_image, read_image
+from feddf.data.files import image_files, read_image
 from feddf.data.tables import Table, read_table
 from feddf.data.text import TEXTS, Texts
 from feddf.data.unlabeled import all_rows, choose, resize
@@ -175,7 +175,7 @@ def pool_form(config: FuseConfig) -> Feeding:
     kind, _, place = name.partition(":")
     try:
         if kind == "images":
-            side = min(read_image(first_image(Path(place).expanduser()), None).shape[:2])
+            side = min(read_image(image_files(Path(place).expanduser())[0], None).shape[:2])
             return Feeding.said(POOL, size=(side, side), channels=3)
         if kind == "table":
             found = read_table(place)

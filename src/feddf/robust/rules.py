@@ -107,8 +107,7 @@ def by_coefficients(choose: Callable[[Tensor, Tensor], Tensor]) -> Rule:
     """
 
     def rule(previous: State, updates: Sequence[Update]) -> State:
-        used = trained(updates)
-        if not used:
+        if not (used := trained(updates)):
             return previous
         return moved(previous, used, choose(change_products(previous, used), example_weights(used)))
 
@@ -156,8 +155,7 @@ def by_coordinate(columns: Columns) -> Rule:
     """Return a rule that treats every coordinate by itself."""
 
     def rule(previous: State, updates: Sequence[Update]) -> State:
-        used = trained(updates)
-        if not used:
+        if not (used := trained(updates)):
             return previous
         return {
             key: _by_column(columns, key, used, assumed(len(used)))

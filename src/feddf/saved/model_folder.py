@@ -30,11 +30,12 @@ from feddf.data.tables import read_table
 from feddf.models.large import Transformer
 from feddf.runtime.atomic import read_regular, text_lines, write_atomically
 from feddf.runtime.device import choose, placed
-from feddf.runtime.packages import transformers
+from feddf.runtime.packages import no_output, transformers
 from feddf.saved.model import Features, Images, LoadedModel, ModelError, ModelSpec, Tokens, loaded
 from feddf.types import State
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+_Prototypes = Annotated[dict[Annotated[str, Field(pattern=r"^[\w.-]{1,200}$")], dict[str, Any]], Field(min_length=1)]
 
 
 def load_model(
@@ -86,9 +87,6 @@ def specs(path: Path, prototype: str | None = None, *, trust: bool = False) -> d
     if prototype is not None and prototype not in found:
         raise ModelError(f"{path} has no prototype '{prototype}'; it has {', '.join(found)}")
     return found
-
-
-_Prototypes = Annotated[dict[Annotated[str, Field(pattern=r"^[\w.-]{1,200}$")], dict[str, Any]], Field(min_length=1)]
 
 
 def description(path: Path) -> dict[str, Any] | None:
@@ -157,7 +155,8 @@ def _pretrained(folder: Path, module: Transformer, spec: ModelSpec) -> dict[str,
     config.label2id = {name: number for number, name in enumerate(spec.classes)}
     config.architectures = [type(module.network).__name__]
     if isinstance(spec.preprocess, Tokens):
-        found = transformers().AutoTokenizer.from_pretrained(spec.preprocess.tokenizer, trust_remote_code=False)
+        with no_output():
+            found = transformers().AutoTokenizer.from_pretrained(spec.preprocess.tokenizer, trust_remote_code=False)
         found.save_pretrained(folder)
     return dict(json.loads(config.to_json_string(use_diff=False)))
 
