@@ -154,7 +154,7 @@ def test_a_label_out_of_range_and_a_damaged_file_are_found(
     feddf("data", "fetch", "cifar100", cwd=tmp_path)
     done = feddf("data", "check", cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr == "error: cifar100: its train part has labels from 0 to 100, and must have 0 to 99\n"
+    assert done.stderr == "error: cifar100: it has labels from 0 to 100, and must have 0 to 99\n"
 
     (tmp_path / "data" / "cifar-100-python" / "train").write_bytes(b"damaged")
     (tmp_path / "data" / "tiny-imagenet-32" / "a").mkdir(parents=True)

@@ -30,6 +30,7 @@ from PIL import Image
 from conftest import SHAPE
 from feddf import cli
 from feddf.data import catalog
+from feddf.data.text import tokenizer
 from feddf.fusing import onnx_files
 from feddf.models.small import CNN
 from feddf.runs.spool import ClientStates, DiskSpool
@@ -144,6 +145,7 @@ RECORDS: list[Callable[[dict[str, Any]], Any]] = [
     lambda record: record | {"kept_by_clients": "x"},
     lambda record: record | {"seconds": {"train": math.nan, "fuse": 1e308, "evaluate": 1e308}},
     lambda record: record | {"models": {"mlp": {"averaged": None, "fused": math.inf}}},
+    lambda record: {key: record[key] for key in ("round", "models")},
 ]
 
 
@@ -157,6 +159,7 @@ def test_a_log(change: Callable[[dict[str, Any]], Any], run: Path) -> None:
         assert code == 0, err
         assert "\x1b" not in out + err
         (out + err).encode()  # what no terminal could show would fail here
+    assert feddf("resume", "run", cwd=run.parent)[0] == 0
 
 
 def checkpoint(run: Path, content: bytes) -> None:
@@ -442,6 +445,16 @@ def test_a_tokenizers_regular_expression(pattern: str, classifier: Path, capfd: 
     (classifier / "tokenizer.json").write_text(json.dumps({**values, "pre_tokenizer": split}))
     assert "tokenizer" in of_texts(classifier)
     assert "panicked" not in capfd.readouterr().err
+
+
+def test_what_a_tokenizer_has_too_much_does_not_reach_the_terminal(
+    classifier: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    values = json.loads((classifier / "tokenizer_config.json").read_text())
+    odd = {"0": {"content": "[PAD]", "\x1b]0;owned\x07": 1, "__type": "AddedToken"}}
+    (classifier / "tokenizer_config.json").write_text(json.dumps({**values, "added_tokens_decoder": odd}))
+    tokenizer(str(classifier), 8)
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
 
 import fuzz  # noqa: E402 (it lies there)
+import sweep  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,17 @@ def test_a_parser_that_fails_or_writes_is_found(tmp_path: Path) -> None:
             patch.setitem(fuzz.PARSERS, "odd", lambda folder, read=read: fuzz.Parser({"file": b"{}"}, read, [read]))
             with pytest.raises(fuzz.Lost, match=said):
                 fuzz.fuzz("odd", 20)
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [((0, "done", "warning: a\n"), None), ((2, "", "error: a\n"), None), ((130, "", ""), None),
+     ((-1, "", "KeyError"), "a traceback"), ((2, "", "error: a\nb\n"), "not one line"), ((1, "", ""), "not one line"),
+     ((0, "\x1b[31m", ""), "reaches the terminal")],
+)  # fmt: skip
+def test_a_command_that_ends_in_another_way_is_found(ended: tuple[int, str, str], said: str | None) -> None:
+    found = sweep.fault(*ended)
+    assert (said in found) if said and found else found == said
 
 
 def test_rounds_end_whatever_a_tenth_of_the_clients_does(soak: ModuleType, tmp_path: Path) -> None:

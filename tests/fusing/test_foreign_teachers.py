@@ -253,7 +253,7 @@ def test_a_table_has_columns_by_name_and_labels(tmp_path: Path) -> None:
         ("a,b\n1,x\n", "", "its column 'b' has no number in row 1, but 'x'"),
         ("a,b\n1,\n", "", "its column 'b' has no number in row 1, but ''"),
         ("a,b\n1,nan\n", "", "its column 'b' has no number in row 1, but 'nan'"),
-        ("a,b\n1\n", "", "line 2 has 1 values, and there are 2 columns"),
+        ("a,b\n1\n", "", "row 1 has 1 values, and there are 2 columns"),
         ("a,b\n1,2\n", "#c", "it has no column 'c', but a, b"),
         ("a,b\n", "", "has no rows of numbers"),
     ],

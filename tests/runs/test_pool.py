@@ -168,7 +168,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "all avoided": ({"name": HERE + "other", "avoid": ["tree", "truck", "fish"]}, "no class is left"),
     "no names": ({"name": HERE + "nameless", "classes": ["oak tree"]}, "its classes have no names"),
     "neither data nor generator": (HERE + "numbers", "must give a feddf.Dataset or a generator, and gave a int"),
-    "no such folder": ("folder:/nowhere", "there is no folder /nowhere"),
+    "no such folder": ("folder:/nowhere", "there is no image file or folder /nowhere"),
     "no such generator": ("generator:/nowhere", "/nowhere"),
     "no such data": ("cifar11", "did you mean 'cifar10"),
     "the clients' own": (HERE + "bands", "the source 'train' takes a share of them"),

@@ -66,9 +66,8 @@ def guarded(action: Callable[[], Any]) -> int:
     """
     try:
         result = action()
-    except (FeddfError, OSError) as error:
-        if str(error):
-            complain(str(error), "error")
+    except (FeddfError, OSError, MemoryError) as error:
+        complain(str(error) or "there is not enough memory", "error")
         return getattr(error, "exit_code", 1)
     except (KeyboardInterrupt, typer.Abort):
         return 130

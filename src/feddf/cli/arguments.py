@@ -47,8 +47,8 @@ def remark(text: str) -> None:
 
 
 def complain(text: str, kind: Literal["warning", "error"] = "warning") -> None:
-    """Say a warning or an error on standard error."""
-    shown = Text.assemble((f"{kind}:", "red" if kind == "error" else "yellow"), f" {plain(text)}")
+    """Say a warning or an error on standard error, in one line."""
+    shown = Text.assemble((f"{kind}:", "red" if kind == "error" else "yellow"), f" {plain(' '.join(text.split()))}")
     err_console.print(shown, soft_wrap=True)
 
 

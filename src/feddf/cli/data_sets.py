@@ -116,12 +116,11 @@ def _described(entry: Entry, folder: Path) -> str:
         raise ValueError(f"{count} in {folder}, first {absent[0]}; get it: {entry.how}")
     if entry.name in ("sst2", "ag_news"):  # texts can be read only with a tokenizer
         return f"all files are here, {decimal(catalog.size(entry, folder))}; a run reads them with its tokenizer"
-    from feddf.data.datasets import Dataset, wrong_labels
+    from feddf.data.datasets import Dataset, wrong_parts
 
     data: Dataset = DATASETS[entry.name](DataConfig(name=entry.name, folder=str(folder)))
-    for part, examples in (("train", data.train), ("test", data.test)):
-        if wrong := wrong_labels(examples):
-            raise ValueError(f"its {part} part has {wrong}")
+    if wrong := wrong_parts(data):
+        raise ValueError(f"it has {wrong}")
     shape, classes = "×".join(map(str, data.shape)), data.train.n_classes
     return (
         f"{len(data.train)} training and {len(data.test)} test examples, {classes} classes, shape {shape}, "

@@ -15,6 +15,8 @@ from feddf.config.errors import shown
 DEEPEST, MOST_BITS = 64, 64
 """Tables and lists inside each other, and bits of a number: no file of ours comes near, and code below may recurse."""
 
+_form: Any = cache(TypeAdapter)
+
 
 def parse_toml(text: str) -> dict[str, Any]:
     """Return the tables of a TOML file."""
@@ -43,9 +45,6 @@ def _bounded(parse: Callable[[Any], Any], content: str | bytes) -> Any:
         if not level:
             return found
     raise ValueError(f"it is nested more than {DEEPEST} deep")
-
-
-_form: Any = cache(TypeAdapter)
 
 
 def validated(kind: Any, value: Any) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from feddf.config.errors import ConfigError
 from feddf.config.sections import DataConfig
-from feddf.data.datasets import Dataset, Part, held_out, image_folder, measured, of_parts, plain, wrong_labels
+from feddf.data.datasets import Dataset, Part, held_out, image_folder, measured, of_parts, plain, wrong_parts
 
 LABELS = ("label", "labels", "fine_label", "target", "class")
 """The names under which a column of labels is looked for."""
@@ -133,7 +133,7 @@ def _dataset(name: str, train: Part, test: Part | None, classes: tuple[str, ...]
     encode = measured(train[0]) if train[0].dtype == torch.uint8 and train[0].ndim == 4 else plain
     n_classes = len(classes) or int(torch.cat([train[1], test[1]]).max()) + 1
     found = of_parts(name, train, test, encode, n_classes, flips=flips, classes=classes)
-    if wrong := wrong_labels(found.train) or wrong_labels(found.test):
+    if wrong := wrong_parts(found):
         raise ConfigError(f"the data set '{name}' has {wrong}")
     return found
 

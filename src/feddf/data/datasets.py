@@ -64,6 +64,14 @@ class MissingDataError(FeddfError):
     exit_code = 2
 
 
+def wrong_parts(data: Dataset) -> str | None:
+    """Return what is wrong with a data set: the labels of a part, or parts of two shapes; or ``None``."""
+    if wrong := wrong_labels(data.train) or wrong_labels(data.test):
+        return wrong
+    one, other = data.shape, replace(data, train=data.test).shape
+    return None if one == other else f"training inputs of shape {one} and test inputs of shape {other}"
+
+
 def wrong_labels(examples: Examples) -> str | None:
     """Return what is wrong with the labels of some examples, or ``None``."""
     count, labels, outputs = len(examples.inputs), examples.labels, examples.outputs
@@ -109,7 +117,7 @@ class Standardized:
     @classmethod
     def by(cls, rows: Tensor) -> Standardized:
         """Return the one by which these rows have mean 0 and deviation 1; a constant column becomes zero."""
-        deviations = rows.double().std(dim=0)
+        deviations = rows.double().std(dim=0, correction=min(1, len(rows) - 1))
         stds = torch.where(deviations > 0, deviations, 1.0)
         return cls(tuple(rows.double().mean(dim=0).tolist()), tuple(stds.tolist()))
 
@@ -244,7 +252,8 @@ def cifar100(data: DataConfig) -> Dataset:
 
 def _idx(name: str, encode: Pixels, classes: tuple[str, ...], data: DataConfig) -> Dataset:
     """MNIST and Fashion-MNIST: the four unpacked idx files in a folder of that name."""
-    found = [files.read_idx(path) for path in needed(name, data.folder)]
+    rows = ((28, 28), (), (28, 28), ())
+    found = [files.read_idx(path, row) for path, row in zip(needed(name, data.folder), rows, strict=True)]
     train, test = ((pixels.unsqueeze(1), labels.to(torch.int64)) for pixels, labels in (found[:2], found[2:]))
     return of_parts(name, train, test, encode, 10, classes=classes)
 

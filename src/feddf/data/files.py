@@ -1,9 +1,10 @@
-"""Image files in their authors' layouts: idx (MNIST), STL-10's binaries, downsampled ImageNet, folders of images."""
+"""Data files: images in their authors' layouts (MNIST's idx, STL-10, downsampled ImageNet) or in folders, and CSV."""
 
 from __future__ import annotations
 
+import csv
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -15,36 +16,46 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddf.config.errors import first_line
-from feddf.runtime.atomic import new_file
+from feddf.runtime.atomic import new_file, read_regular, text_lines
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
 
 MOST_PIXELS = 1 << 25  # of an image file: one of 20 kB can have so many that they take a gigabyte
 
 
-def read_idx(path: Path) -> Tensor:
-    """Return the bytes of an idx file (of MNIST and Fashion-MNIST): its head has the number of sizes, and the sizes."""
-    content = path.read_bytes()
+def csv_rows(path: Path) -> Iterator[list[str]]:
+    """Yield the rows of a CSV file."""
+    try:
+        yield from csv.reader(text_lines(path))
+    except csv.Error as error:
+        raise ValueError(f"{path} is not a CSV file: {error}") from error
+
+
+def read_idx(path: Path, row: tuple[int, ...]) -> Tensor:
+    """Return the rows, of a given shape, in an idx file of bytes: its head has the number of sizes, and the sizes."""
+    content = read_regular(path)
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise ValueError(f"{path} is not an idx file of bytes")
     head = 4 + 4 * content[3]
     shape = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, head, 4))
     if len(content) != head + prod(shape):
         raise ValueError(f"{path} is truncated: {len(content)} bytes, and its header says {head + prod(shape)}")
+    if shape[1:] != row or not shape:
+        raise ValueError(f"{path} has the sizes {shape[:8]}, and not a number of rows of {row}")
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=head).reshape(shape).copy())
 
 
 def read_stl10_images(path: Path) -> MappedRows:
     """Return STL-10's 96×96 images, stored column by column; the 100,000 unlabeled ones are 2.8 GB and stay on disk."""
     one, size = 3 * 96 * 96, path.stat().st_size
-    if not size or size % one:
+    if not 0 < size <= 100_000 * one or size % one:
         raise ValueError(f"{path} is truncated: {size} bytes are not a number of images of {one} bytes")
     return MappedRows(path, row=(3, 96, 96), turned=True)
 
 
 def read_stl10_labels(path: Path) -> Tensor:
     """Return STL-10's labels, which count from one."""
-    return torch.from_numpy(np.frombuffer(path.read_bytes(), np.uint8).astype(np.int64) - 1)
+    return torch.from_numpy(np.frombuffer(read_regular(path), np.uint8).astype(np.int64) - 1)
 
 
 def read_imagenet32(batches: Sequence[Path], cache: Path) -> tuple[MappedRows, Tensor]:
@@ -97,28 +108,24 @@ def read_folder(folder: Path, size: int | None = None) -> tuple[tuple[Tensor, Te
     is resized (its shorter side cut to a square first).
     """
     names = sorted(entry.name for entry in folder.glob("*") if entry.is_dir())
-    found = [_image_files(folder / name) for name in names] or [_image_files(folder)]
+    found = [image_files(folder / name) for name in names] or [image_files(folder)]
     labels = torch.tensor([number for number, paths in enumerate(found) for _ in paths])
     return (_read_images([path for paths in found for path in paths], size), labels), names or [folder.name]
 
 
 def read_all_images(folder: Path, size: int | None = None) -> Tensor:
     """Return every image in a folder and the folders below it, in the order of their paths; sizes as above."""
-    return _read_images(_image_files(folder), size)
+    return _read_images(image_files(folder), size)
 
 
-def first_image(folder: Path) -> Path:
-    """Return the first image in a folder and the folders below it."""
-    return _image_files(folder)[0]
-
-
-def _image_files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder}")
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    if not found:
-        raise ValueError(f"{folder} holds no image; known are files that end in {', '.join(SUFFIXES)}")
-    return found
+def image_files(path: Path) -> list[Path]:
+    """Return a file, or the images in a folder and the folders below it."""
+    if not path.is_dir() and not path.is_file():
+        raise FileNotFoundError(f"there is no image file or folder {path}")
+    found = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.suffix.lower() in SUFFIXES)
+    if not (files := [one for one in found if one.is_file()]):
+        raise ValueError(f"{path} holds no image; known are files that end in {', '.join(SUFFIXES)}")
+    return files
 
 
 def _read_images(paths: Sequence[Path], size: int | None) -> Tensor:

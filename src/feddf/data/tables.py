@@ -5,22 +5,26 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from feddf.config.errors import first_line
 from feddf.config.sections import DataConfig
 from feddf.data.adapters import LABELS
 from feddf.data.datasets import Dataset, Standardized, held_out, of_parts
+from feddf.data.files import csv_rows
 from feddf.runtime.packages import pyarrow
 
 SUFFIXES = (".csv", ".parquet")
+MOST_NUMBERS, LONGEST_LABEL = 1 << 27, 200  # of a table: a few kB of Parquet can stand for any number of rows
+LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,7 @@ class Table:
     @property
     def classes(self) -> tuple[str, ...]:
         """The labels that occur, numbers in their order, then texts in theirs."""
-        return tuple(
-            sorted(set(self.labels), key=lambda one: (not one.isdigit(), int(one) if one.isdigit() else 0, one))
-        )
+        return tuple(sorted(set(self.labels), key=lambda one: (not one.isdecimal(), one.isdecimal() and int(one), one)))
 
     @property
     def numbers(self) -> Tensor:
@@ -59,61 +61,69 @@ def read_table(name: str) -> Table:
     path = Path(place).expanduser()
     if path.suffix.lower() not in SUFFIXES or not path.is_file():
         raise ValueError(f"there is no table {path}; known are files that end in {' or '.join(SUFFIXES)}")
-    columns = _parquet(path) if path.suffix.lower() == ".parquet" else _csv(path)
+    rows = _parquet(path) if path.suffix.lower() == ".parquet" else _csv(path)
+    columns = tuple(next(rows, ()))
     if wanted and wanted not in columns:
-        raise ValueError(f"it has no column '{wanted}', but {', '.join(list(columns)[:8])}")
+        raise ValueError(f"it has no column '{wanted}', but {', '.join(columns[:8]):.200}")
+    if len(set(columns)) < len(columns):
+        raise ValueError(f"its columns must have different names, and are {', '.join(columns[:8]):.200}")
     label = wanted or next((one for one in columns if one.lower() in LABELS), "")
-    kept = [one for one in columns if one != label]
-    rows = [_numbers(one, columns[one]) for one in kept]
-    if not rows or not len(rows[0]):
+    numbers, labels = array("f"), list[str]()
+    for row, values in enumerate(rows, 1):
+        if len(values) != len(columns):
+            raise ValueError(f"{path}: row {row} has {len(values)} values, and there are {len(columns)} columns")
+        found = dict(zip(columns, values, strict=True))
+        labels += [_text(row, found.pop(label))] if label else []
+        numbers.extend(_number_in(row, name, value) for name, value in found.items())
+        if len(numbers) > MOST_NUMBERS:
+            raise ValueError(f"{path} has more than {MOST_NUMBERS} numbers")
+    if not numbers:
         raise ValueError(f"{path} has no rows of numbers")
-    labels = tuple(_text(one) for one in columns[label]) if label else ()
-    return Table(tuple(kept), torch.tensor(rows).T.contiguous(), labels)
+    kept = tuple(one for one in columns if one != label)
+    return Table(kept, torch.frombuffer(numbers, dtype=torch.float32).view(-1, len(kept)), tuple(labels))
 
 
-def _text(value: Any) -> str:
+def _text(row: int, value: Any) -> str:
     text = str(value).strip()
-    return text.removesuffix(".0") if text.removesuffix(".0").isdigit() else text
+    if len(text) > LONGEST_LABEL:
+        raise ValueError(f"its label in row {row} has {len(text)} characters, and at most {LONGEST_LABEL} are a name")
+    return intern(text.removesuffix(".0") if text.removesuffix(".0").isdecimal() else text)
 
 
 def _number(value: Any) -> float | None:
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
-def _numbers(name: str, values: Sequence[Any]) -> list[float]:
-    found = []
-    for row, value in enumerate(values, 1):
-        number = _number(value)
-        if number is None or not isfinite(number):
-            remedy = "fill it in, leave it out, or name the column as the labels with #COLUMN"
-            raise ValueError(f"its column '{name}' has no number in row {row}, but {value!r:.40}; {remedy}")
-        found.append(number)
-    return found
+def _number_in(row: int, name: str, value: Any) -> float:
+    number = _number(value)
+    if number is None or not abs(number) <= LARGEST:
+        remedy = "fill it in, leave it out, or name the column as the labels with #COLUMN"
+        raise ValueError(f"its column '{name}' has no number in row {row}, but {value!r:.40}; {remedy}")
+    return number
 
 
-def _csv(path: Path) -> dict[str, Sequence[Any]]:
-    """Return the columns of a CSV file by name; a first row of numbers alone is no header."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = [row for row in csv.reader(file) if row]
-    header = rows[0] if rows else []
-    if header and None not in map(_number, header):
-        header, rows = [str(number) for number in range(len(header))], [[], *rows]
-    for number, row in enumerate(rows[1:], 2):
-        if len(row) != len(header):
-            raise ValueError(f"{path}: line {number} has {len(row)} values, and there are {len(header)} columns")
-    return dict(zip(header, zip(*rows[1:], strict=True), strict=True)) if len(rows) > 1 else {}
+def _csv(path: Path) -> Iterator[Sequence[Any]]:
+    """Yield the names of the columns of a CSV file, then its rows; a first row of numbers alone is no header."""
+    rows = filter(None, csv_rows(path))
+    first = next(rows, [])
+    if first and None not in map(_number, first):
+        yield [str(number) for number in range(len(first))]
+    yield first
+    yield from rows
 
 
-def _parquet(path: Path) -> dict[str, Sequence[Any]]:
+def _parquet(path: Path) -> Iterator[Sequence[Any]]:
     library = pyarrow()
     try:
-        found = library.read_table(str(path))
+        file = library.ParquetFile(str(path))
+        yield file.schema_arrow.names
+        for batch in file.iter_batches():
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
     except Exception as error:  # a damaged file can fail in any way
-        raise ValueError(f"{path} is not a whole Parquet file: {error}") from error
-    return {name: found.column(name).to_pylist() for name in found.column_names}
+        raise ValueError(f"{path} is not a whole Parquet file: {first_line(error)}") from error
 
 
 def table(path: str, data: DataConfig) -> Dataset:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -19,10 +18,10 @@ from torch import Tensor
 from feddf.config.errors import ConfigError, FeddfError, first_line
 from feddf.config.sections import DataConfig
 from feddf.data.datasets import Dataset, needed
-from feddf.data.files import read_cached
+from feddf.data.files import csv_rows, read_cached
 from feddf.outputs import classes
-from feddf.runtime.atomic import new_file, real_folder
-from feddf.runtime.packages import no_error_output, transformers
+from feddf.runtime.atomic import new_file, real_folder, text_lines
+from feddf.runtime.packages import no_output, transformers
 from feddf.scores import IGNORED
 from feddf.types import Examples, Inputs
 
@@ -45,26 +44,26 @@ def widened(tokens: Tensor) -> Tensor:
 
 def read_sst2(path: Path) -> Texts:
     """Return GLUE's SST-2: a header, then a sentence and its label (0 or 1), with a tab between them."""
-    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n")[1:]]
-    return _texts(path, [row[0].strip() for row in rows], [row[-1].strip() if len(row) == 2 else "" for row in rows], 2)
+    rows = [line.split("\t") for line in text_lines(path) if line.strip()][1:]
+    labels = [row[-1].strip() if len(row) == 2 else "" for row in rows]
+    return _texts(path, [row[0].strip() for row in rows], labels, "01")
 
 
 def read_ag_news(path: Path) -> Texts:
     """Return AG News: class (1 to 4), title and description; a title may be missing."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.reader(file))
+    rows = list(csv_rows(path))
     sentences = [" ".join(part for part in row[1:] if part).replace("\\", " ") for row in rows]
-    numbers = [str(int(row[0]) - 1) if len(row) == 3 and row[0].isdigit() else "" for row in rows]
-    return _texts(path, sentences, numbers, 4)
+    return _texts(path, sentences, [row[0] if len(row) == 3 else "" for row in rows], "1234")
 
 
-def _texts(path: Path, sentences: list[str], labels: list[str], n_classes: int) -> Texts:
+def _texts(path: Path, sentences: list[str], labels: list[str], known: str) -> Texts:
+    """Return texts with their labels, each a character of ``known``, as numbers."""
     for number, (sentence, label) in enumerate(zip(sentences, labels, strict=True), 1):
-        if not label.isdigit() or int(label) >= n_classes or not sentence:
-            raise ValueError(f"{path}: entry {number} is not a text and one of {n_classes} classes: {sentence[:40]!r}")
+        if len(label) != 1 or label not in known or not sentence:
+            raise ValueError(f"{path}: entry {number} is not a text and one of {len(known)} classes: {sentence[:40]!r}")
     if not sentences:
         raise ValueError(f"{path} holds no texts")
-    return Texts(sentences, torch.tensor([int(label) for label in labels]))
+    return Texts(sentences, torch.tensor([known.index(label) for label in labels]))
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,8 @@ def tokenizer(path: str, max_tokens: int) -> Tokenizer:
     """Return the pretrained tokenizer in a folder, or of a name on a hub."""
     library = transformers()
     try:
-        found = library.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        with no_output():  # what a file has too much is printed as it is
+            found = library.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:
         raise ValueError(f"there is no tokenizer: {first_line(error)}") from error
     if found.pad_token_id is None:
@@ -179,7 +179,7 @@ def tokenizer(path: str, max_tokens: int) -> Tokenizer:
 
 def _tokens(found: Any, max_tokens: int, sentences: Sequence[str]) -> Tensor:
     try:
-        with no_error_output():
+        with no_output():
             rows = found(
                 list(sentences), padding="max_length", truncation=True, max_length=max_tokens, return_tensors="np"
             )

@@ -18,7 +18,7 @@ from feddf.config.names import SOURCES
 from feddf.config.sections import DataConfig, PoolConfig
 from feddf.data.catalog import CATALOG, root_of
 from feddf.data.datasets import Standardized, plain
-from feddf.data.files import first_image, read_image
+from feddf.data.files import image_files, read_image
 from feddf.data.tables import Table, read_table
 from feddf.data.text import TEXTS, Texts
 from feddf.data.unlabeled import all_rows, choose, resize
@@ -26,7 +26,7 @@ from feddf.fusing.classes import columns_of
 from feddf.fusing.feeding import POOL, Feeding
 from feddf.outputs import classes
 from feddf.runs.loading import PoolTask, load_dataset, load_named, pool_of
-from feddf.saved.model import Features, Images, ModelError, Preprocess, Tokens
+from feddf.saved.model import Features, Images, Preprocess, Tokens
 from feddf.saved.model_folder import read_lines
 from feddf.seeds import derive
 from feddf.types import Examples, Inputs
@@ -61,7 +61,7 @@ class RawInputs:
         if not isinstance(self.rows, Tensor):
             return hashlib.sha256("\0".join(self.rows).encode()).hexdigest()
         sha = hashlib.sha256(repr((str(self.rows.dtype), tuple(self.rows.shape))).encode())
-        sha.update(self.rows.contiguous().view(torch.uint8).numpy().data)
+        sha.update(self.rows.flatten().contiguous().view(torch.uint8).numpy().data)
         return sha.hexdigest()
 
     def inputs(self, preprocess: Preprocess | None) -> Inputs:
@@ -175,7 +175,7 @@ def pool_form(config: FuseConfig) -> Feeding:
     kind, _, place = name.partition(":")
     try:
         if kind == "images":
-            side = min(read_image(first_image(Path(place).expanduser()), None).shape[:2])
+            side = min(read_image(image_files(Path(place).expanduser())[0], None).shape[:2])
             return Feeding.said(POOL, size=(side, side), channels=3)
         if kind == "table":
             found = read_table(place)
@@ -237,7 +237,7 @@ def _texts(pool: PoolConfig, folder: str | None, seed: int) -> tuple[str, ...]:
         if source.name.startswith(LINES):
             try:
                 texts = read_lines(source.name.removeprefix(LINES))
-            except ModelError as error:
+            except (OSError, ValueError) as error:
                 raise ConfigError.at("pool.sources", source.name, str(error)) from None
         else:
             texts = _dataset_texts(source.name, folder, "pool.sources", "train")[0].sentences

@@ -116,7 +116,7 @@ def score_of(
     """Return what a student is stopped by: validation accuracy, the loss on held-out inputs, or nothing."""
     if config.early_stopping == "validation":
         return partial(evaluate.unread_accuracy, examples=resources.labeled)
-    if config.early_stopping == "none":
+    if config.early_stopping == "none" or not len(held_out):
         return None
     chunks = batches(pool.raw, held_out.split(config.batch_size), device)
     expected = torch.cat([targets(chosen, pool.encode(raw)) for chosen, raw in chunks])

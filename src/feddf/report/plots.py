@@ -5,6 +5,7 @@ axis, the number of seeds in the title, and a band that says what it is. The suf
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from math import ceil, isnan
@@ -45,7 +46,8 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure in the format that the file's name says; equal figures are equal bytes."""
     kind, content = path.suffix[1:].lower(), io.BytesIO()
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    figure.savefig(content, format=kind, metadata=undated.get(kind))
+    with warnings.catch_warnings(action="ignore"):  # they show the characters of names that a font lacks
+        figure.savefig(content, format=kind, metadata=undated.get(kind))
     write_atomically(path, content.getvalue())
 
 

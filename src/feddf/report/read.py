@@ -32,8 +32,8 @@ class ReportError(FeddfError):
 
 def ensemble_accuracy(record: Mapping[str, Any]) -> Any:
     """Return the accuracy of the ensemble that taught; where the method has none, of the clients' averaged logits."""
-    taught = record["ensemble"] is not None or "no_ensemble" in record
-    return record["ensemble"] if taught else record.get("avg_logits")
+    taught = record.get("ensemble") is not None or "no_ensemble" in record
+    return record.get("ensemble" if taught else "avg_logits")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Run:
         """Return the seconds spent in each stage, over all rounds."""
         total: dict[str, float] = {}
         for record in self.records:
-            for stage, value in record["seconds"].items():
+            for stage, value in record.get("seconds", {}).items():
                 total[stage] = total.get(stage, 0.0) + value
         return total
 

@@ -27,40 +27,31 @@ from feddf.robust.rules import MOST_EXAMPLES_OF_MEDIAN, assumed, change_norms, c
 from feddf.robust.trust import TRUST, client_logits, consensus, some
 from feddf.runtime.device import threads
 from feddf.runtime.execution import Execution
-from feddf.types import Engine, Examples, Failure, Fused, Fusion, Resources, Rule, ServerState, State, Update
+from feddf.types import Engine, Failure, Fused, Fusion, Resources, Rule, ServerState, State, Update
 
 MARGIN = 0.05  # how much worse than the previous model a fused one may be before it is not kept
 
 
 def robust_start(plain: Rule, resources: Resources, execution: Execution = Execution()) -> Rule:
-    """Return the rule that tries the plain average and fitted ones, and keeps the best on the validation data.
+    """Return the rule that tries the plain average, fitted ones and the previous weights on the validation data.
 
-    Without labeled data it is the clipped average of the clients that are trusted most.
+    The first is taken that is within a standard error of the best: to choose the best of many by few examples is to
+    choose by chance, and the first are those that lose least where no client attacks. Weights that are farther from the
+    previous ones than the median update is are no candidate: a last layer times 1,000 gives the same accuracy, and the
+    next round's training diverges. Without labeled data it is the clipped average of the clients trusted most.
     """
     if not resources.validation:
         return without_least_trusted(clipped_average)
     examples = some(resources.validation)
     fitted = fitted_average(resources, examples, execution)
-    rules = (plain, without_least_trusted(fitted), fitted, as_before)
-    return best_of(rules, resources, examples, execution)
-
-
-def best_of(rules: Sequence[Rule], resources: Resources, examples: Examples, execution: Execution) -> Rule:
-    """Return the rule whose weights are those of the best of several rules on labeled examples.
-
-    The first is taken that is within a standard error of the best: to choose the best of many by few examples is to
-    choose by chance, and the first are those that lose least where no client attacks.
-
-    Weights that are farther from the previous ones than the median update is are no candidate: a last layer times 1,000
-    gives the same accuracy, and the next round's training diverges.
-    """
+    rules = (plain, without_least_trusted(fitted), fitted)
 
     def rule(previous: State, updates: Sequence[Update]) -> State:
         if not any(update.n_examples > 0 for update in updates):
             return previous
         prototype = resources.prototypes[updates[0].prototype]
         with threads(1), execution.begun() as device:  # bytes must not depend on the server's cores
-            found = [candidate(previous, updates) for candidate in rules]
+            found = [*(candidate(previous, updates) for candidate in rules), previous]
             usual = change_norms(previous, [update.state for update in updates]).median()
             norms, most = change_norms(previous, found), usual * (1 + 1e-5)  # for being stored in float32
             candidates = [state for state, norm in zip(found, norms, strict=True) if norm <= most]
@@ -82,11 +73,6 @@ def without_least_trusted(inner: Rule) -> Rule:
         return inner(previous, [update for update in updates if update.client_id not in left_out])
 
     return rule
-
-
-def as_before(previous: State, updates: Sequence[Update]) -> State:
-    """Return the previous weights: better than any average of a round in which nothing good was sent."""
-    return previous
 
 
 # Guards around a fusion
@@ -149,12 +135,8 @@ def bounded_classes(updates: Sequence[Update], factor: float) -> list[Update]:
         return list(updates)
     columns = torch.stack(list(rows.values())).T
     most = torch.tensor([int(factor * median_low(column[column > 0].tolist() or [0])) for column in columns])
-
-    def bounded(one: Update) -> Update:
-        counts = {CLASS_COUNTS: {"counts": torch.minimum(rows[one.client_id], most)}} if one.client_id in rows else {}
-        return replace(one, payload={**one.payload, **counts})
-
-    return [bounded(one) for one in updates]
+    bounded = {name: {CLASS_COUNTS: {"counts": torch.minimum(row, most)}} for name, row in rows.items()}
+    return [replace(one, payload={**one.payload, **bounded.get(one.client_id, {})}) for one in updates]
 
 
 Scores = Callable[[Mapping[str, State], Sequence[Update]], Mapping[str, float]]
@@ -175,7 +157,7 @@ def guard(
     there are any, and a prototype that is still worse keeps its previous weights. The score is the accuracy on the
     validation data; without any, the agreement with the geometric median of the updates' answers on the pool.
     """
-    score = _accuracies(resources, engine, execution) or _agreements(resources, engine, execution)
+    score = _score_by(resources, engine, execution)
     if score is None:
         return inner
     fallback = cache(again) if again else None
@@ -201,27 +183,15 @@ def guard(
     return fuse
 
 
-def _accuracies(resources: Resources, engine: Engine, execution: Execution) -> Scores | None:
-    if not resources.validation:
+def _score_by(resources: Resources, engine: Engine, execution: Execution) -> Scores | None:
+    examples = some(resources.validation) if resources.validation else None
+    inputs = examples.inputs if examples else some(resources.pool, 512) if resources.pool is not None else None
+    if inputs is None:
         return None
-    examples = some(resources.validation)
-    evaluation = Evaluation(engine, examples.inputs, execution)
+    evaluation, outputs = Evaluation(engine, inputs, execution), (examples or resources).outputs
 
     def score(models: Mapping[str, State], updates: Sequence[Update]) -> Mapping[str, float]:
-        found = evaluation.accuracies(models_of(models, resources.prototypes), examples)
-        return {name: -1.0 if isinstance(value, Failure) else value for name, value in found.items()}
-
-    return score
-
-
-def _agreements(resources: Resources, engine: Engine, execution: Execution) -> Scores | None:
-    if resources.pool is None:
-        return None
-    evaluation = Evaluation(engine, some(resources.pool, 512), execution)
-
-    def score(models: Mapping[str, State], updates: Sequence[Update]) -> Mapping[str, float]:
-        outputs = resources.outputs
-        labels = consensus(client_logits(evaluation, updates, resources), outputs)
+        labels = examples.labels if examples else consensus(client_logits(evaluation, updates, resources), outputs)
         return {
             one.client_id: -1.0 if isinstance(one, Failure) else accuracy_of(one.logits.nan_to_num(), labels, outputs)
             for one in evaluation(models_of(models, resources.prototypes))

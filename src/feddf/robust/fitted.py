@@ -36,7 +36,9 @@ def fitted_average(resources: Resources, examples: Examples, execution: Executio
         if not trained(updates):
             return previous
         with threads(1), execution.begun() as device:  # bytes must not depend on the server's cores
-            used = _of_usual_length(previous, trained(updates))
+            norms = change_norms(previous, [update.state for update in trained(updates)])
+            usual = norms <= LONGEST * norms.median()
+            used = [update for update, fits in zip(trained(updates), usual, strict=True) if fits]
             weights = example_weights(used)
             shortened = norm_clipping(change_products(previous, used), torch.ones_like(weights))
             log_w = log_c = weights.log()
@@ -49,12 +51,6 @@ def fitted_average(resources: Resources, examples: Examples, execution: Executio
             return moved(previous, used, log_c.softmax(dim=0) * shortened)
 
     return rule
-
-
-def _of_usual_length(previous: State, updates: Sequence[Update]) -> list[Update]:
-    """Return the updates without those that are far longer than the median: boosted, or of a client that diverged."""
-    norms = change_norms(previous, [update.state for update in updates])
-    return [one for one, norm in zip(updates, norms, strict=True) if norm <= LONGEST * norms.median()]
 
 
 def _move(model: nn.Module, previous: State, updates: Sequence[Update], coefficients: Tensor) -> None:

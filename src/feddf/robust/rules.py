@@ -56,16 +56,12 @@ def norm_clipping(products: Tensor, weights: Tensor) -> Tensor:
 def krum(products: Tensor, weights: Tensor) -> Tensor:
     """Return 1 for the update that is nearest to its n − f − 1 nearest others (Blanchard et al. 2017), else 0."""
     n = len(products)
-    scores = _squared_distances(products).sort(dim=1).values[:, 1 : max(2, n - assumed(n))].sum(dim=1)
+    squares = products.diagonal()
+    distances = (squares[:, None] + squares[None, :] - 2 * products).clamp_min(0).fill_diagonal_(0)
+    scores = distances.sort(dim=1).values[:, 1 : max(2, n - assumed(n))].sum(dim=1)
     chosen = torch.zeros(n, dtype=products.dtype)
     chosen[scores.argmin()] = 1
     return chosen
-
-
-def _squared_distances(products: Tensor) -> Tensor:
-    squares = products.diagonal()
-    distances = (squares[:, None] + squares[None, :] - 2 * products).clamp_min(0)
-    return distances.fill_diagonal_(0)
 
 
 def change_products(previous: State, updates: Sequence[Update]) -> Tensor:
@@ -111,8 +107,7 @@ def by_coefficients(choose: Callable[[Tensor, Tensor], Tensor]) -> Rule:
     """
 
     def rule(previous: State, updates: Sequence[Update]) -> State:
-        used = trained(updates)
-        if not used:
+        if not (used := trained(updates)):
             return previous
         return moved(previous, used, choose(change_products(previous, used), example_weights(used)))
 
@@ -160,17 +155,14 @@ def by_coordinate(columns: Columns) -> Rule:
     """Return a rule that treats every coordinate by itself."""
 
     def rule(previous: State, updates: Sequence[Update]) -> State:
-        used = trained(updates)
-        if not used:
+        if not (used := trained(updates)):
             return previous
-        f = assumed(len(used))
-        found: dict[str, Tensor] = {}
-        for key, before in previous.items():
-            if before.is_floating_point():
-                found[key] = _by_column(columns, key, used, f)
-            else:
-                found[key] = torch.stack([update.state[key] for update in used]).amax(dim=0)
-        return found
+        return {
+            key: _by_column(columns, key, used, assumed(len(used)))
+            if before.is_floating_point()
+            else torch.stack([update.state[key] for update in used]).amax(dim=0)
+            for key, before in previous.items()
+        }
 
     return rule
 

@@ -47,16 +47,13 @@ def bounded_statistics(inner: Fusion) -> Fusion:
                     off[client] = max(ratio, off.get(client, 0.0))
         if not off:
             return inner(server, updates, seed)
-        fused = inner(server, [_with(update, drawn.get(update.client_id)) for update in updates], seed)
+        others = {one.client_id: ChainMap(drawn.get(one.client_id, {}), cast(Any, one.state)) for one in updates}
+        bounded = [replace(one, state=others[one.client_id]) if one.client_id in drawn else one for one in updates]
+        fused = inner(server, bounded, seed)  # what is not replaced stays where it is, perhaps on disk
         note = {client: round(ratio, 1) for client, ratio in sorted(off.items())}
         return replace(fused, notes={**fused.notes, "bounded_statistics": note})
 
     return fuse
-
-
-def _with(update: Update, tensors: dict[str, Tensor] | None) -> Update:
-    """Return an update with some tensors in place of its own; the others stay where they are, perhaps on disk."""
-    return replace(update, state=ChainMap(tensors, cast(Any, update.state))) if tensors else update
 
 
 def _out_of_bounds(layer: str, group: Sequence[Update]) -> Iterator[tuple[str, str, Tensor, float]]:

@@ -17,7 +17,7 @@ from feddf.config import ConfigError, DataConfig, Experiment, PoolConfig, Protot
 from feddf.config.errors import FeddfError, reason
 from feddf.config.names import DATASETS, SOURCES
 from feddf.data import unlabeled
-from feddf.data.datasets import Dataset, wrong_labels
+from feddf.data.datasets import Dataset, wrong_parts
 from feddf.data.files import read_all_images
 from feddf.data.tables import read_table
 from feddf.data.text import TEXTS, tokenizer
@@ -33,10 +33,10 @@ def load_dataset(key: str, name: str, data: DataConfig) -> Dataset:
     found = load_named(key, name, data)
     if not isinstance(found, Dataset):
         raise ConfigError.at(key, name, f"must give a feddf.Dataset, and gave a {type(found).__name__}")
-    for examples in (found.train, found.test):
-        if wrong := wrong_labels(examples):
-            raise ConfigError.at(key, name, f"has {wrong}")
-    return _resized(found, data.image_size) if data.image_size is not None else found
+    found = _resized(found, data.image_size) if data.image_size is not None else found
+    if wrong := wrong_parts(found):
+        raise ConfigError.at(key, name, f"has {wrong}")
+    return found
 
 
 def load_named(key: str, name: str, data: DataConfig) -> object:

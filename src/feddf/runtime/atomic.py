@@ -28,6 +28,7 @@ from feddf.config.foreign import parse_json
 Fits = Callable[[dict[str, Any]], bool]
 LEFTOVER = ".tmp"  # how the name of a file ends while it is written
 MOST_TEXT = 1 << 28  # bytes of a configuration or a log that are read: what is larger is none that feddf wrote
+MOST_LINES, LONGEST_LINE = 1 << 30, 1 << 22  # bytes of a file of texts or of a table, and characters of one line
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -87,20 +88,31 @@ def refuse_links(folder: Path) -> None:
 
 def read_regular(path: Path, most: int | None = MOST_TEXT) -> bytes:
     """Return the content of a regular file of ``most`` bytes; a pipe or a device, which might never end, is refused."""
-    with open(_opened(path, os.O_RDONLY), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if most is not None and size > most:
-            raise OSError(errno.EFBIG, f"it has {size} bytes, and at most {most} are read", str(path))
+    with open(_opened(path, os.O_RDONLY, most), "rb") as file:
         return file.read() if most is None else file.read(most)
 
 
-def _opened(path: Path, flags: int) -> int:
-    """Return the descriptor of a regular file; anything else is refused without waiting for it."""
+def text_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a regular file in UTF-8, with their ends; one that is too long is refused unread."""
+    with open(_opened(path, os.O_RDONLY, MOST_LINES), encoding="utf-8-sig", newline="") as file:
+        try:
+            while line := file.readline(LONGEST_LINE):
+                if len(line) == LONGEST_LINE:
+                    raise ValueError(f"it has a line of {LONGEST_LINE} characters or more")
+                yield line
+        except ValueError as error:
+            raise ValueError(f"cannot read the text in {path}: {error}") from error
+
+
+def _opened(path: Path, flags: int, most: int | None = None) -> int:
+    """Return the descriptor of a regular file of ``most`` bytes; anything else is refused without waiting for it."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return descriptor
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and (most is None or found.st_size <= most):
+        return descriptor
+    os.close(descriptor)
+    large = f"it has {found.st_size} bytes, and at most {most} are read"
+    raise OSError(errno.EINVAL, large if stat.S_ISREG(found.st_mode) else "it is not a regular file", str(path))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import ctypes
 import io
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from functools import cache
@@ -71,16 +72,19 @@ def silence() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_error_output() -> Iterator[None]:
-    """Let nothing reach standard error inside the block, also from code that is not Python."""
-    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+def no_output() -> Iterator[None]:
+    """Let nothing reach standard output or error inside the block, also from code that is not Python."""
+    sys.stdout.flush()
+    saved, nowhere = {number: os.dup(number) for number in (1, 2)}, os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 2)
+        for number in saved:
+            os.dup2(nowhere, number)
         yield
     finally:
-        os.dup2(saved, 2)
-        os.close(saved)
         os.close(nowhere)
+        for number, kept in saved.items():
+            os.dup2(kept, number)
+            os.close(kept)
 
 
 def keep_freed_memory() -> bool:

@@ -220,11 +220,8 @@ class ModelSpec:
         values = {"format": version, "model": self.model, "options": dict(self.options), "fits": self.fits}
         values |= {"shape": list(self.shape), "classes": list(self.classes), "preprocessing": fed}
         values |= {"outputs": dict(self.form)} if self.form else {}
-        return (
-            {**values, ORIGIN: signed(json.dumps(values, sort_keys=True).encode())}
-            if names_code(self.model)
-            else values
-        )
+        mark = {ORIGIN: signed(json.dumps(values, sort_keys=True).encode())} if names_code(self.model) else {}
+        return {**values, **mark}
 
     @classmethod
     def read(cls, values: Mapping[str, Any], where: str, *, trust: bool = False) -> ModelSpec:

@@ -25,16 +25,17 @@ from torch import nn
 
 from feddf.config.errors import FeddfError, first_line
 from feddf.config.foreign import parse_json, validated
-from feddf.data.files import SUFFIXES
+from feddf.data.files import image_files
 from feddf.data.tables import read_table
 from feddf.models.large import Transformer
-from feddf.runtime.atomic import read_regular, write_atomically
+from feddf.runtime.atomic import read_regular, text_lines, write_atomically
 from feddf.runtime.device import choose, placed
-from feddf.runtime.packages import transformers
+from feddf.runtime.packages import no_output, transformers
 from feddf.saved.model import Features, Images, LoadedModel, ModelError, ModelSpec, Tokens, loaded
 from feddf.types import State
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+_Prototypes = Annotated[dict[Annotated[str, Field(pattern=r"^[\w.-]{1,200}$")], dict[str, Any]], Field(min_length=1)]
 
 
 def load_model(
@@ -86,9 +87,6 @@ def specs(path: Path, prototype: str | None = None, *, trust: bool = False) -> d
     if prototype is not None and prototype not in found:
         raise ModelError(f"{path} has no prototype '{prototype}'; it has {', '.join(found)}")
     return found
-
-
-_Prototypes = Annotated[dict[Annotated[str, Field(pattern=r"^[\w.-]{1,200}$")], dict[str, Any]], Field(min_length=1)]
 
 
 def description(path: Path) -> dict[str, Any] | None:
@@ -157,7 +155,8 @@ def _pretrained(folder: Path, module: Transformer, spec: ModelSpec) -> dict[str,
     config.label2id = {name: number for number, name in enumerate(spec.classes)}
     config.architectures = [type(module.network).__name__]
     if isinstance(spec.preprocess, Tokens):
-        found = transformers().AutoTokenizer.from_pretrained(spec.preprocess.tokenizer, trust_remote_code=False)
+        with no_output():
+            found = transformers().AutoTokenizer.from_pretrained(spec.preprocess.tokenizer, trust_remote_code=False)
         found.save_pretrained(folder)
     return dict(json.loads(config.to_json_string(use_diff=False)))
 
@@ -180,38 +179,26 @@ def _at(spec: ModelSpec, place: str, **options: Any) -> ModelSpec:
 
 def inputs_of(model: LoadedModel, paths: Sequence[str]) -> dict[str, Any]:
     """Return the inputs of ``feddf predict`` by name: images, also below folders, lines of texts, rows of tables."""
-    if isinstance(model.preprocess, Images):
-        found: dict[str, Any] = {str(path): path for text in paths for path in _image_files(Path(text))}
-    elif isinstance(model.preprocess, Tokens):
-        found = {f"{text}:{number}": line for text in paths for number, line in enumerate(read_lines(text), 1)}
-    elif isinstance(model.preprocess, Features):
-        try:
-            tables = {text: read_table(text).taking(model.preprocess.columns) for text in paths}
-        except ValueError as error:
-            raise ModelError(str(error)) from error
-        found = {
-            f"{text}:{number}": row for text, one in tables.items() for number, row in enumerate(one.rows.numpy(), 1)
-        }
-    else:
-        raise ModelError("only models of images, texts and tables take files; use feddf.load_model for others")
+    found: dict[str, Any] = {}
+    try:
+        for text in paths:
+            if isinstance(model.preprocess, Images):
+                found |= {str(path): path for path in image_files(Path(text))}
+            elif isinstance(model.preprocess, Tokens):
+                found |= {f"{text}:{number}": line for number, line in enumerate(read_lines(text), 1)}
+            elif isinstance(model.preprocess, Features):
+                rows = read_table(text).taking(model.preprocess.columns).rows.numpy()
+                found |= {f"{text}:{number}": row for number, row in enumerate(rows, 1)}
+            else:
+                raise ModelError("only models of images, texts and tables take files; use feddf.load_model for others")
+    except (OSError, ValueError) as error:
+        raise ModelError(str(error)) from error
     if not found:
         raise ModelError(f"there is nothing to classify in {', '.join(paths)}")
     return found
 
 
-def _image_files(path: Path) -> list[Path]:
-    """Return a file, or the images in a folder and the folders below it."""
-    if path.is_dir():
-        return sorted(one for one in path.rglob("*") if one.suffix.lower() in SUFFIXES and one.is_file())
-    if not path.is_file():
-        raise ModelError(f"there is no image file or folder {path}")
-    return [path]
-
-
 def read_lines(path: str) -> list[str]:
     """Return the texts in a file, one in each line that is not blank."""
-    try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"cannot read the texts in {path}: {error}") from error
-    return [line.strip() for line in lines if line.strip()]
+    lines = (part.strip() for line in text_lines(Path(path).expanduser()) for part in line.splitlines())
+    return [line for line in lines if line]
