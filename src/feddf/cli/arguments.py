@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
@@ -36,9 +37,9 @@ def plain(text: str) -> str:
     return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in text)
 
 
-def say(text: str) -> None:
-    """Print a line of the result, however long; ``--quiet`` leaves it out."""
-    out_console.print(text, soft_wrap=True)
+def say(found: str | Table) -> None:
+    """Print a line of the result, however long, or a table; ``--quiet`` leaves it out."""
+    out_console.print(found, soft_wrap=isinstance(found, str))
 
 
 def remark(text: str) -> None:
@@ -125,18 +126,6 @@ Seeds = Annotated[str, typer.Option(help="Seeds, with commas between them.")]
 Out = Annotated[Path | None, typer.Option(help="The folder to write to (default: a new one below runs/).")]
 
 
-def check_picture(path: Path) -> None:
-    """Refuse a picture's name with a suffix that cannot be drawn; before matplotlib is loaded, which takes a second."""
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ConfigError.at("--out", str(path), "a picture's name must end in .png, .svg, .pdf")
-
-
-def unused(path: Path) -> Path:
-    """Return the path, or the path with the first number after it that no folder has yet."""
-    candidates = [path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 10_000))]
-    return next(candidate for candidate in candidates if not candidate.exists())
-
-
 def seeds_of(text: str) -> list[int]:
     """Return the seeds that the option ``--seeds`` gives."""
     try:
@@ -147,18 +136,3 @@ def seeds_of(text: str) -> list[int]:
         allowed = "must be whole numbers of at least 0 with commas between them, for instance 1,2"
         raise ConfigError.at("--seeds", text, allowed)
     return found
-
-
-def several(word: str) -> list[tuple[str, list[Any]]]:
-    """Return a key and its values, if a word gives one that takes a number several."""
-    from feddf.config import Experiment
-    from feddf.config.experiment import override
-    from feddf.config.keys import keys_of, resolve
-
-    key, _, text = word.partition("=")
-    if "," not in text:
-        return []
-    name = resolve(key.strip(), Experiment)
-    if not keys_of(Experiment)[name].allowed.startswith(("number", "whole number")):
-        return []
-    return [(name, [override(f"{name}={part}")[1] for part in text.split(",")])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,33 +13,21 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 
-from feddf.cli.arguments import (
-    AsJson,
-    NameOrFile,
-    Out,
-    Overrides,
-    Trust,
-    argument,
-    complain,
-    out_console,
-    remark,
-    say,
-    unused,
-)
+from feddf.cli.arguments import AsJson, NameOrFile, Out, Overrides, Trust, argument, complain, out_console, remark, say
 from feddf.cli.reporting import summary
-from feddf.config.errors import FeddfError
+from feddf.config import Experiment, differences, load, parse
+from feddf.config.keys import flat
+from feddf.config.records import Record
+from feddf.report.read import Run, method_name
+from feddf.report.tables import percent, table_of
 
 if TYPE_CHECKING:
-    from feddf.config import Experiment
-    from feddf.config.records import Record
     from feddf.engines.open import Profile
     from feddf.runs.build import Parts
     from feddf.runs.store import RunFolder
 
 MORE = "More rounds than before (rounds=20), or values that change no result, for instance workers=4."
-CURVES = "curves.png"
 STAGE_LABELS = {"train": "clients train", "fuse": "students learn", "evaluate": "models are tested", "save": "saved"}
 
 
@@ -52,20 +40,20 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment, for instance: feddf run demo alpha=1 seed=3"""
-    from feddf.config import differences, load
+    from feddf.engines.open import Profile
+    from feddf.runs.build import build
+    from feddf.runs.many import equal_folder, is_complete, unused
+    from feddf.runs.store import RunFolder, StoreError
 
     experiment = load(name_or_file, overrides or [])
     method = experiment.fusion.method.replace(":", ".")
     place = Path("runs") / f"{experiment.name}-{method}-seed{experiment.seed}"
-    path = out or unused(place)
-    if not out and not profile and (equal := _equal_run(place, experiment)):
+    equal = None if out or profile else equal_folder(place, {"": experiment}, is_complete)
+    if equal:
         remark(f"an equal run is finished, {equal}, and would be repeated bit for bit; --out FOLDER runs it again")
-        summary([equal], as_json=as_json)
+        _show(equal, as_json)
         return
-    from feddf.engines.open import Profile
-    from feddf.runs.build import build
-    from feddf.runs.store import RunFolder, StoreError
-
+    path = out or unused(place)
     if (path / "config.toml").exists() and (changed := differences(RunFolder.open(path).experiment(), experiment)):
         raise StoreError(f"{path} holds a run with another configuration: {'; '.join(changed)}")
     parts = build(experiment, trust=trust)  # before the folder is made: a mistake leaves nothing behind
@@ -89,7 +77,6 @@ def resume(
 
     The models are those of a run that was never interrupted.
     """
-    from feddf.config import parse
     from feddf.runs import build, store
 
     folder = store.RunFolder.open(run)
@@ -102,29 +89,17 @@ def resume(
     _finish(parts, folder, None, as_json)
 
 
-def _equal_run(place: Path, experiment: Experiment) -> Path | None:
-    """Return the folder at (or numbered after) a place that holds this run, finished under the same versions."""
-    from feddf.config import differences
-    from feddf.runs.many import is_complete
-    from feddf.runs.store import RunFolder, code_named_in, versions
-
-    own = code_named_in(experiment)  # which may have changed
-    for path in sorted(place.parent.glob("*/config.toml")):
-        folder, named = RunFolder(path.parent), path.parent.name.startswith(place.name)
-        with suppress(FeddfError):
-            same = named and not own and folder.versions() == versions(experiment) and is_complete(folder.path)
-            if same and not differences(folder.experiment(), experiment):
-                return folder.path
-    return None
-
-
 def _finish(parts: Parts, folder: RunFolder, timeline: Profile | None, as_json: bool) -> None:
     """Run what is left of a run, and show its results."""
     run_to_the_end(parts, folder, timeline, quiet=as_json)
-    curves = folder.path / CURVES  # there is one unless nothing was left to do
-    summary([folder.path], None if curves.exists() else curves, as_json=as_json)
+    _show(folder.path, as_json)
+
+
+def _show(path: Path, as_json: bool) -> None:
+    """Show the results of a finished run."""
+    summary([path], as_json=as_json)
     if not as_json:
-        say(f"learning curves: {curves}; card: {folder.path / 'README.md'}")
+        say(f"learning curves: {path / 'curves.png'}; card: {path / 'README.md'}")
 
 
 def warn(warnings: Sequence[str]) -> None:
@@ -157,12 +132,10 @@ def run_to_the_end(
     parts: Parts, folder: RunFolder, timeline: Profile | None = None, *, title: str = "", again: str = "", quiet: bool,
     later: Callable[[float], float] = lambda a_round: 0.0,
 ) -> None:  # fmt: skip
-    """Run what is left of a run, showing every round, and draw its curves.
+    """Run what is left of a run, showing every round.
 
     ``again`` is the command that goes on if it is stopped; ``later`` has the seconds of the runs to come, by a round's.
     """
-    from feddf.config.keys import flat
-    from feddf.report.read import method_name, read_run
     from feddf.runs.run import run_experiment
     from feddf.runs.store import versions
 
@@ -178,10 +151,6 @@ def run_to_the_end(
         with live:
             for record in run_experiment(parts, folder, view.watch, timeline, complain):
                 line = view.add(record)
-                if record["round"] >= experiment.rounds:  # before the card is written, which shows it
-                    from feddf.report.plots import learning_curves  # matplotlib takes a second to load
-
-                    learning_curves([read_run(folder.path)], folder.path / CURVES)
                 if not console.is_terminal:
                     console.print(line, soft_wrap=True)
     except KeyboardInterrupt:
@@ -211,9 +180,6 @@ class View:
 
     def add(self, record: Record) -> str:
         """Take a finished round in; return it as a plain line."""
-        from feddf.report.read import Run
-        from feddf.report.tables import percent
-
         run = Run(Path(), {}, [record])
         averaged, ensemble, fused = map(percent, [*run.curve(None, "averaged"), *run.ensemble(), *run.curve()])
         self._names = run.prototypes if len(run.prototypes) > 1 else []
@@ -241,11 +207,8 @@ class View:
     def __rich__(self) -> RenderableType:
         """Return the picture of the moment."""
         caption = f"test {self._metric} in %" + ("; averaged and fused: mean over prototypes" if self._names else "")
-        table = Table(title=self.title, title_justify="left", caption=caption)
-        for name in ("round", "clients", "averaged", "ensemble", "fused", *self._names):
-            table.add_column(name, justify="right", min_width=8)
-        for row in self._rows[-12:]:
-            table.add_row(*row)
+        names = ("round", "clients", "averaged", "ensemble", "fused", *self._names)
+        table = table_of((), names, self._rows[-12:], title=self.title, title_justify="left", caption=caption)
         return Group(table, self._progress)
 
 

@@ -22,7 +22,7 @@ PALETTE = (
 methods with one of their own, and each other method has one of the rest, which follows from its name."""
 
 
-def colors_of(titles: Iterable[str]) -> dict[str, tuple[str, str]]:
+def colors_of(titles: Iterable[str]) -> dict[str, list[str]]:
     """Return each method's color, such that runs that come or go move none; of two that share one the later moves."""
     chosen = {name: number for number, name in enumerate(_OWN)}
     others = len(PALETTE) - len(_OWN)
@@ -31,7 +31,7 @@ def colors_of(titles: Iterable[str]) -> dict[str, tuple[str, str]]:
         places = [len(_OWN) + (first + step) % others for step in range(others)]
         free = [place for place in places if place not in chosen.values()]
         chosen.setdefault(title, (free or places)[0])
-    return {title: PALETTE[number] for title, number in chosen.items()}
+    return {title: list(PALETTE[number]) for title, number in chosen.items()}
 
 
 def title_of(method: str) -> str:

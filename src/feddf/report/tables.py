@@ -53,7 +53,8 @@ def runs_table(runs: Sequence[Run]) -> Table:
             rows.append([*about, *["–"] * 5])
     words = ["run", *(["what differs"] if keys else []), "round", "model"]
     numbers = ["averaged", "fused", "best (round)", "ensemble"]
-    return table_of(words, numbers, rows, title=f"Test {scores_of(runs)} at the last round, in %")
+    title = f"Test {scores_of(runs)} at the last round, in %: {runs[0].value('name')}"
+    return table_of(words, numbers, rows, title=title)
 
 
 def results(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from feddf.report.read import Run
 from feddf.report.tables import markdown_table, percent
 
 FRONT = "---\nlibrary_name: feddf\ntags:\n- feddf\n- federated-learning\n---"
+CURVES = "curves.png"
 MOST_ROWS = 20
 """Clients or classes up to which a table has all of them."""
 
@@ -27,13 +28,12 @@ def card(
     ``confusion`` the final models' answers (columns) to the test inputs of each class (rows).
     """
     chosen = f', prototype="{next(iter(models))}"' if len(models) > 1 else ""
-    picture = "![learning curves](curves.png)" if (run.path / "curves.png").is_file() else ""
     parts = [FRONT, f"# {run.value('name')}: {title_of(run.method)} on {run.value('data.name')}"]
     parts += [f"**{headline([run])}.**", str(run.value("description") or "")]
     parts += [f"{', '.join(task_of([run]))}; `config.toml` has every setting, `metrics.jsonl` every round."]
     parts += [f'```python\nimport feddf\nmodel = feddf.load_model("FOLDER"{chosen})\n```']
     if run.records:
-        parts += [f"## Test {run.score} in %", _compared(run, models), picture]
+        parts += [f"## Test {run.score} in %", _compared(run, models), f"![learning curves]({CURVES})"]
     if confusion:
         parts += ["## Test accuracy by class, in %", _classes(classes, confusion)]
     versions = [(name.partition(".")[2], value) for name, value in run.config.items() if name.startswith("versions.")]

@@ -23,11 +23,11 @@ from feddf.engines.open import Profile, Watch, open_engines, report_progress, un
 from feddf.evaluate import Evaluation, Predictions, Teacher, accuracy_of, models_of, teacher_of
 from feddf.fusion.ensemble import Ensemble
 from feddf.models.binary import wire
-from feddf.report.read import TESTED, read_run
+from feddf.report.read import TESTED, read_run, side_by_side
 from feddf.robust.rules import MOST_EXAMPLES_OF_MEDIAN
 from feddf.rounds import run_rounds
 from feddf.runs.build import Parts
-from feddf.runs.card import card
+from feddf.runs.card import CURVES, card
 from feddf.runs.loading import with_tokenizer
 from feddf.runs.loggers import open_loggers
 from feddf.runs.spool import LOST, ClientStates, DiskSpool
@@ -312,7 +312,7 @@ def mean_metrics(found: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, 
 
 
 def describe(parts: Parts, folder: RunFolder, recorder: Recorder) -> None:
-    """Write how the models in ``models/`` are built and fed, how they answer by class, and the card.
+    """Write how the models in ``models/`` are built and fed, how they answer by class, the curves, and the card.
 
     Classes without names are numbers.
     """
@@ -334,4 +334,9 @@ def describe(parts: Parts, folder: RunFolder, recorder: Recorder) -> None:
     counts = class_counts(groups, parts.task.shards, n_groups)
     names = classes if outputs.counts_classes else data.group_names or [str(group) for group in range(n_groups)]
     models = {name: spec.model for name, spec in specs.items()}
-    write_atomically(path / CARD, card(read_run(path), models, names, counts, confusion).encode())
+    (run,) = side_by_side([read_run(path)])
+    if run.records:
+        from feddf.report.plots import learning_curves  # matplotlib takes a second to load
+
+        learning_curves([run], path / CURVES)
+    write_atomically(path / CARD, card(run, models, names, counts, confusion).encode())

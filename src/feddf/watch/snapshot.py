@@ -128,7 +128,7 @@ def _progress(run: Run, stamp: tuple[int, int] | None) -> Json:
 
 
 def _file(path: Path, form: Mapping[str, Any]) -> Json | None:
-    """Return the values of a form in one of a run's files, where the run wrote it, and something as the first of them."""
+    """Return the values of a form in a run's file, if the run wrote it and the first of them is not empty."""
     try:
         found = validated(dict[str, Any], parse_json(read_regular(path)))
         values = {name: validated(kind, found.get(name, [])) for name, kind in form.items()}
