@@ -1,17 +1,15 @@
-"""``feddf run`` and ``resume``, and what a run looks like meanwhile: a live table, or lines without a terminal."""
+"""``feddf run`` and ``resume``, and what a run looks like meanwhile: a line a round, and a bar in a terminal."""
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from feddf.cli.arguments import AsJson, NameOrFile, Out, Overrides, Trust, argument, complain, out_console, remark, say
@@ -20,7 +18,7 @@ from feddf.config import Experiment, differences, load, parse
 from feddf.config.keys import flat
 from feddf.config.records import Record
 from feddf.report.read import Run, method_name
-from feddf.report.tables import percent, table_of
+from feddf.report.tables import percent
 
 if TYPE_CHECKING:
     from feddf.engines.open import Profile
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from feddf.runs.store import RunFolder
 
 MORE = "More rounds than before (rounds=20), or values that change no result, for instance workers=4."
-STAGE_LABELS = {"train": "clients train", "fuse": "students learn", "evaluate": "models are tested", "save": "saved"}
+STAGE_LABELS = {"train": "clients train", "fuse": "students learn", "evaluate": "models are tested"}
 
 
 def run(
@@ -59,7 +57,8 @@ def run(
     parts = build(experiment, trust=trust)  # before the folder is made: a mistake leaves nothing behind
     timeline = Profile() if profile else None
     try:
-        _finish(parts, RunFolder.create(path, experiment), timeline, as_json)
+        run_to_the_end(parts, RunFolder.create(path, experiment), timeline, quiet=as_json)
+        _show(path, as_json)
     finally:  # a run that was interrupted has a timeline too
         if timeline and path.is_dir():
             timeline.write(path / "trace.json")
@@ -84,14 +83,9 @@ def resume(
     experiment = parse(folder.experiment().model_dump(), overrides=overrides or [])
     check_versions(folder, experiment, strict)
     parts = build.build(experiment, trust=trust)
-    warn(folder.continue_as(experiment))
+    warn(*folder.continue_as(experiment))
     say_progress(folder, parts, as_json)
-    _finish(parts, folder, None, as_json)
-
-
-def _finish(parts: Parts, folder: RunFolder, timeline: Profile | None, as_json: bool) -> None:
-    """Run what is left of a run, and show its results."""
-    run_to_the_end(parts, folder, timeline, quiet=as_json)
+    run_to_the_end(parts, folder, quiet=as_json)
     _show(folder.path, as_json)
 
 
@@ -102,7 +96,7 @@ def _show(path: Path, as_json: bool) -> None:
         say(f"learning curves: {path / 'curves.png'}; card: {path / 'README.md'}")
 
 
-def warn(warnings: Sequence[str]) -> None:
+def warn(*warnings: str) -> None:
     """Say warnings, a line each."""
     for warning in warnings:
         complain(warning)
@@ -111,7 +105,7 @@ def warn(warnings: Sequence[str]) -> None:
 def say_progress(folder: RunFolder, parts: Parts, quiet: bool) -> None:
     """Say how far a run is that is about to be continued, and what is damaged in its folder."""
     server, complaints = folder.latest(parts.server.models)
-    warn([*complaints, *folder.damage()])
+    warn(*complaints, *folder.damage())
     if not quiet:
         say(f"{folder.path}: {server.round if server else 0} of {parts.experiment.rounds} rounds are done")
 
@@ -140,19 +134,17 @@ def run_to_the_end(
     from feddf.runs.store import versions
 
     experiment = parts.experiment
-    warn(parts.warnings)
+    warn(*parts.warnings)
     console = Console(quiet=True) if quiet else out_console
-    console.print(f"device: {versions(experiment)['device']}", soft_wrap=True)
+    metric, device = parts.task.train.outputs.metric, versions(experiment)["device"]
+    means = ", averaged and fused: mean over prototypes" if len(parts.prototypes) > 1 else ""
+    console.print(f"device: {device}; test {metric} in %{means}", soft_wrap=True)
     title = title or f"{experiment.name}, {method_name(flat(experiment.model_dump()))}"
-    metric, known = parts.task.train.outputs.metric, len(folder.records())
-    view = View(f"{title}, seed {experiment.seed}", experiment.rounds, known, later, metric)
-    live = Live(view, console=console, refresh_per_second=4) if console.is_terminal else nullcontext()
+    view = View(f"{title}, seed {experiment.seed}", experiment.rounds, len(folder.records()), later, console)
     try:
-        with live:
+        with view.progress:
             for record in run_experiment(parts, folder, view.watch, timeline, complain):
-                line = view.add(record)
-                if not console.is_terminal:
-                    console.print(line, soft_wrap=True)
+                view.add(record)
     except KeyboardInterrupt:
         again = again or f"feddf resume {shlex.quote(str(folder.path))}"
         remark(f"stopped; finished rounds are safe. Continue with: {again}")
@@ -160,39 +152,34 @@ def run_to_the_end(
 
 
 class View:
-    """The state of one run's display."""
+    """What a run looks like: a line for each finished round, and below them, in a terminal, how far the next one is."""
 
-    def __init__(self, title: str, rounds: int, done: int, later: Callable[[float], float], metric: str) -> None:
-        self.title, self.rounds, self._later, self._metric = title, rounds, later, metric
-        self._names: list[str] = []
-        self._first, self._began = done, time.monotonic()
-        self._rows: list[tuple[str, ...]] = []
-        self._round = done + 1
-        bar = TextColumn("{task.description}"), BarColumn(bar_width=30), TextColumn("{task.fields[detail]}")
-        self._progress = Progress(*bar)
-        self._task = self._progress.add_task("starting", total=1, detail="")
+    def __init__(self, title: str, rounds: int, done: int, later: Callable[[float], float], console: Console) -> None:
+        self.title, self.rounds, self._later = title, rounds, later
+        self._first, self._round, self._began = done, done + 1, time.monotonic()
+        columns = TextColumn("{task.description}"), BarColumn(bar_width=30), TextColumn("{task.fields[detail]}")
+        self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self.progress.add_task("starting", total=1, detail="")
 
     def watch(self, stage: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` pieces of a stage's work are finished."""
         label = f"round {min(self._round, self.rounds)}/{self.rounds}: {STAGE_LABELS.get(stage, stage)}"
         detail = f"{done}/{total}  {self.seconds_left()}"
-        self._progress.update(self._task, description=label, completed=done, total=max(total, 1), detail=detail)
+        self.progress.update(self._task, description=label, completed=done, total=max(total, 1), detail=detail)
 
-    def add(self, record: Record) -> str:
-        """Take a finished round in; return it as a plain line."""
-        run = Run(Path(), {}, [record])
+    def add(self, record: Record) -> None:
+        """Take a finished round in, and print it as a line."""
+        run, number = Run(Path(), {}, [record]), record["round"]
         averaged, ensemble, fused = map(percent, [*run.curve(None, "averaged"), *run.ensemble(), *run.curve()])
-        self._names = run.prototypes if len(run.prototypes) > 1 else []
-        each = [percent(run.curve(name)[0]) for name in self._names]
-        named = f" ({', '.join(map(' '.join, zip(self._names, each, strict=True)))})" if each else ""
+        each = ", ".join(f"{name} {percent(run.curve(name)[0])}" for name in run.prototypes)
+        named = f" ({each})" if len(run.prototypes) > 1 else ""
         dropped = f" ({len(record['dropped'])} dropped)" if record["dropped"] else ""
         clients = f"{len(record['clients'])}{dropped}{' (guard)' if record.get('guard') else ''}"
-        self._round = record["round"] + 1
-        self._rows.append((str(record["round"]), clients, averaged, ensemble, fused, *each))
-        self.watch("save", 1, 1)  # with the time left as it is now
-        return (
-            f"{self.title}: round {record['round']}/{self.rounds}, {clients} clients, averaged {averaged}, "
-            f"ensemble {ensemble}, fused {fused}{named}, {self.seconds_left()}"
+        self._round = number + 1
+        self.progress.console.print(
+            f"{self.title}: round {number}/{self.rounds}, {clients} clients, averaged {averaged}, "
+            f"ensemble {ensemble}, fused {fused}{named}, {self.seconds_left()}",
+            soft_wrap=True,
         )
 
     def seconds_left(self) -> str:
@@ -203,13 +190,6 @@ class View:
         a_round = (time.monotonic() - self._began) / done
         left = a_round * (self.rounds - self._round + 1) + self._later(a_round)
         return f"{duration(left)} left"
-
-    def __rich__(self) -> RenderableType:
-        """Return the picture of the moment."""
-        caption = f"test {self._metric} in %" + ("; averaged and fused: mean over prototypes" if self._names else "")
-        names = ("round", "clients", "averaged", "ensemble", "fused", *self._names)
-        table = table_of((), names, self._rows[-12:], title=self.title, title_justify="left", caption=caption)
-        return Group(table, self._progress)
 
 
 def duration(seconds: float) -> str:

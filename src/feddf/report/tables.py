@@ -18,11 +18,6 @@ ALL, ENSEMBLE = "mean of all", "ensemble"
 """Rows of a comparison besides the prototypes."""
 
 
-def right(*names: str) -> list[Column]:
-    """Return columns of numbers."""
-    return [Column(name, justify="right") for name in names]
-
-
 def table_of(
     words: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]], *, fold: bool = False, **look: Any
 ) -> Table:

@@ -139,8 +139,8 @@ def _open_folders(wanted: Mapping[Path, Experiment], complain: Say) -> None:
     for path, experiment in wanted.items():
         if path not in there:
             RunFolder.create(path, experiment)
-            continue
-        for warning in there[path].continue_as(experiment):
+    for path, folder in there.items():
+        for warning in folder.continue_as(wanted[path]):
             complain(warning)
 
 
