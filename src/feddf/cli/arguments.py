@@ -105,11 +105,10 @@ def with_quiet(function: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             out_console.quiet = before
 
-    known, hints = signature(function).parameters.values(), get_type_hints(function, include_extras=True)
-    parameters = [one.replace(annotation=hints[one.name]) for one in known]
-    parameters.append(Parameter("quiet", Parameter.KEYWORD_ONLY, default=False, annotation=Quiet))
+    more = Parameter("quiet", Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+    parameters = [*signature(function, eval_str=True).parameters.values(), more]
     setattr(command, "__signature__", Signature(parameters))  # noqa: B010 (typing knows no such attribute)
-    command.__annotations__ = {**hints, "quiet": Quiet}
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command
 
 

@@ -73,7 +73,14 @@ def check(
     entries = [_entry(name)] if name else there
     if not entries:
         say(f"no data set is in {folder}; feddf data list shows how to get one")
-    if [entry for entry in entries if not _check(entry, folder)]:
+    sound = True
+    for entry in entries:
+        try:
+            say(f"{entry.name}: {_described(entry, folder)}")
+        except Exception as error:  # a damaged file can fail in any way
+            complain(f"{entry.name}: {first_line(error)}", "error")
+            sound = False
+    if not sound:
         raise typer.Exit(1)
 
 
@@ -87,17 +94,8 @@ def _unchecked(entry: Entry) -> list[str]:
     return [download.name for download in entry.downloads if download.checksum is None]
 
 
-def _check(entry: Entry, folder: Path) -> bool:
-    """Say in one line what is in a data set, or what is wrong with it; return whether it is sound."""
-    try:
-        say(f"{entry.name}: {_described(entry, folder)}")
-    except Exception as error:  # a damaged file can fail in any way
-        complain(f"{entry.name}: {first_line(error)}", "error")
-        return False
-    return True
-
-
 def _described(entry: Entry, folder: Path) -> str:
+    """Return in one line what is in a data set; raise if something is wrong with it."""
     if absent := catalog.missing(entry, folder):
         count = f"{len(absent)} of {len(entry.files)} files are missing" if len(entry.files) > 1 else "it is missing"
         raise ValueError(f"{count} in {folder}, first {absent[0]}; get it: {entry.how}")

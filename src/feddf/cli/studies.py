@@ -122,7 +122,7 @@ def _show_comparison(
     for run, one in zip(every, variations.values(), strict=True):
         runs.setdefault(one.setting, {}).setdefault(one.method, []).append(run)
     result = tables.swept(runs, goal)
-    files = _write_tables(result, target, "comparison")
+    files = result.write(target / "comparison")
     from feddf.report import plots
 
     pictures = {"learning curves": target / "curves.png"}
@@ -138,14 +138,6 @@ def _show_comparison(
     say(f"table: {', '.join(map(str, files))}")
     for title, path in pictures.items():
         say(f"{title}: {path}")
-
-
-def _write_tables(result: tables.Comparison, folder: Path, name: str) -> list[Path]:
-    """Write a table as Markdown and as CSV; return the files."""
-    contents = {folder / f"{name}.md": result.markdown(), folder / f"{name}.csv": result.csv()}
-    for path, text in contents.items():
-        write_atomically(path, text.encode())
-    return list(contents)
 
 
 def tune(
@@ -182,7 +174,7 @@ def tune(
     how = {"parallel": parallel, "extensions": extensions}
     trials, best = tuning.tune(experiment, grid, seeds_of(seeds), target, trust=trust, say=say, **how)
     result = tuning.table(trials, best)
-    _write_tables(result, target, "tune")
+    result.write(target / "tune")
     chosen = tuning.with_setting(experiment, best.values).model_dump(exclude_none=True)
     write_atomically(target / "best.toml", tomli_w.dumps(chosen).encode())
     say(result.table())
@@ -236,17 +228,15 @@ def partition(
     base = parse(values, overrides=["fusion.method=fedavg", *(word for word in given if not several(word))])
     sweeps = [[(key, value) for value in found] for word in given for key, found in several(word)]
     experiments = [with_values(base, dict(chosen)) for chosen in product(*sweeps)]
-    from feddf.data.partition import class_counts, skew
+    from feddf.data.partition import skew
     from feddf.report.plots import partition_dots
     from feddf.runs.build import build_task
 
     panels, skews = [], []
     for experiment in experiments:
         task = build_task(experiment)
-        groups, n_groups = task.train.partitioned_by
-        counts = class_counts(groups, task.shards, n_groups)
-        panels.append((_title(experiment), counts))
-        skews.append(skew(counts))
+        panels.append((_title(experiment), task.counts()))
+        skews.append(skew(task.counts()))
     partition_dots(panels, out, task.data.group_names)
     if as_json:
         both = zip(panels, skews, strict=True)
@@ -273,8 +263,5 @@ def _values(name: str) -> dict[str, Any]:
 
 def _title(experiment: Experiment) -> str:
     partition = experiment.partition
-    if partition.scheme.startswith("dirichlet"):
-        return f"{partition.scheme}, α = {partition.alpha:g}"
-    if partition.scheme == "shards":
-        return f"shards, {partition.classes_per_client} a client"
-    return partition.scheme
+    more = f", {partition.classes_per_client} a client" if partition.scheme == "shards" else ""
+    return partition.scheme + (f", α = {partition.alpha:g}" if partition.scheme.startswith("dirichlet") else more)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 
-from feddf.report.read import Run, by_seed, differing, grouped, scores_of
+from feddf.report.read import Run, by_seed, differing, grouped, scores_of, seeds_of
 from feddf.report.tables import spread
 
 TITLES = {"fedavg": "FedAvg", "feddf": "FedDF", "fedprox": "FedProx", "fedavgm": "FedAvgM", "fedma": "FedMA"}
@@ -54,12 +54,6 @@ def task_of(runs: Sequence[Run]) -> list[str]:
         "partition.scheme": "" if "partition.alpha" in other else skew,
     }
     return [text for key, text in parts.items() if text and key not in other]
-
-
-def seeds_of(runs: Sequence[Run]) -> str:
-    """Return the seeds of runs in words."""
-    seeds = sorted({run.seed for run in runs})
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def headline(runs: Sequence[Run]) -> str:

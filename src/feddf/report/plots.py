@@ -22,8 +22,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from feddf.config.keys import all_keys, short
-from feddf.report.headline import PALETTE, colors_of, seeds_of, task_of, title_of
-from feddf.report.read import Run, by_seed, differing, every_prototype, grouped, scores_of, setting
+from feddf.report.headline import PALETTE, colors_of, task_of, title_of
+from feddf.report.read import Run, by_seed, differing, every_prototype, grouped, scores_of, seeds_of, setting
 from feddf.runtime.atomic import write_atomically
 
 COLORS = [light for light, _ in PALETTE]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
@@ -103,11 +104,17 @@ class Run:
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds spent in each stage, over all rounds."""
-        total: dict[str, float] = {}
+        total: dict[str, float] = defaultdict(float)
         for record in self.records:
             for stage, value in record["seconds"].items():
-                total[stage] = total.get(stage, 0.0) + value
-        return total
+                total[stage] += value
+        return dict(total)
+
+
+def seeds_of(runs: Sequence[Run]) -> str:
+    """Return the seeds of runs in words."""
+    seeds = sorted({run.seed for run in runs})
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def scores_of(runs: Sequence[Run]) -> str:

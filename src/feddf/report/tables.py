@@ -6,12 +6,14 @@ import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
 from rich.table import Column, Table
 
-from feddf.report.read import ReportError, Run, differing, every_prototype, scores_of, setting, short_names
+from feddf.report.read import ReportError, Run, differing, every_prototype, scores_of, seeds_of, setting, short_names
+from feddf.runtime.atomic import write_atomically
 
 WHICH: tuple[Literal["averaged"], Literal["fused"]] = ("averaged", "fused")
 ALL, ENSEMBLE = "mean of all", "ensemble"
@@ -96,6 +98,13 @@ class Comparison:
         """Return it as a Markdown table."""
         return f"{self.title}\n\n{markdown_table(self.columns, self.rows)}\n"
 
+    def write(self, path: Path) -> list[Path]:
+        """Write it as Markdown and as CSV files of a name; return these."""
+        contents = {path.with_name(f"{path.name}.md"): self.markdown(), path.with_name(f"{path.name}.csv"): self.csv()}
+        for file, text in contents.items():
+            write_atomically(file, text.encode())
+        return list(contents)
+
     def csv(self) -> str:
         """Return the numbers as comma-separated values, one row for each mean with its deviation and count."""
         text = StringIO()
@@ -113,7 +122,7 @@ def compared(of: Mapping[str, Sequence[Run]], target: float | None = None) -> Co
     With a ``target``, rows with the number of rounds to reach that test accuracy follow (the measure of Table 1).
     """
     runs, two = [run for mine in of.values() for run in mine], len(of) == 2
-    last, seeds = min((len(run.records) for run in runs), default=0), sorted({run.seed for run in runs})
+    last = min((len(run.records) for run in runs), default=0)
     if not last:
         raise ReportError("there is no round that all these runs have done")
     score = scores_of(runs)
@@ -134,9 +143,8 @@ def compared(of: Mapping[str, Sequence[Run]], target: float | None = None) -> Co
             rows.append([f"{measure}: {name}", *(text for text, _ in reached.values()), *([""] if two else [])])
             entry = {"model": name, "measure": measure}
             numbers += [{"method": method, **entry, **found} for method, (_, found) in reached.items()]
-    which = f"seed {seeds[0]}"
-    if len(seeds) > 1:
-        which = f"seeds {', '.join(map(str, seeds))}: mean ± sample standard deviation (n − 1)"
+    which = seeds_of(runs)
+    which += ": mean ± sample standard deviation (n − 1)" if which.startswith("seeds") else ""
     columns = ["model", *of, *(["gain"] if two else [])]
     return Comparison(f"Test {score} after round {last}, in % ({which})", columns, rows, numbers)
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from feddf.config import Record, RunConfig, Settings
 from feddf.config.keys import flat
 from feddf.config.records import ModelRecord
-from feddf.data.partition import class_counts
 from feddf.engines.open import Profile, Watch, open_engines, report_progress, unwatched
 from feddf.evaluate import Evaluation, Predictions, Teacher, accuracy_of, models_of, teacher_of
 from feddf.fusion.ensemble import Ensemble
@@ -67,8 +66,7 @@ def run_experiment(
     with folder.locked(), open_engines(experiment.run, experiment.clients.timeout) as engines:
         server = folder.latest(parts.server.models)[0] or parts.server
         folder.forget_after(server.round)
-        groups, n_groups = task.train.partitioned_by
-        held = {"classes": task.data.group_names, "counts": class_counts(groups, task.shards, n_groups).tolist()}
+        held = {"classes": task.data.group_names, "counts": task.counts().tolist()}
         write_atomically(folder.path / "partition.json", json.dumps(held).encode())
         tried = staged(engines.server, "evaluate")
         knows = {client.id: client.known for client in federation.clients if client.known is not None}
@@ -330,9 +328,8 @@ def describe(parts: Parts, folder: RunFolder, recorder: Recorder) -> None:
     write_atomically(path / CONFIG, json.dumps(values, indent=2, ensure_ascii=False).encode())
     confusion = recorder.confusion(server.models)
     write_atomically(path / TESTED, json.dumps({"classes": classes, "confusion": confusion}).encode())
-    groups, n_groups = parts.task.train.partitioned_by
-    counts = class_counts(groups, parts.task.shards, n_groups)
-    names = classes if outputs.counts_classes else data.group_names or [str(group) for group in range(n_groups)]
+    counts = parts.task.counts()
+    names = classes if outputs.counts_classes else data.group_names or [str(group) for group in range(counts.shape[1])]
     models = {name: spec.model for name, spec in specs.items()}
     (run,) = side_by_side([read_run(path)])
     if run.records:
