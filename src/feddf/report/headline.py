@@ -70,14 +70,15 @@ def headline(runs: Sequence[Run]) -> str:
     used = used or [run for mine in seeds.values() for run in mine.values()]
     if not used:
         return "No round is finished yet"
-    last = min(len(run.records) for run in used)
+    last, score = min(len(run.records) for run in used), scores_of(used)
+    where = f"{'' if score == 'accuracy' else f'({score}) '}{_where(used, last)}"
     if pairs:
         gains = {name: [a.curve()[last - 1] - b.curve()[last - 1] for a, b in found] for name, found in pairs.items()}
         said = ", ".join(f"{name} {spread(found, signed=True)}" for name, found in gains.items())
-        return f"{said} points over {BASELINE} {_where(used, last)}"
+        return f"{said} points over {BASELINE} {where}"
     ends = {name: [run.curve()[last - 1] for run in mine.values()] for name, mine in seeds.items()}
-    said, score = ", ".join(f"{name} {spread(found)} %" for name, found in ends.items()), scores_of(used)
-    return f"{said}{'' if score == 'accuracy' else f' ({score})'} {_where(used, last)}"
+    said = ", ".join(f"{name} {spread(found)} %" for name, found in ends.items())
+    return f"{said} {where}"
 
 
 def _where(runs: Sequence[Run], last: int) -> str:

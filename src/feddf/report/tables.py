@@ -43,9 +43,9 @@ def runs_table(runs: Sequence[Run]) -> Table:
         for prototype in run.prototypes:
             averaged, fused = run.curve(prototype, "averaged"), run.curve(prototype)
             best = f"{percent(max(fused))} ({run.rounds[fused.index(max(fused))]})"
-            rows.append(
-                [*about, prototype, percent(averaged[-1]), percent(fused[-1]), best, percent(run.ensemble()[-1])]
-            )
+            ends = [percent(averaged[-1]), percent(fused[-1]), best, percent(run.ensemble()[-1])]
+            rows.append([*about, prototype, *ends])
+            about = [""] * len(about)  # said once
         if not run.records:
             rows.append([*about, *["–"] * 5])
     words = ["run", *(["what differs"] if keys else []), "round", "model"]

@@ -63,10 +63,12 @@ def _classes(classes: Sequence[str], confusion: Mapping[str, Any]) -> str:
 
 
 def _partition(counts: NDArray[np.int64], classes: Sequence[str]) -> str:
-    """Return how skewed the clients' data are, and who has how many examples of which class if they are few."""
-    found, few = skew(counts), max(counts.shape) <= MOST_ROWS
-    rows = [[number, *row] for number, row in enumerate(counts.tolist())]
+    """Return how skewed the clients' data are, and, if they are few, what each has: a table that fits a narrow page."""
+    found, rows = skew(counts), []
+    for number, row in enumerate(counts):
+        held = [f"{classes[label]}: {row[label]}" for label in np.argsort(-row, kind="stable") if row[label]]
+        rows.append([number, row.sum(), ", ".join(held)])
     return (
         f"{len(counts)} clients with {found.smallest} to {found.largest} examples; a client's largest class is "
         f"{percent(found.top_class_share)} % of its data in the mean (`partition.json` has all counts)."
-    ) + (f"\n\n{markdown_table(['client', *classes], rows)}" if few else "")
+    ) + (f"\n\n{markdown_table(['client', 'examples', 'of each class'], rows)}" if len(rows) <= MOST_ROWS else "")

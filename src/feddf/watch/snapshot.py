@@ -65,10 +65,10 @@ class Snapshots:
 
 def _group(group: Sequence[Run], groups: Sequence[Sequence[Run]]) -> Json:
     """Return what one experiment is called and about, its score, what came of it, and the folders of its runs."""
-    names = [str(one[0].value("name")) for one in groups]
     label = str(group[0].value("name"))
-    if names.count(label) > 1:
-        label += f" {setting(group[0], differing([one[0] for one in groups], ['task']))}"
+    namesakes = [one[0] for one in groups if str(one[0].value("name")) == label]
+    if len(namesakes) > 1:
+        label += f" {setting(group[0], differing(namesakes, ['task']))}"
     said = {"label": label, "about": ", ".join(task_of(group)), "headline": headline(group), "score": scores_of(group)}
     return {**_bounded(said), "paths": [str(run.path) for run in group]}
 
