@@ -77,14 +77,9 @@ class App(typer.Typer):
     """A group of such commands, each of which has the option ``--quiet``."""
 
     def command(self, name: str | None = None, **rest: Any) -> Callable[[Any], Any]:
-        """Return a decorator that adds a command and leaves its function as it is."""
+        """Return a decorator that adds a command."""
         add = super().command(name, **{"cls": Command, **rest})
-
-        def decorate(function: Any) -> Any:
-            add(with_quiet(function))
-            return function
-
-        return decorate
+        return lambda function: add(with_quiet(function))
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")]

@@ -252,7 +252,9 @@ class Recorder:
                     continue  # only its share in the measured ensembles is lost
                 name, logits = outcome.client_id, outcome.logits
                 if name in clients:
-                    accuracies[name] = _score(self._among_known(name, logits), self._test)
+                    known = self._known.get(name)
+                    told = logits if known is None else self._test.outputs.restrict(logits, known)
+                    accuracies[name] = _score(told, self._test)
                 if not bool(torch.isfinite(logits).all()):
                     continue
                 finite.add(name)
@@ -274,10 +276,6 @@ class Recorder:
             pass
         heard = len(finite & clients)
         return accuracies, {"ensemble": found, "avg_logits": _score(total / heard, self._test) if heard else None}
-
-    def _among_known(self, client: str, logits: Tensor) -> Tensor:
-        known = self._known.get(client)
-        return logits if known is None else self._test.outputs.restrict(logits, known)
 
 
 def _known(outcome: Predictions | Failure, work: str) -> Predictions:

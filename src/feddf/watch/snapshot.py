@@ -116,15 +116,13 @@ def _worst(record: Mapping[str, Any]) -> Sequence[object]:
 
 def _progress(run: Run, stamp: tuple[int, int] | None) -> Json:
     """Return how far a run is, and how many seconds are left if the coming rounds take as long as those done."""
-    done, planned = len(run.records), int(run.value("rounds"))
-    a_round = run.seconds_a_round if done else None
+    done, planned, a_round = len(run.records), int(run.value("rounds")), run.seconds_a_round
     updated = stamp[0] / 1e9 if stamp else None
     state = "finished" if done >= planned else "running" if is_held(run.path / "lock") else "waiting"
     if state == "waiting" and updated is not None:
-        late = max(120.0, 5 * (a_round or 0.0))
+        late = max(120.0, 5 * a_round)  # which is not a number before the first
         state = "running" if time.time() - updated < late else "stopped"
-    left = (planned - done) * a_round if a_round else None
-    return {"state": state, "updated": updated, "seconds_left": _bounded(left)}
+    return {"state": state, "updated": updated, "seconds_left": _bounded((planned - done) * a_round)}
 
 
 def _file(path: Path, form: Mapping[str, Any]) -> Json | None:
