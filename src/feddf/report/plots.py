@@ -8,6 +8,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from math import ceil, isnan
 from pathlib import Path
 from statistics import fmean
@@ -160,27 +161,24 @@ def partition_dots(panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path, 
     """
     n_clients, n_classes = panels[0][1].shape
     names = list(classes) or [str(one) for one in range(n_classes)]
-    cell = min(max(0.3, 3 / n_clients), 5 / max(n_clients, n_classes))  # inches, as all lengths here
-    wide, high = cell * (n_clients + 0.4), cell * (n_classes + 0.4)
-    left, below, above, between = 0.5 + 0.07 * max(map(len, names)), 0.75, 0.35, 0.25
-    total = left + len(panels) * (wide + between), below + high + above
-    figure = Figure(figsize=total)
+    cell = min(max(0.3, 3 / n_clients), 5 / max(n_clients, n_classes))  # inches
+    wide = 0.5 + 0.07 * max(map(len, names)) + len(panels) * (cell * (n_clients + 0.4) + 0.25)
+    figure = Figure(figsize=(wide, cell * (n_classes + 0.4) + 1.3), layout="constrained")
+    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     most = max(int(counts.max()) for _, counts in panels)
-    for number, (title, counts) in enumerate(panels):
-        start = left + number * (wide + between)
-        axes = figure.add_axes((start / total[0], below / total[1], wide / total[0], high / total[1]))
+    for axes, color, (title, counts) in zip(grid, cycle(COLORS), panels, strict=False):
         held = np.argwhere(counts)
         diameters = 0.95 * np.sqrt(counts[held[:, 0], held[:, 1]] / most)
-        dots = EllipseCollection(
-            diameters, diameters, np.zeros(len(held)), units="xy", offsets=held, transOffset=axes.transData,
-            facecolor=COLORS[number % len(COLORS)],
-        )  # fmt: skip
-        axes.add_collection(dots)
-        axes.set(xlim=(-0.7, n_clients - 0.3), ylim=(-0.7, n_classes - 0.3), title=title)
-        axes.set(xlabel="client", ylabel="class" if number == 0 else "", axisbelow=True)
+        place = {"units": "xy", "offsets": held, "transOffset": axes.transData}
+        axes.add_collection(EllipseCollection(diameters, diameters, np.zeros(len(held)), facecolor=color, **place))
+        axes.set(
+            xlim=(-0.7, n_clients - 0.3), ylim=(-0.7, n_classes - 0.3), title=title, xlabel="client", aspect="equal"
+        )
+        axes.set_axisbelow(True)
         _whole_ticks(axes.xaxis, [str(client) for client in range(n_clients)])
-        _whole_ticks(axes.yaxis, names if number == 0 else [""] * n_classes)
-    figure.text(0.5, 0.1 / total[1], f"area of a dot: number of examples; the largest is {most}", ha="center", size=8)
+    _whole_ticks(grid[0].yaxis, names)
+    grid[0].set_ylabel("class")
+    figure.supxlabel(f"area of a dot: number of examples; the largest is {most}", fontsize=8)
     save_figure(figure, path)
 
 
