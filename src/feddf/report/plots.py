@@ -171,10 +171,8 @@ def partition_dots(panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path, 
         diameters = 0.95 * np.sqrt(counts[held[:, 0], held[:, 1]] / most)
         place = {"units": "xy", "offsets": held, "transOffset": axes.transData}
         axes.add_collection(EllipseCollection(diameters, diameters, np.zeros(len(held)), facecolor=color, **place))
-        axes.set(
-            xlim=(-0.7, n_clients - 0.3), ylim=(-0.7, n_classes - 0.3), title=title, xlabel="client", aspect="equal"
-        )
-        axes.set_axisbelow(True)
+        axes.set(xlim=(-0.7, n_clients - 0.3), ylim=(-0.7, n_classes - 0.3), aspect="equal", axisbelow=True)
+        axes.set(title=title, xlabel="client")
         _whole_ticks(axes.xaxis, [str(client) for client in range(n_clients)])
     _whole_ticks(grid[0].yaxis, names)
     grid[0].set_ylabel("class")
