@@ -177,14 +177,13 @@ def regions(
 ) -> None:
     """Draw the decision regions of Figure 1: local, averaged, fused and ensemble models of the preset toy (20 s)."""
     from feddf.config import load
-    from feddf.report.tables import percent, right
+    from feddf.report.tables import percent, table_of
     from feddf.runs.build import build
     from reproduction.regions import draw_regions
 
-    table = Table("model", *right("accuracy"), title="Accuracy on the global distribution, in %")
-    for title, accuracy in draw_regions(build(load("toy", [*(overrides or []), f"seed={seed}"])), out):
-        table.add_row(title, percent(accuracy))
-    out_console.print(table)
+    found = draw_regions(build(load("toy", [*(overrides or []), f"seed={seed}"])), out)
+    rows = [(title, percent(accuracy)) for title, accuracy in found]
+    say(table_of(["model"], ["accuracy"], rows, title="Accuracy on the global distribution, in %"))
     say(f"decision regions: {out}")
 
 

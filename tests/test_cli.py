@@ -196,6 +196,7 @@ def test_a_second_run_with_the_same_words_says_that_one_is_finished(place: Path)
     again = feddf(*words, "workers=1", cwd=place)  # which changes no result
     assert again.returncode == 0
     assert "an equal run is finished, runs/twice-feddf-seed0" in again.stderr
+    assert f"learning curves: runs/{folder.name}/curves.png; card: runs/{folder.name}/README.md" in again.stdout
     assert "Test accuracy" in again.stdout
     assert json.loads(feddf(*words, "--json", cwd=place).stdout)[0]["run"] == "runs/twice-feddf-seed0"
     assert [path.name for path in (place / "runs").glob("twice-*")] == [folder.name]
@@ -203,6 +204,38 @@ def test_a_second_run_with_the_same_words_says_that_one_is_finished(place: Path)
     (folder / "README.md").unlink()  # it did not come to its end
     assert feddf(*words, cwd=place).returncode == 0
     assert (place / "runs" / "twice-feddf-seed0-2").is_dir()
+
+
+def test_a_second_comparison_with_the_same_words_shows_the_first_and_resumes_what_is_unfinished(place: Path) -> None:
+    words = ["compare", "small.toml", "name=thrice", "rounds=1", "--methods", "fedavg,fedprox"]
+    first = feddf(*words, cwd=place)
+    assert first.returncode == 0, first.stderr
+    again = feddf(*words, cwd=place)
+    assert "equal runs are in runs/thrice-compare: finished" in again.stderr
+    assert "round 1/1, 4 clients" not in again.stdout
+    table = first.stdout[first.stdout.index("Test accuracy") :]
+    assert again.stdout == table
+    for left in ("README.md", "models/mlp.safetensors"):
+        (place / "runs" / "thrice-compare" / "fedprox-seed0" / left).unlink()
+    resumed = feddf(*words, cwd=place)
+    assert "1 of 2 unfinished" in resumed.stderr
+    assert (place / "runs" / "thrice-compare" / "fedprox-seed0" / "README.md").is_file()
+    other = feddf(*words[:-1], "fedavg,fedavgm", cwd=place)  # other methods are another comparison
+    assert "equal runs" not in other.stderr
+    assert sorted(path.name for path in (place / "runs").glob("thrice-*")) == ["thrice-compare", "thrice-compare-2"]
+
+
+def test_a_report_without_words_is_about_the_folder_runs(tmp_path: Path, place: Path) -> None:
+    missing = feddf("report", cwd=tmp_path)
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert missing.stderr == "error: there is no folder 'runs' here; name run folders, or a folder of run folders\n"
+    shutil.copytree(place / "out", tmp_path / "runs" / "first")
+    shutil.copytree(place / "out", tmp_path / "runs" / "scored")
+    log = tmp_path / "runs" / "scored" / "metrics.jsonl"
+    log.write_text(log.read_text().replace('"round"', '"score": "R²", "round"'))
+    done = feddf("report", cwd=tmp_path)
+    for score in ("accuracy", "R²"):  # not in one table
+        assert f"Test {score} at the last round, in %: small" in done.stdout
 
 
 def test_the_time_left_is_that_of_the_whole_comparison(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from feddf.report.headline import headline, task_of
+from feddf.report.headline import colors_of, headline, task_of
 from feddf.report.plots import learning_curves, partition_dots, sweep
-from feddf.report.read import ReportError, Run, alike, collect, differing, read_run
+from feddf.report.read import ReportError, Run, alike, collect, differing, read_run, side_by_side
 from feddf.report.tables import compared, percent, runs_table, seconds_table, spread
 
 
@@ -304,6 +305,85 @@ def test_a_run_of_another_version_is_named_and_not_read_with_defaults(tmp_path: 
     (tmp_path / "config.toml").write_text('name = "old"\n[clients]\nnumber = 5\n')
     with pytest.raises(ReportError, match=r"version 0\.1: its key 'clients\.number' is called 'clients\.total' now"):
         read_run(tmp_path)
+
+
+def test_a_name_leaves_out_what_all_methods_share_and_what_a_preset_sets(tmp_path: Path) -> None:
+    adam = 'local.optimizer = "adam"\n'
+    runs = [
+        write_with(tmp_path / "a", f"{adam}ensemble.swag_samples = 3\n"),
+        write_with(tmp_path / "b", f"{adam}local.prox_mu = 0.5\n"),
+    ]
+    (group,) = alike(runs)
+    assert [run.method for run in group] == ["feddf+swag_samples=3", "feddf+prox_mu=0.5"]
+    preset, own = (write_with(tmp_path / name, f'name = "{name}"\n{adam}') for name in ("digit-grid", "mine"))
+    assert [run.method for (run,) in (side_by_side([preset]), side_by_side([own]))] == [
+        "feddf",
+        "feddf+local.optimizer=adam",
+    ]
+    base = write(tmp_path / "c", "fedavg", 0, [0.1])
+    (base / "config.toml").write_text((base / "config.toml").read_text() + adam)
+    (both,) = alike([preset, read_run(base)])
+    assert headline(both).startswith("FedDF +7.5 points over FedAvg after round 1 of 3")
+
+
+def test_a_seed_that_was_run_twice_counts_once_as_far_as_it_got(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, long = (
+        read_run(write(tmp_path / name, "feddf", 0, [0.2, 0.4, 0.6][:n])) for name, n in (("a", 2), ("b", 3))
+    )
+    assert headline([long, short]) == "FedDF 45.0 % after round 3, seed 0, α = 0.1, two architectures"
+    drawn: list[list[float]] = []
+    monkeypatch.setattr(Axes, "plot", lambda self, x, y, *rest, **look: drawn.append(list(y)))
+    monkeypatch.setattr(Axes, "fill_between", lambda *given, **rest: pytest.fail("one seed has no band"))
+    learning_curves([long, short], tmp_path / "curves.png")
+    assert drawn[0] == pytest.approx([20, 40, 60])
+
+
+def test_seeds_of_different_length_are_averaged_over_those_that_have_done_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [read_run(write(tmp_path / str(seed), "feddf", seed, [0.2, 0.4, 0.6][: 3 - seed])) for seed in (0, 1)]
+    drawn: list[list[float]] = []
+    monkeypatch.setattr(Axes, "plot", lambda self, x, y, *rest, **look: drawn.append(list(y)))
+    learning_curves(runs, tmp_path / "curves.png")
+    assert drawn[0] == pytest.approx([20, 40, 60])
+
+
+def test_a_methods_color_follows_from_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = ["FedAvg", "mine:one", "FedDF", "feddf+swag"]
+    colors = colors_of(methods)
+    assert len({tuple(colors[name]) for name in methods}) == len(methods)
+    for left_out in range(len(methods)):
+        rest = methods[:left_out] + methods[left_out + 1 :]
+        assert {name: colors[name] for name in rest} == {name: colors_of(rest)[name] for name in rest}
+    assert len(colors_of(map(str, range(40)))) == 46  # more methods than colors
+    found: dict[str, str] = {}
+    monkeypatch.setattr(Axes, "plot", lambda *args, label, color, **rest: found.update({label: color}))
+    for order in (("fedavg", "feddf"), ("feddf", "fedavg")):
+        runs = [read_run(write(tmp_path / "-".join([*order, name]), name, 0, [0.5])) for name in order]
+        learning_curves(runs, tmp_path / "curves.png")
+        assert (found["fedavg"], found["feddf"]) == (colors["FedAvg"][0], colors["FedDF"][0])
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_names_are_folded_and_never_cut(tmp_path: Path, width: int) -> None:
+    name = "a-run-with-a-name-that-is-longer-than-any-column-of-a-narrow-terminal"
+    runs = [read_run(write(tmp_path / f"{name}{seed}", "feddf", seed, [0.5, 0.9, 0.4])) for seed in (0, 1)]
+    comparison = compared({name: runs, name.upper(): runs, "third": runs})
+    for table, expected in (
+        (runs_table(runs), [f"{name}0", f"{name}1"]),
+        (seconds_table(runs), [f"{name}0", f"{name}1"]),
+        (comparison.table(), [name, name.upper()]),
+    ):
+        console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+        console.print(table)
+        lines = [re.split("[│┃]", line)[1:-1] for line in console.export_text().splitlines()]
+        columns = zip(*(line for line in lines if line and len(line) == len(table.columns)), strict=True)
+        texts = ["".join(cell.strip() for cell in column) for column in columns]
+        assert all(any(text in column for column in texts) for text in expected)
+        assert "…" not in "".join(texts)
+    assert "90.0 (2)" in text_of(runs_table(runs))  # the best with its round
 
 
 def test_the_headline_is_the_gain_over_fedavg_paired_by_seed(tmp_path: Path) -> None:

@@ -30,6 +30,12 @@ def test_what_has_ended_is_not_run_again_and_what_is_longer_goes_on(tmp_path: Pa
     assert [len(RunFolder.open(path).records()) for path in seeds(tmp_path)] == [2, 2]
 
 
+def test_the_card_of_any_run_has_its_curves(tmp_path: Path) -> None:
+    for path, _ in run_many(seeds(tmp_path)):
+        assert (path / "curves.png").read_bytes().startswith(b"\x89PNG")
+        assert "![learning curves](curves.png)" in (path / "README.md").read_text()
+
+
 def test_a_run_that_was_killed_before_it_wrote_its_models_has_not_ended(tmp_path: Path) -> None:
     for _ in run_many(seeds(tmp_path)):
         pass

@@ -66,6 +66,29 @@ def test_it_follows_a_run_and_shows_text_as_text(page: Any, place: Path) -> None
     page.locator("#status", has_text="has ended").wait_for(timeout=10_000)
 
 
+def test_each_score_has_its_axis_a_seed_counts_once_and_who_is_alone_has_no_drift(page: Any, place: Path) -> None:
+    drifts = {"drift_of_clients": {"client-0": 0.25, NASTY: 0.0}}
+    write(place / "again", "feddf", [])
+    (place / "again" / "metrics.jsonl").write_text(record(1, 0.4, **drifts) + record(2, 0.6, **drifts))
+    write(place / "values", "feddf", [])
+    (place / "values" / "config.toml").write_text(
+        (place / "values" / "config.toml").read_text().replace("toy", "other")
+    )
+    (place / "values" / "metrics.jsonl").write_text(record(1, -0.4, score="R²", ensemble=None))
+    write_page([place], place / "page.html")
+    page.goto((place / "page.html").as_uri())
+    page.wait_for_selector("#charts canvas")
+    assert page.inner_text("#curves-title") == "Test scores by round"
+    legends = page.locator("#charts .legend").all_inner_texts()
+    assert any("FedDF, round 2: fused 60.0 %" in text for text in legends)  # no ± of the same seed, run twice
+    assert any("FedDF, round 1: fused -40.0 %" in text for text in legends)
+    assert page.locator("#runs td[data-label=score]").all_inner_texts().count("R²") == 1
+    page.select_option("#which", label="again")
+    rows = [row.inner_text().split() for row in page.locator("#drifts tbody tr").all()]
+    assert ["client-0", "25", "25"] in rows
+    assert any(row[-2:] == ["–", "–"] for row in rows)
+
+
 def test_the_report_needs_no_server_and_works_by_keyboard_on_a_narrow_screen(page: Any, place: Path) -> None:
     write_page([place], place / "page.html")
     page.goto((place / "page.html").as_uri())

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
@@ -36,9 +37,9 @@ def plain(text: str) -> str:
     return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in text)
 
 
-def say(text: str) -> None:
-    """Print a line of the result, however long; ``--quiet`` leaves it out."""
-    out_console.print(text, soft_wrap=True)
+def say(found: str | Table) -> None:
+    """Print a line of the result, however long, or a table; ``--quiet`` leaves it out."""
+    out_console.print(found, soft_wrap=isinstance(found, str))
 
 
 def remark(text: str) -> None:
@@ -76,14 +77,9 @@ class App(typer.Typer):
     """A group of such commands, each of which has the option ``--quiet``."""
 
     def command(self, name: str | None = None, **rest: Any) -> Callable[[Any], Any]:
-        """Return a decorator that adds a command and leaves its function as it is."""
+        """Return a decorator that adds a command."""
         add = super().command(name, **{"cls": Command, **rest})
-
-        def decorate(function: Any) -> Any:
-            add(with_quiet(function))
-            return function
-
-        return decorate
+        return lambda function: add(with_quiet(function))
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")]
@@ -104,11 +100,10 @@ def with_quiet(function: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             out_console.quiet = before
 
-    known, hints = signature(function).parameters.values(), get_type_hints(function, include_extras=True)
-    parameters = [one.replace(annotation=hints[one.name]) for one in known]
-    parameters.append(Parameter("quiet", Parameter.KEYWORD_ONLY, default=False, annotation=Quiet))
+    more = Parameter("quiet", Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+    parameters = [*signature(function, eval_str=True).parameters.values(), more]
     setattr(command, "__signature__", Signature(parameters))  # noqa: B010 (typing knows no such attribute)
-    command.__annotations__ = {**hints, "quiet": Quiet}
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command
 
 
@@ -125,18 +120,6 @@ Seeds = Annotated[str, typer.Option(help="Seeds, with commas between them.")]
 Out = Annotated[Path | None, typer.Option(help="The folder to write to (default: a new one below runs/).")]
 
 
-def check_picture(path: Path) -> None:
-    """Refuse a picture's name with a suffix that cannot be drawn; before matplotlib is loaded, which takes a second."""
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ConfigError.at("--out", str(path), "a picture's name must end in .png, .svg, .pdf")
-
-
-def unused(path: Path) -> Path:
-    """Return the path, or the path with the first number after it that no folder has yet."""
-    candidates = [path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 10_000))]
-    return next(candidate for candidate in candidates if not candidate.exists())
-
-
 def seeds_of(text: str) -> list[int]:
     """Return the seeds that the option ``--seeds`` gives."""
     try:
@@ -147,18 +130,3 @@ def seeds_of(text: str) -> list[int]:
         allowed = "must be whole numbers of at least 0 with commas between them, for instance 1,2"
         raise ConfigError.at("--seeds", text, allowed)
     return found
-
-
-def several(word: str) -> list[tuple[str, list[Any]]]:
-    """Return a key and its values, if a word gives one that takes a number several."""
-    from feddf.config import Experiment
-    from feddf.config.experiment import override
-    from feddf.config.keys import keys_of, resolve
-
-    key, _, text = word.partition("=")
-    if "," not in text:
-        return []
-    name = resolve(key.strip(), Experiment)
-    if not keys_of(Experiment)[name].allowed.startswith(("number", "whole number")):
-        return []
-    return [(name, [override(f"{name}={part}")[1] for part in text.split(",")])]

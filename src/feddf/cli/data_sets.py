@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.filesize import decimal
 from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
 from feddf.cli.arguments import App, argument, complain, out_console, remark, say
 from feddf.config.errors import ConfigError, first_line
 from feddf.config.names import DATASETS
-
-if TYPE_CHECKING:
-    from rich.progress import TaskID
-
-    from feddf.data import catalog
-    from feddf.data.catalog import Download, Entry
+from feddf.config.sections import DataConfig
+from feddf.data import catalog
+from feddf.data.catalog import Download, Entry
 
 data_app = App(help="List, fetch and check data sets.", no_args_is_help=True)
 
@@ -33,8 +31,6 @@ STATE_COLORS = {"here": "green", "incomplete": "yellow", "missing": "dim"}
 @data_app.command("list")
 def list_data(data_dir: DataDir = None) -> None:
     """List the data sets, which of them are here, and how to get the others."""
-    from feddf.data import catalog
-
     folder = catalog.root_of(data_dir)
     short = [Column("name", no_wrap=True), Column("state", no_wrap=True)]
     long = [Column("on disk", no_wrap=True, justify="right"), Column("how to get it", overflow="fold")]
@@ -45,14 +41,12 @@ def list_data(data_dir: DataDir = None) -> None:
         unchecked = ", ".join(_unchecked(entry))
         how = entry.how + (f"; unchecked, no checksum is known: {unchecked}" if unchecked else "")
         table.add_row(entry.name, shown, decimal(there) if there else "–", "" if state == "here" else how)
-    out_console.print(table)
+    say(table)
 
 
 @data_app.command()
 def fetch(name: Name, data_dir: DataDir = None) -> None:
     """Download a data set and unpack it; a download that breaks off starts again."""
-    from feddf.data import catalog
-
     entry, folder = _entry(name), catalog.root_of(data_dir)
     if not catalog.missing(entry, folder):
         say(f"{name} is here already: {folder}")
@@ -74,43 +68,34 @@ def check(
     data_dir: DataDir = None,
 ) -> None:
     """Load data sets as a run would, and say what is in them."""
-    from feddf.data import catalog
-
     folder = catalog.root_of(data_dir)
     there = [entry for entry in catalog.CATALOG.values() if catalog.state(entry, folder) != "missing"]
     entries = [_entry(name)] if name else there
     if not entries:
         say(f"no data set is in {folder}; feddf data list shows how to get one")
-    if [entry for entry in entries if not _check(entry, folder)]:
+    sound = True
+    for entry in entries:
+        try:
+            say(f"{entry.name}: {_described(entry, folder)}")
+        except Exception as error:  # a damaged file can fail in any way
+            complain(f"{entry.name}: {first_line(error)}", "error")
+            sound = False
+    if not sound:
         raise typer.Exit(1)
 
 
 def _entry(name: str) -> Entry:
-    from feddf.data.catalog import CATALOG
-
-    if name not in CATALOG:
-        raise ConfigError.at("data", name, f"known are {', '.join(CATALOG)}")
-    return CATALOG[name]
+    if name not in catalog.CATALOG:
+        raise ConfigError.at("data", name, f"known are {', '.join(catalog.CATALOG)}")
+    return catalog.CATALOG[name]
 
 
 def _unchecked(entry: Entry) -> list[str]:
     return [download.name for download in entry.downloads if download.checksum is None]
 
 
-def _check(entry: Entry, folder: Path) -> bool:
-    """Say in one line what is in a data set, or what is wrong with it; return whether it is sound."""
-    try:
-        say(f"{entry.name}: {_described(entry, folder)}")
-    except Exception as error:  # a damaged file can fail in any way
-        complain(f"{entry.name}: {first_line(error)}", "error")
-        return False
-    return True
-
-
 def _described(entry: Entry, folder: Path) -> str:
-    from feddf.config.sections import DataConfig
-    from feddf.data import catalog
-
+    """Return in one line what is in a data set; raise if something is wrong with it."""
     if absent := catalog.missing(entry, folder):
         count = f"{len(absent)} of {len(entry.files)} files are missing" if len(entry.files) > 1 else "it is missing"
         raise ValueError(f"{count} in {folder}, first {absent[0]}; get it: {entry.how}")
@@ -134,8 +119,6 @@ def _progress() -> Iterator[catalog.Progress]:
 
     Where there is no terminal, say a line for each 10 per cent, or each 100 MB of an unknown total.
     """
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     reached: dict[Download, tuple[TaskID, int]] = {}
     plain = not out_console.is_terminal

@@ -8,12 +8,20 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from feddf.cli.arguments import AsJson, argument, check_picture, option, out_console, print_json, remark, say
+from feddf.cli.arguments import AsJson, argument, option, print_json, remark, say
 from feddf.config.errors import ConfigError, nearest
+from feddf.config.experiment import presets, read
+from feddf.config.keys import all_keys, find, markdown
+from feddf.report import tables
+from feddf.report.read import alike, collect, differing, grouped
+
+Runs = Annotated[
+    list[Path] | None, argument(metavar="[RUN]...", help="Run folders, or folders of run folders (default: runs).")
+]
 
 
 def report(
-    runs: Annotated[list[Path], argument(help="Run folders, or folders of run folders.")],
+    runs: Runs = None,
     out: Annotated[Path | None, option(help="Draw the learning curves: FILE.png, FILE.svg or FILE.pdf.")] = None,
     html: Annotated[Path | None, option(help="Write one page with everything, to be opened or mailed.")] = None,
     as_json: AsJson = False,
@@ -21,31 +29,42 @@ def report(
     """Print the results of runs; write plots (--out) or a page (--html)."""
     if out:
         check_picture(out)
-    summary(runs, out, as_json)  # first: there may be no room for what is written
+    paths = runs or _default_folder()
+    summary(paths, out, as_json)  # first: there may be no room for what is written
     if html:
         from feddf.watch.page import write_page
 
-        write_page(runs, html)
+        write_page(paths, html)
         if not as_json:
             say(f"page: {html}")
 
 
+def _default_folder() -> list[Path]:
+    if not Path("runs").is_dir():
+        raise ConfigError("there is no folder 'runs' here; name run folders, or a folder of run folders")
+    return [Path("runs")]
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a picture's name with a suffix that cannot be drawn; before matplotlib is loaded, which takes a second."""
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ConfigError.at("--out", str(path), "a picture's name must end in .png, .svg, .pdf")
+
+
 def summary(paths: list[Path], picture: Path | None = None, as_json: bool = False) -> None:
     """Print the tables of runs, and draw the learning curves of each experiment if a picture is named."""
-    from feddf.report import tables
-    from feddf.report.read import alike, collect, differing
-
     runs, skipped = collect(paths)
     for reason in skipped:
         remark(f"skipped: {reason}")
     if as_json:
         print_json(tables.results(runs))
         return
-    out_console.print(tables.runs_table(runs))
+    for mine in grouped(runs, lambda run: f"{run.value('name')} {run.score}").values():  # one scale in each table
+        say(tables.runs_table(mine))
     done = [run for run in runs if run.records]
     if not done:
         return
-    out_console.print(tables.seconds_table(done))
+    say(tables.seconds_table(done))
     for run in done:
         if kept := run.records[-1].get("kept_by_clients"):
             say(f"{run.path.name}: what clients keep between rounds takes {kept / 1000:.0f} kB")
@@ -66,9 +85,7 @@ def summary(paths: list[Path], picture: Path | None = None, as_json: bool = Fals
 
 
 def watch(
-    runs: Annotated[
-        list[Path] | None, argument(metavar="[RUN]...", help="Run folders, or folders of run folders (default: runs).")
-    ] = None,
+    runs: Runs = None,
     port: Annotated[int, typer.Option(help="The port on 127.0.0.1 (default: any that is free).", min=0, max=65535)] = 0,
     no_open: Annotated[bool, typer.Option("--no-open", help="Only print the address.")] = False,
 ) -> None:
@@ -78,7 +95,7 @@ def watch(
     """
     from feddf.watch.page import Watch
 
-    paths = runs or [Path("runs")]
+    paths = runs or _default_folder()
     for path in paths:
         if not path.is_dir():
             raise ConfigError.at("RUN", str(path), "is not a folder; name run folders, or a folder of run folders")
@@ -99,8 +116,6 @@ def list_presets(
     as_json: AsJson = False,
 ) -> None:
     """List the experiments that come with feddf, or print one."""
-    from feddf.config.experiment import presets, read
-
     known = presets()
     if name is not None and name not in known:
         raise ConfigError(f"no preset is called '{name}'; {nearest(name, known)}")
@@ -110,10 +125,7 @@ def list_presets(
     elif name is not None:
         print(known[name], end="")
     else:
-        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-        for row in about.items():
-            table.add_row(*row)
-        out_console.print(table)
+        say(tables.table_of(["", ""], [], about.items(), show_header=False, box=None, padding=(0, 2, 0, 0)))
 
 
 def config(
@@ -122,8 +134,6 @@ def config(
     as_json: AsJson = False,
 ) -> None:
     """Explain configuration keys, for instance: feddf config distill"""
-    from feddf.config.keys import all_keys, find, markdown
-
     if as_markdown:
         print(markdown(), end="")
         return
@@ -138,4 +148,4 @@ def config(
     table = Table(*names, meaning, box=None, padding=(0, 2, 0, 0), header_style="bold")
     for key in keys:
         table.add_row(key.name, key.shown_default, f"{key.meaning}\n    {key.allowed}")
-    out_console.print(table)
+    say(table)

@@ -1,46 +1,32 @@
-"""``feddf run`` and ``resume``, and what a run looks like meanwhile: a live table, or lines without a terminal."""
+"""``feddf run`` and ``resume``, and what a run looks like meanwhile: a line a round, and a bar in a terminal."""
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 
-from feddf.cli.arguments import (
-    AsJson,
-    NameOrFile,
-    Out,
-    Overrides,
-    Trust,
-    argument,
-    complain,
-    out_console,
-    remark,
-    say,
-    unused,
-)
+from feddf.cli.arguments import AsJson, NameOrFile, Out, Overrides, Trust, argument, complain, out_console, remark, say
 from feddf.cli.reporting import summary
-from feddf.config.errors import FeddfError
+from feddf.config import Experiment, differences, load, parse
+from feddf.config.keys import flat
+from feddf.config.records import Record
+from feddf.report.read import Run, method_name
+from feddf.report.tables import percent
 
 if TYPE_CHECKING:
-    from feddf.config import Experiment
-    from feddf.config.records import Record
     from feddf.engines.open import Profile
     from feddf.runs.build import Parts
     from feddf.runs.store import RunFolder
 
 MORE = "More rounds than before (rounds=20), or values that change no result, for instance workers=4."
-CURVES = "curves.png"
-STAGE_LABELS = {"train": "clients train", "fuse": "students learn", "evaluate": "models are tested", "save": "saved"}
+STAGE_LABELS = {"train": "clients train", "fuse": "students learn", "evaluate": "models are tested"}
 
 
 def run(
@@ -52,26 +38,27 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment, for instance: feddf run demo alpha=1 seed=3"""
-    from feddf.config import differences, load
+    from feddf.engines.open import Profile
+    from feddf.runs.build import build
+    from feddf.runs.many import equal_folder, is_complete, unused
+    from feddf.runs.store import RunFolder, StoreError
 
     experiment = load(name_or_file, overrides or [])
     method = experiment.fusion.method.replace(":", ".")
     place = Path("runs") / f"{experiment.name}-{method}-seed{experiment.seed}"
-    path = out or unused(place)
-    if not out and not profile and (equal := _equal_run(place, experiment)):
+    equal = None if out or profile else equal_folder(place, {"": experiment}, is_complete)
+    if equal:
         remark(f"an equal run is finished, {equal}, and would be repeated bit for bit; --out FOLDER runs it again")
-        summary([equal], as_json=as_json)
+        _show(equal, as_json)
         return
-    from feddf.engines.open import Profile
-    from feddf.runs.build import build
-    from feddf.runs.store import RunFolder, StoreError
-
+    path = out or unused(place)
     if (path / "config.toml").exists() and (changed := differences(RunFolder.open(path).experiment(), experiment)):
         raise StoreError(f"{path} holds a run with another configuration: {'; '.join(changed)}")
     parts = build(experiment, trust=trust)  # before the folder is made: a mistake leaves nothing behind
     timeline = Profile() if profile else None
     try:
-        _finish(parts, RunFolder.create(path, experiment), timeline, as_json)
+        run_to_the_end(parts, RunFolder.create(path, experiment), timeline, quiet=as_json)
+        _show(path, as_json)
     finally:  # a run that was interrupted has a timeline too
         if timeline and path.is_dir():
             timeline.write(path / "trace.json")
@@ -89,7 +76,6 @@ def resume(
 
     The models are those of a run that was never interrupted.
     """
-    from feddf.config import parse
     from feddf.runs import build, store
 
     folder = store.RunFolder.open(run)
@@ -97,37 +83,20 @@ def resume(
     experiment = parse(folder.experiment().model_dump(), overrides=overrides or [])
     check_versions(folder, experiment, strict)
     parts = build.build(experiment, trust=trust)
-    warn(folder.continue_as(experiment))
+    warn(*folder.continue_as(experiment))
     say_progress(folder, parts, as_json)
-    _finish(parts, folder, None, as_json)
+    run_to_the_end(parts, folder, quiet=as_json)
+    _show(folder.path, as_json)
 
 
-def _equal_run(place: Path, experiment: Experiment) -> Path | None:
-    """Return the folder at (or numbered after) a place that holds this run, finished under the same versions."""
-    from feddf.config import differences
-    from feddf.runs.many import is_complete
-    from feddf.runs.store import RunFolder, code_named_in, versions
-
-    own = code_named_in(experiment)  # which may have changed
-    for path in sorted(place.parent.glob("*/config.toml")):
-        folder, named = RunFolder(path.parent), path.parent.name.startswith(place.name)
-        with suppress(FeddfError):
-            same = named and not own and folder.versions() == versions(experiment) and is_complete(folder.path)
-            if same and not differences(folder.experiment(), experiment):
-                return folder.path
-    return None
-
-
-def _finish(parts: Parts, folder: RunFolder, timeline: Profile | None, as_json: bool) -> None:
-    """Run what is left of a run, and show its results."""
-    run_to_the_end(parts, folder, timeline, quiet=as_json)
-    curves = folder.path / CURVES  # there is one unless nothing was left to do
-    summary([folder.path], None if curves.exists() else curves, as_json=as_json)
+def _show(path: Path, as_json: bool) -> None:
+    """Show the results of a finished run."""
+    summary([path], as_json=as_json)
     if not as_json:
-        say(f"learning curves: {curves}; card: {folder.path / 'README.md'}")
+        say(f"learning curves: {path / 'curves.png'}; card: {path / 'README.md'}")
 
 
-def warn(warnings: Sequence[str]) -> None:
+def warn(*warnings: str) -> None:
     """Say warnings, a line each."""
     for warning in warnings:
         complain(warning)
@@ -136,7 +105,7 @@ def warn(warnings: Sequence[str]) -> None:
 def say_progress(folder: RunFolder, parts: Parts, quiet: bool) -> None:
     """Say how far a run is that is about to be continued, and what is damaged in its folder."""
     server, complaints = folder.latest(parts.server.models)
-    warn([*complaints, *folder.damage()])
+    warn(*complaints, *folder.damage())
     if not quiet:
         say(f"{folder.path}: {server.round if server else 0} of {parts.experiment.rounds} rounds are done")
 
@@ -157,33 +126,25 @@ def run_to_the_end(
     parts: Parts, folder: RunFolder, timeline: Profile | None = None, *, title: str = "", again: str = "", quiet: bool,
     later: Callable[[float], float] = lambda a_round: 0.0,
 ) -> None:  # fmt: skip
-    """Run what is left of a run, showing every round, and draw its curves.
+    """Run what is left of a run, showing every round.
 
     ``again`` is the command that goes on if it is stopped; ``later`` has the seconds of the runs to come, by a round's.
     """
-    from feddf.config.keys import flat
-    from feddf.report.read import method_name, read_run
     from feddf.runs.run import run_experiment
     from feddf.runs.store import versions
 
     experiment = parts.experiment
-    warn(parts.warnings)
+    warn(*parts.warnings)
     console = Console(quiet=True) if quiet else out_console
-    console.print(f"device: {versions(experiment)['device']}", soft_wrap=True)
+    metric, device = parts.task.train.outputs.metric, versions(experiment)["device"]
+    means = ", averaged and fused: mean over prototypes" if len(parts.prototypes) > 1 else ""
+    console.print(f"device: {device}; test {metric} in %{means}", soft_wrap=True)
     title = title or f"{experiment.name}, {method_name(flat(experiment.model_dump()))}"
-    metric, known = parts.task.train.outputs.metric, len(folder.records())
-    view = View(f"{title}, seed {experiment.seed}", experiment.rounds, known, later, metric)
-    live = Live(view, console=console, refresh_per_second=4) if console.is_terminal else nullcontext()
+    view = View(f"{title}, seed {experiment.seed}", experiment.rounds, len(folder.records()), later, console)
     try:
-        with live:
+        with view.progress:
             for record in run_experiment(parts, folder, view.watch, timeline, complain):
-                line = view.add(record)
-                if record["round"] >= experiment.rounds:  # before the card is written, which shows it
-                    from feddf.report.plots import learning_curves  # matplotlib takes a second to load
-
-                    learning_curves([read_run(folder.path)], folder.path / CURVES)
-                if not console.is_terminal:
-                    console.print(line, soft_wrap=True)
+                view.add(record)
     except KeyboardInterrupt:
         again = again or f"feddf resume {shlex.quote(str(folder.path))}"
         remark(f"stopped; finished rounds are safe. Continue with: {again}")
@@ -191,42 +152,34 @@ def run_to_the_end(
 
 
 class View:
-    """The state of one run's display."""
+    """What a run looks like: a line for each finished round, and below them, in a terminal, how far the next one is."""
 
-    def __init__(self, title: str, rounds: int, done: int, later: Callable[[float], float], metric: str) -> None:
-        self.title, self.rounds, self._later, self._metric = title, rounds, later, metric
-        self._names: list[str] = []
-        self._first, self._began = done, time.monotonic()
-        self._rows: list[tuple[str, ...]] = []
-        self._round = done + 1
-        bar = TextColumn("{task.description}"), BarColumn(bar_width=30), TextColumn("{task.fields[detail]}")
-        self._progress = Progress(*bar)
-        self._task = self._progress.add_task("starting", total=1, detail="")
+    def __init__(self, title: str, rounds: int, done: int, later: Callable[[float], float], console: Console) -> None:
+        self.title, self.rounds, self._later = title, rounds, later
+        self._first, self._round, self._began = done, done + 1, time.monotonic()
+        columns = TextColumn("{task.description}"), BarColumn(bar_width=30), TextColumn("{task.fields[detail]}")
+        self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self.progress.add_task("starting", total=1, detail="")
 
     def watch(self, stage: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` pieces of a stage's work are finished."""
         label = f"round {min(self._round, self.rounds)}/{self.rounds}: {STAGE_LABELS.get(stage, stage)}"
         detail = f"{done}/{total}  {self.seconds_left()}"
-        self._progress.update(self._task, description=label, completed=done, total=max(total, 1), detail=detail)
+        self.progress.update(self._task, description=label, completed=done, total=max(total, 1), detail=detail)
 
-    def add(self, record: Record) -> str:
-        """Take a finished round in; return it as a plain line."""
-        from feddf.report.read import Run
-        from feddf.report.tables import percent
-
-        run = Run(Path(), {}, [record])
+    def add(self, record: Record) -> None:
+        """Take a finished round in, and print it as a line."""
+        run, number = Run(Path(), {}, [record]), record["round"]
         averaged, ensemble, fused = map(percent, [*run.curve(None, "averaged"), *run.ensemble(), *run.curve()])
-        self._names = run.prototypes if len(run.prototypes) > 1 else []
-        each = [percent(run.curve(name)[0]) for name in self._names]
-        named = f" ({', '.join(map(' '.join, zip(self._names, each, strict=True)))})" if each else ""
+        each = ", ".join(f"{name} {percent(run.curve(name)[0])}" for name in run.prototypes)
+        named = f" ({each})" if len(run.prototypes) > 1 else ""
         dropped = f" ({len(record['dropped'])} dropped)" if record["dropped"] else ""
         clients = f"{len(record['clients'])}{dropped}{' (guard)' if record.get('guard') else ''}"
-        self._round = record["round"] + 1
-        self._rows.append((str(record["round"]), clients, averaged, ensemble, fused, *each))
-        self.watch("save", 1, 1)  # with the time left as it is now
-        return (
-            f"{self.title}: round {record['round']}/{self.rounds}, {clients} clients, averaged {averaged}, "
-            f"ensemble {ensemble}, fused {fused}{named}, {self.seconds_left()}"
+        self._round = number + 1
+        self.progress.console.print(
+            f"{self.title}: round {number}/{self.rounds}, {clients} clients, averaged {averaged}, "
+            f"ensemble {ensemble}, fused {fused}{named}, {self.seconds_left()}",
+            soft_wrap=True,
         )
 
     def seconds_left(self) -> str:
@@ -237,16 +190,6 @@ class View:
         a_round = (time.monotonic() - self._began) / done
         left = a_round * (self.rounds - self._round + 1) + self._later(a_round)
         return f"{duration(left)} left"
-
-    def __rich__(self) -> RenderableType:
-        """Return the picture of the moment."""
-        caption = f"test {self._metric} in %" + ("; averaged and fused: mean over prototypes" if self._names else "")
-        table = Table(title=self.title, title_justify="left", caption=caption)
-        for name in ("round", "clients", "averaged", "ensemble", "fused", *self._names):
-            table.add_column(name, justify="right", min_width=8)
-        for row in self._rows[-12:]:
-            table.add_row(*row)
-        return Group(table, self._progress)
 
 
 def duration(seconds: float) -> str:

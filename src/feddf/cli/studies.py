@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tomli_w
 import typer
-from rich.table import Table
 
 from feddf.cli.arguments import (
     AsJson,
@@ -20,22 +19,22 @@ from feddf.cli.arguments import (
     Seeds,
     Trust,
     argument,
-    check_picture,
     complain,
-    out_console,
     print_json,
+    remark,
     say,
     seeds_of,
-    several,
-    unused,
 )
+from feddf.cli.reporting import check_picture
 from feddf.cli.running import check_versions, run_to_the_end, say_progress
-from feddf.config.errors import ConfigError
+from feddf.config import ConfigError, Experiment, load, parse, with_values
+from feddf.config.experiment import override, presets, read
+from feddf.config.keys import keys_of, resolve, short
+from feddf.report import tables
+from feddf.report.read import Run, read_run, side_by_side
 from feddf.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
-    from feddf.config import Experiment
-    from feddf.report.tables import Comparison
     from feddf.runs.many import Variation
 
 SWEPT = "Values to replace; several numbers, as in alpha=0.1,1,10, are run one after the other."
@@ -60,26 +59,34 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Run several methods on the same shards and seeds; print one table."""
-    from feddf.config import load
+    from feddf.runs.many import equal_folder, grid, unfinished, unused
 
     given = overrides or []
     swept = dict(found for word in given for found in several(word))
     experiment = load(name_or_file, [word for word in given if not several(word)])
-    from feddf.runs.many import grid
-
-    target = out or unused(Path("runs") / f"{experiment.name}-compare")
-    planned = grid(experiment, methods.split(","), seeds_of(seeds), swept)
-    variations = {target / one.folder: one for one in planned}
+    planned = {one.folder: one for one in grid(experiment, methods.split(","), seeds_of(seeds), swept)}
+    place = Path("runs") / f"{experiment.name}-compare"
+    equal = None if out else equal_folder(place, {name: one.experiment for name, one in planned.items()})
+    target = out or equal or unused(place)
+    variations = {target / name: one for name, one in planned.items()}
     options = ["--methods", methods, "--seeds", seeds, *(["--target", str(goal)] if goal is not None else [])]
     options += ["--out", str(target), *(["--trust"] if trust else [])]
     again = shlex.join(["feddf", "compare", name_or_file, *given, *options])
-    _run_variations(variations, again, trust, as_json)
+    left = len(unfinished(variations))
+    if equal:
+        state = (
+            f"there, {left} of {len(planned)} unfinished, and go on"
+            if left
+            else "finished, and would be repeated bit for bit"
+        )
+        remark(f"equal runs are in {equal}: {state}; --out FOLDER runs them anew")
+    if left or not equal:
+        _run_variations(variations, again, trust, as_json)
     _show_comparison(variations, target, goal, list(swept), as_json)
 
 
 def _run_variations(variations: Mapping[Path, Variation], again: str, trust: bool, as_json: bool) -> None:
     """Run all experiments of a comparison, one after the other; ``again`` is the command that continues it."""
-    from feddf.report.read import read_run
     from feddf.runs.build import build
     from feddf.runs.many import run_many
     from feddf.runs.store import RunFolder
@@ -110,15 +117,12 @@ def _show_comparison(
     variations: Mapping[Path, Variation], target: Path, goal: float | None, swept: Sequence[str], as_json: bool
 ) -> None:
     """Write the table and the pictures of a comparison, and print the table."""
-    from feddf.report import tables
-    from feddf.report.read import Run, read_run
-
     runs: dict[str, dict[str, list[Run]]] = {}
-    for path, one in variations.items():
-        runs.setdefault(one.setting, {}).setdefault(one.method, []).append(read_run(path))
-    every = [run for methods in runs.values() for mine in methods.values() for run in mine]
+    every = side_by_side([read_run(path) for path in variations])
+    for run, one in zip(every, variations.values(), strict=True):
+        runs.setdefault(one.setting, {}).setdefault(one.method, []).append(run)
     result = tables.swept(runs, goal)
-    files = _write_tables(result, target, "comparison")
+    files = result.write(target / "comparison")
     from feddf.report import plots
 
     pictures = {"learning curves": target / "curves.png"}
@@ -129,19 +133,11 @@ def _show_comparison(
     if as_json:
         print_json({"folder": str(target), "title": result.title, "results": list(result.numbers)})
         return
-    out_console.print(result.table())
+    say(result.table())
     say("\n  ".join(["run folders:", *(str(run.path) for run in every)]))
     say(f"table: {', '.join(map(str, files))}")
     for title, path in pictures.items():
         say(f"{title}: {path}")
-
-
-def _write_tables(result: Comparison, folder: Path, name: str) -> list[Path]:
-    """Write a table as Markdown and as CSV; return the files."""
-    contents = {folder / f"{name}.md": result.markdown(), folder / f"{name}.csv": result.csv()}
-    for path, text in contents.items():
-        write_atomically(path, text.encode())
-    return list(contents)
 
 
 def tune(
@@ -159,18 +155,16 @@ def tune(
 
     The grid is extended while the best value lies on its edge.
     """
-    from feddf.config import load
-    from feddf.config.keys import short
     from feddf.runs import many as tuning
     from feddf.runs.build import build
 
     given = words or []
-    grid = {name: values for word in given for name, values in _grid(word, tuning.PAPER)}
-    experiment = load(name_or_file, [word for word in given if not _grid(word, tuning.PAPER)])
+    grid = {name: values for word in given for name, values in _grid(word)}
+    experiment = load(name_or_file, [word for word in given if not _grid(word)])
     if not grid:
         known = ", ".join(map(short, tuning.PAPER))
         raise ConfigError(f"nothing to tune: name a key ({known}), or give values of your own, for instance alpha=1,10")
-    target = out or unused(Path("runs") / f"{experiment.name}-tune")
+    target = out or tuning.unused(Path("runs") / f"{experiment.name}-tune")
     for name, values in grid.items():
         for value in values:  # a mistake is said before anything is trained
             tried = tuning.with_setting(experiment, {name: value})
@@ -180,19 +174,17 @@ def tune(
     how = {"parallel": parallel, "extensions": extensions}
     trials, best = tuning.tune(experiment, grid, seeds_of(seeds), target, trust=trust, say=say, **how)
     result = tuning.table(trials, best)
-    _write_tables(result, target, "tune")
+    result.write(target / "tune")
     chosen = tuning.with_setting(experiment, best.values).model_dump(exclude_none=True)
     write_atomically(target / "best.toml", tomli_w.dumps(chosen).encode())
-    out_console.print(result.table())
+    say(result.table())
     setting = ", ".join(f"{name} = {value:g}" for name, value in best.values.items())
     say(f"best by validation: {setting}; its configuration: {target / 'best.toml'}")
 
 
-def _grid(word: str, paper: Mapping[str, Sequence[float]]) -> list[tuple[str, Sequence[float]]]:
+def _grid(word: str) -> list[tuple[str, Sequence[float]]]:
     """Return a key's full name and the values to try, or nothing for a word that is not about tuning."""
-    from feddf.config import Experiment
-    from feddf.config.keys import keys_of, resolve, short
-    from feddf.runs.many import OPTION
+    from feddf.runs.many import OPTION, PAPER
 
     key, equals, text = word.partition("=")
     if equals and "," not in text:
@@ -200,16 +192,27 @@ def _grid(word: str, paper: Mapping[str, Sequence[float]]) -> list[tuple[str, Se
     option = key.startswith(OPTION)
     name = key if option else resolve(key, Experiment)
     if not equals:
-        if name not in paper:
-            known = ", ".join(map(short, paper))
+        if name not in PAPER:
+            known = ", ".join(map(short, PAPER))
             raise ConfigError.at(key, "no values", f"the paper has grids for {known} only; give yours")
-        return [(name, paper[name])]
+        return [(name, PAPER[name])]
     if not option and not keys_of(Experiment)[name].allowed.startswith("number"):
         return []
     try:
         return [(name, [float(part) for part in text.split(",")])]
     except ValueError:
         raise ConfigError.at(key, text, "must be numbers with commas between them") from None
+
+
+def several(word: str) -> list[tuple[str, list[Any]]]:
+    """Return a key and its values, if a word gives one that takes a number several."""
+    key, _, text = word.partition("=")
+    if "," not in text:
+        return []
+    name = resolve(key.strip(), Experiment)
+    if not keys_of(Experiment)[name].allowed.startswith(("number", "whole number")):
+        return []
+    return [(name, [override(f"{name}={part}")[1] for part in text.split(",")])]
 
 
 def partition(
@@ -219,45 +222,38 @@ def partition(
     as_json: AsJson = False,
 ) -> None:
     """Plot which client holds how many examples of each class."""
-    from feddf.config import parse, with_values
-
     check_picture(out)
     given = words or []
     values = {**_values(name), "pool": {}}
     base = parse(values, overrides=["fusion.method=fedavg", *(word for word in given if not several(word))])
     sweeps = [[(key, value) for value in found] for word in given for key, found in several(word)]
     experiments = [with_values(base, dict(chosen)) for chosen in product(*sweeps)]
-    from feddf.data.partition import class_counts, skew
+    from feddf.data.partition import skew
     from feddf.report.plots import partition_dots
-    from feddf.report.tables import percent, right
     from feddf.runs.build import build_task
 
     panels, skews = [], []
     for experiment in experiments:
         task = build_task(experiment)
-        groups, n_groups = task.train.partitioned_by
-        counts = class_counts(groups, task.shards, n_groups)
-        panels.append((_title(experiment), counts))
-        skews.append(skew(counts))
+        panels.append((_title(experiment), task.counts()))
+        skews.append(skew(task.counts()))
     partition_dots(panels, out, task.data.group_names)
     if as_json:
         both = zip(panels, skews, strict=True)
         results = [{"partition": title, **asdict(one), "counts": counts.tolist()} for (title, counts), one in both]
         print_json({"picture": str(out), "partitions": results})
         return
-    columns = right("top-class share %", "effective classes", "shard: least", "median", "most", "absent classes")
-    table = Table("", *columns, title=f"Label skew of {base.data.name}")
+    numbers = ["top-class share %", "effective classes", "shard: least", "median", "most", "absent classes"]
+    rows = []
     for (title, _), one in zip(panels, skews, strict=True):
         sizes = [str(one.smallest), f"{one.median:g}", str(one.largest), str(one.absent)]
-        table.add_row(title, percent(one.top_class_share), f"{one.effective_classes:.2f}", *sizes)
-    out_console.print(table)
+        rows.append([title, tables.percent(one.top_class_share), f"{one.effective_classes:.2f}", *sizes])
+    say(tables.table_of([""], numbers, rows, fold=True, title=f"Label skew of {base.data.name}"))
     say(f"picture: {out}")
 
 
 def _values(name: str) -> dict[str, Any]:
     """Return the configuration that a preset, a file or a data set's name stands for."""
-    from feddf.config.experiment import presets, read
-
     if name in presets() or Path(name).is_file():
         return read(name)
     if name.endswith(".toml"):
@@ -267,8 +263,5 @@ def _values(name: str) -> dict[str, Any]:
 
 def _title(experiment: Experiment) -> str:
     partition = experiment.partition
-    if partition.scheme.startswith("dirichlet"):
-        return f"{partition.scheme}, α = {partition.alpha:g}"
-    if partition.scheme == "shards":
-        return f"shards, {partition.classes_per_client} a client"
-    return partition.scheme
+    more = f", {partition.classes_per_client} a client" if partition.scheme == "shards" else ""
+    return partition.scheme + (f", α = {partition.alpha:g}" if partition.scheme.startswith("dirichlet") else more)

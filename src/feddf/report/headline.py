@@ -1,15 +1,37 @@
-"""What runs are about, and what came of them, in a sentence."""
+"""What runs are about, and what came of them, in a sentence; and what methods are called and which color they have."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 
-from feddf.report.read import Run, differing, scores_of
+from feddf.report.read import Run, by_seed, differing, grouped, scores_of, seeds_of
 from feddf.report.tables import spread
 
 TITLES = {"fedavg": "FedAvg", "feddf": "FedDF", "fedprox": "FedProx", "fedavgm": "FedAvgM", "fedma": "FedMA"}
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-BASELINE = "fedavg"
+BASELINE = TITLES["fedavg"]
+
+_OWN = ("FedDF", "FedAvg", "FedProx", "FedAvgM", "FedMA", "feddf-plus")
+PALETTE = (
+    *(("#0072b2", "#56b4e9"), ("#d55e00", "#ff9a4d"), ("#00785a", "#3ddbaa"), ("#a8528c", "#e79bc8")),
+    *(("#8a6100", "#f0c04a"), ("#3d8fc4", "#9fd4f5"), ("#222222", "#f0f0f0"), ("#6b6b6b", "#b0b0b0")),
+    *(("#882255", "#e0759f"), ("#2a8577", "#7fd6c8"), ("#74741f", "#cfcf6a"), ("#332288", "#a79df0")),
+)
+"""Colors on light and on dark paper that the color-blind tell apart (after Okabe and Ito): the first are those of
+methods with one of their own, and each other method has one of the rest, which follows from its name."""
+
+
+def colors_of(titles: Iterable[str]) -> dict[str, list[str]]:
+    """Return each method's color, such that runs that come or go move none; of two that share one the later moves."""
+    chosen = {name: number for number, name in enumerate(_OWN)}
+    others = len(PALETTE) - len(_OWN)
+    for title in titles:
+        first = zlib.crc32(title.encode("utf-8", "replace"))
+        places = [len(_OWN) + (first + step) % others for step in range(others)]
+        free = [place for place in places if place not in chosen.values()]
+        chosen.setdefault(title, (free or places)[0])
+    return {title: list(PALETTE[number]) for title, number in chosen.items()}
 
 
 def title_of(method: str) -> str:
@@ -34,37 +56,29 @@ def task_of(runs: Sequence[Run]) -> list[str]:
     return [text for key, text in parts.items() if text and key not in other]
 
 
-def seeds_of(runs: Sequence[Run]) -> str:
-    """Return the seeds of runs in words."""
-    seeds = sorted({run.seed for run in runs})
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-
-
 def headline(runs: Sequence[Run]) -> str:
     """Return what came of runs of one experiment: the gain over FedAvg, paired by seed, else the accuracies reached.
 
     All are means over the prototypes, after the last round that the runs have in common.
     """
-    by_method: dict[str, dict[int, Run]] = {}
-    for run in runs:
-        if run.records:
-            by_method.setdefault(run.method, {})[run.seed] = run
-    base = by_method.get(BASELINE, {})
-    pairs = {name: [(mine[seed], base[seed]) for seed in mine if seed in base] for name, mine in by_method.items()}
+    methods = grouped((run for run in runs if run.records), lambda run: run.method)
+    seeds = {title_of(name): by_seed(mine) for name, mine in methods.items()}
+    base = seeds.get(BASELINE, {})
+    pairs = {name: [(mine[seed], base[seed]) for seed in mine if seed in base] for name, mine in seeds.items()}
     pairs = {name: found for name, found in pairs.items() if found and name != BASELINE}
     used = [run for found in pairs.values() for pair in found for run in pair]
-    used = used or [run for mine in by_method.values() for run in mine.values()]
+    used = used or [run for mine in seeds.values() for run in mine.values()]
     if not used:
         return "No round is finished yet"
-    last = min(len(run.records) for run in used)
-    said = {name: [mine.curve()[last - 1] - base.curve()[last - 1] for mine, base in pairs[name]] for name in pairs}
-    if said:
-        gains = ", ".join(f"{title_of(name)} {spread(found, signed=True)}" for name, found in said.items())
-        return f"{gains} points over {title_of(BASELINE)} {_where(used, last)}"
-    said = {name: [run.curve()[last - 1] for run in mine.values()] for name, mine in by_method.items()}
-    reached = ", ".join(f"{title_of(name)} {spread(found)} %" for name, found in said.items())
-    score = scores_of(used)
-    return f"{reached}{'' if score == 'accuracy' else f' ({score})'} {_where(used, last)}"
+    last, score = min(len(run.records) for run in used), scores_of(used)
+    where = f"{'' if score == 'accuracy' else f'({score}) '}{_where(used, last)}"
+    if pairs:
+        gains = {name: [a.curve()[last - 1] - b.curve()[last - 1] for a, b in found] for name, found in pairs.items()}
+        said = ", ".join(f"{name} {spread(found, signed=True)}" for name, found in gains.items())
+        return f"{said} points over {BASELINE} {where}"
+    ends = {name: [run.curve()[last - 1] for run in mine.values()] for name, mine in seeds.items()}
+    said = ", ".join(f"{name} {spread(found)} %" for name, found in ends.items())
+    return f"{said} {where}"
 
 
 def _where(runs: Sequence[Run], last: int) -> str:

@@ -7,7 +7,9 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from math import ceil, isnan
 from pathlib import Path
 from statistics import fmean
@@ -22,12 +24,11 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from feddf.config.keys import all_keys, short
-from feddf.report.headline import seeds_of, task_of
-from feddf.report.read import Run, differing, every_prototype, method_name, scores_of, setting
+from feddf.report.headline import PALETTE, colors_of, task_of, title_of
+from feddf.report.read import Run, by_seed, differing, every_prototype, grouped, scores_of, seeds_of, setting
 from feddf.runtime.atomic import write_atomically
 
-COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F"]
-"""Okabe and Ito's palette, in an order that keeps neighbors apart."""
+COLORS = [light for light, _ in PALETTE]
 
 STYLE: dict[Any, Any] = {
     "font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8, "legend.frameon": False,
@@ -74,33 +75,43 @@ def _finish(figure: Figure, axes: Any, label: str, path: Path) -> None:
     save_figure(figure, path)
 
 
+def _panels(runs: Sequence[Run]) -> tuple[Figure, dict[str, Any]]:
+    """Return a figure about runs, and its panels by the prototype that each is for: three a row, with one y axis."""
+    names = every_prototype(runs)
+    columns, many = min(len(names), 3), len({run.seed for run in runs})
+    rows = ceil(len(names) / columns)
+    figure = Figure(figsize=(max(5.5, 3.2 * columns), 1.4 + 2.7 * rows), layout="constrained")
+    grid = np.ravel(figure.subplots(rows, columns, sharey=True, squeeze=False))
+    panels = dict(zip(names, grid, strict=False))
+    for name, axes in panels.items():
+        axes.set(title=name)
+    for axes in grid[len(names) :]:
+        axes.axis("off")
+    seeds = f"mean of n = {many} seeds, band ± 1 standard deviation" if many > 1 else seeds_of(runs)
+    figure.suptitle(fill(", ".join([*task_of(runs), seeds]), int(13 * figure.get_figwidth())), fontsize=9)
+    return figure, panels
+
+
 @in_one_style()
 def learning_curves(runs: Sequence[Run], path: Path) -> None:
     """Draw test accuracy by round: a panel for each prototype, a color for each method.
 
     The fused models are solid lines, the averaged ones that they began from dashed, the ensemble dotted; the band is
-    ± one sample standard deviation over the seeds.
+    ± one sample standard deviation over the seeds that have done the round.
     """
-    by_label: dict[str, list[Run]] = {}  # a method, and what else differs among its runs
-    keys, names = differing(runs, ["task"]), every_prototype(runs)
-    for run in runs:
-        by_label.setdefault(", ".join(filter(None, [run.method, setting(run, keys)])), []).append(run)
-    longest = max(len(run.records) for run in runs)
-    columns = min(len(names), 3)
-    rows = ceil(len(names) / columns)
-    figure = Figure(figsize=(max(5.5, 3.2 * columns), 1.4 + 2.7 * rows), layout="constrained")
-    grid = np.ravel(figure.subplots(rows, columns, sharey=True, squeeze=False))
-    for axes, name in zip(grid, names, strict=False):
-        for color, (label, mine) in zip(COLORS * len(by_label), by_label.items(), strict=False):
-            _draw_method(axes, [run for run in mine if name in run.prototypes], name, color, label)
-        axes.set(title=name, xlabel="communication round")
+    keys, longest = differing(runs, ["task"]), max(len(run.records) for run in runs)
+    # a method, and what else differs among its runs
+    by_label = grouped(runs, lambda run: ", ".join(filter(None, [run.method, setting(run, keys)])))
+    colors, (figure, panels) = colors_of(map(title_of, by_label)), _panels(runs)
+    for name, axes in panels.items():
+        for label, found in by_label.items():
+            mine = [run for run in by_seed(found).values() if name in run.prototypes]
+            _draw_method(axes, mine, name, colors[title_of(label)][0], label)
+        axes.set(xlabel="communication round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if longest < 3:
             axes.set_xlim(0.5, longest + 0.5)
-    for axes in grid[len(names) :]:
-        axes.axis("off")
-    figure.suptitle(fill(_title(runs), int(13 * figure.get_figwidth())), fontsize=9)
-    _finish(figure, grid[0], f"test {scores_of(runs)} in %", path)
+    _finish(figure, next(iter(panels.values())), f"test {scores_of(runs)} in %", path)
 
 
 def _draw_method(axes: Any, runs: Sequence[Run], name: str, color: str, label: str) -> None:
@@ -112,16 +123,11 @@ def _draw_method(axes: Any, runs: Sequence[Run], name: str, color: str, label: s
         (":", f"{label}, ensemble", [run.ensemble() for run in runs]),
     ]
     for line, told, curves in lines:
-        by_round = [[100 * value for value in values] for values in zip(*curves, strict=False)]
+        longest = max(map(len, curves), default=0)
+        by_round = [[100 * curve[i] for curve in curves if i < len(curve)] for i in range(longest)]
         y, width = (by_round, 1.8) if told == label else ([[fmean(values)] for values in by_round], 1.0)
         if not all(isnan(value) for values in y for value in values):
             draw_curve(axes, range(1, len(y) + 1), y, line, color=color, label=told, linewidth=width)
-
-
-def _title(runs: Sequence[Run]) -> str:
-    many = len({run.seed for run in runs})
-    seeds = f"mean of n = {many} seeds, band ± 1 standard deviation" if many > 1 else seeds_of(runs)
-    return ", ".join([*task_of(runs), seeds])
 
 
 @in_one_style()
@@ -130,28 +136,22 @@ def sweep(runs: Sequence[Run], name: str, path: Path) -> None:
 
     So the paper shows accuracy against local epochs (Figure 2) and against α.
     """
-    last, names = min(len(run.records) for run in runs), every_prototype(runs)
-    figure = Figure(figsize=(max(5.5, 3.2 * len(names)), 3.8), layout="constrained")
-    panels = np.ravel(figure.subplots(1, len(names), sharey=True, squeeze=False))
-    by_method: dict[str, list[Run]] = {}
-    for run in runs:
-        by_method.setdefault(method_name({key: one for key, one in run.config.items() if key != name}), []).append(run)
-    every = sorted({float(run.value(name)) for run in runs})
-    for axes, prototype in zip(panels, names, strict=True):
-        for color, (method, mine) in zip(COLORS * len(by_method), by_method.items(), strict=False):
-            found: dict[float, list[float]] = {}
-            for run in (run for run in mine if prototype in run.prototypes):
-                found.setdefault(float(run.value(name)), []).append(100 * run.curve(prototype)[last - 1])
-            if places := sorted(found):
-                draw_curve(axes, places, [found[one] for one in places], color=color, label=method)
+    last, every = min(len(run.records) for run in runs), sorted({float(run.value(name)) for run in runs})
+    by_method = grouped(runs, lambda run: replace(run, usual={*run.usual, name}).method)
+    colors, (figure, panels) = colors_of(map(title_of, by_method)), _panels(runs)
+    for prototype, axes in panels.items():
+        for method, found in by_method.items():
+            mine = grouped((run for run in found if prototype in run.prototypes), lambda run: str(run.value(name)))
+            if places := sorted(mine, key=float):
+                y = [[100 * run.curve(prototype)[last - 1] for run in by_seed(mine[one]).values()] for one in places]
+                color = colors[title_of(method)][0]
+                draw_curve(axes, [float(one) for one in places], y, color=color, label=method)
         if every[0] > 0 and every[-1] / every[0] >= 10:
             axes.set_xscale("log")
         axes.set_xticks(every, [f"{value:g}" for value in every])
         axes.minorticks_off()
-        axes.set(title=prototype)
     figure.supxlabel(f"{short(name)} ({all_keys()[name].meaning})", fontsize=9)
-    figure.suptitle(fill(_title(runs), int(13 * figure.get_figwidth())), fontsize=9)
-    _finish(figure, panels[0], f"test {scores_of(runs)} in % after round {last}", path)
+    _finish(figure, next(iter(panels.values())), f"test {scores_of(runs)} in % after round {last}", path)
 
 
 @in_one_style()
@@ -163,27 +163,22 @@ def partition_dots(panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path, 
     """
     n_clients, n_classes = panels[0][1].shape
     names = list(classes) or [str(one) for one in range(n_classes)]
-    cell = min(max(0.3, 3 / n_clients), 5 / max(n_clients, n_classes))  # inches, as all lengths here
-    wide, high = cell * (n_clients + 0.4), cell * (n_classes + 0.4)
-    left, below, above, between = 0.5 + 0.07 * max(map(len, names)), 0.75, 0.35, 0.25
-    total = left + len(panels) * (wide + between), below + high + above
-    figure = Figure(figsize=total)
+    cell = min(max(0.3, 3 / n_clients), 5 / max(n_clients, n_classes))  # inches
+    wide = 0.5 + 0.07 * max(map(len, names)) + len(panels) * (cell * (n_clients + 0.4) + 0.25)
+    figure = Figure(figsize=(wide, cell * (n_classes + 0.4) + 1.3), layout="constrained")
+    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     most = max(int(counts.max()) for _, counts in panels)
-    for number, (title, counts) in enumerate(panels):
-        start = left + number * (wide + between)
-        axes = figure.add_axes((start / total[0], below / total[1], wide / total[0], high / total[1]))
+    for axes, color, (title, counts) in zip(grid, cycle(COLORS), panels, strict=False):
         held = np.argwhere(counts)
         diameters = 0.95 * np.sqrt(counts[held[:, 0], held[:, 1]] / most)
-        dots = EllipseCollection(
-            diameters, diameters, np.zeros(len(held)), units="xy", offsets=held, transOffset=axes.transData,
-            facecolor=COLORS[number % len(COLORS)],
-        )  # fmt: skip
-        axes.add_collection(dots)
-        axes.set(xlim=(-0.7, n_clients - 0.3), ylim=(-0.7, n_classes - 0.3), title=title)
-        axes.set(xlabel="client", ylabel="class" if number == 0 else "", axisbelow=True)
+        place = {"units": "xy", "offsets": held, "transOffset": axes.transData}
+        axes.add_collection(EllipseCollection(diameters, diameters, np.zeros(len(held)), facecolor=color, **place))
+        axes.set(xlim=(-0.7, n_clients - 0.3), ylim=(-0.7, n_classes - 0.3), aspect="equal", axisbelow=True)
+        axes.set(title=title, xlabel="client")
         _whole_ticks(axes.xaxis, [str(client) for client in range(n_clients)])
-        _whole_ticks(axes.yaxis, names if number == 0 else [""] * n_classes)
-    figure.text(0.5, 0.1 / total[1], f"area of a dot: number of examples; the largest is {most}", ha="center", size=8)
+    _whole_ticks(grid[0].yaxis, names)
+    grid[0].set_ylabel("class")
+    figure.supxlabel(f"area of a dot: number of examples; the largest is {most}", fontsize=8)
     save_figure(figure, path)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, cast
 
 from feddf.config.errors import FeddfError, reason
+from feddf.config.experiment import presets
 from feddf.config.foreign import parse_toml
 from feddf.config.keys import RENAMED, all_keys, changes_of, default_of, flat, short, short_name
 from feddf.config.records import Record, is_record
@@ -44,6 +46,8 @@ class Run:
     config: dict[str, Any]
     """The configuration, by the full names of the keys."""
     records: Sequence[Record]
+    usual: Collection[str] = ()
+    """Keys that the method's name leaves out (see :func:`compared_as_one`)."""
 
     def value(self, name: str) -> Any:
         """Return the value of a key; its default, where the run's folder does not say (``None`` for an unknown key)."""
@@ -53,7 +57,7 @@ class Run:
     @property
     def method(self) -> str:
         """The method, with all that is unusual about it (see :func:`method_name`)."""
-        return method_name(self.config)
+        return method_name(self.config, self.usual)
 
     @property
     def over_flower(self) -> bool:
@@ -100,11 +104,17 @@ class Run:
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds spent in each stage, over all rounds."""
-        total: dict[str, float] = {}
+        total: dict[str, float] = defaultdict(float)
         for record in self.records:
             for stage, value in record.get("seconds", {}).items():
-                total[stage] = total.get(stage, 0.0) + value
-        return total
+                total[stage] += value
+        return dict(total)
+
+
+def seeds_of(runs: Sequence[Run]) -> str:
+    """Return the seeds of runs in words."""
+    seeds = sorted({run.seed for run in runs})
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def scores_of(runs: Sequence[Run]) -> str:
@@ -112,8 +122,8 @@ def scores_of(runs: Sequence[Run]) -> str:
     return " or ".join(dict.fromkeys(run.score for run in runs)) or "accuracy"
 
 
-def method_name(config: Mapping[str, Any]) -> str:
-    """Return a configuration's method, with all that is unusual about it.
+def method_name(config: Mapping[str, Any], usual: Collection[str] = ()) -> str:
+    """Return a configuration's method, with all that is unusual about it but the ``usual`` keys.
 
     >>> method_name({"fusion.method": "fedavg", "local.prox_mu": 0.1})
     'fedprox+prox_mu=0.1'
@@ -128,7 +138,8 @@ def method_name(config: Mapping[str, Any]) -> str:
     }
     base = short_name(str(config.get("fusion.method", default_of("fusion.method"))), unusual)
     implied = changes_of(base)[1]
-    keys = (f"{short(name)}={value}" for name, value in unusual.items() if implied.get(name) != value)
+    said = {name: value for name, value in unusual.items() if implied.get(name) != value and name not in usual}
+    keys = (f"{short(name)}={value}" for name, value in said.items())
     return "+".join([base, *config.get("fusion.parts", ()), *keys])
 
 
@@ -176,13 +187,11 @@ def _read_whole(path: Path) -> Run:
     """Return a run of which all that a report shows can be read."""
     if path.is_dir() and not (path / "config.toml").is_file():
         raise ReportError(f"{path} holds no run")
-    run = read_run(path)
-    log = path / "metrics.jsonl"
+    run, log = read_run(path), path / "metrics.jsonl"
     if not run.records and read_json_lines(log, is_record)[1] and read_regular(log).strip():
         raise ReportError(f"{path} is damaged: no line of its log is a round's record")
     try:
-        int(run.value("rounds"))
-        _ = run.seed, run.method, run.curve(), run.curve(None, "averaged"), run.ensemble(), run.seconds()
+        _ = int(run.value("rounds")), run.seed, run.method, run.curve(), run.curve(None, "averaged"), run.ensemble()
     except Exception as error:  # a damaged file can fail in any way
         raise ReportError(f"{path} is damaged: {reason(error)}") from None
     return run
@@ -198,12 +207,12 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 def differing(runs: Sequence[Run], kinds: Sequence[str] = ("task", "method")) -> list[str]:
     """Return the keys of some kinds in which runs differ, without the method's name, the seed and the length."""
     names = dict.fromkeys(name for run in runs for name in run.config if _kind(name) in kinds)
-    return [
-        name
-        for name in names
-        if name not in (*_OWN, "fusion.method")
-        if len({json.dumps(run.value(name), sort_keys=True, default=str) for run in runs}) > 1
-    ]
+    return [name for name in names if name not in (*_OWN, "fusion.method") and len(values_of(runs, name)) > 1]
+
+
+def values_of(runs: Sequence[Run], name: str) -> set[str]:
+    """Return the values of a key, as texts."""
+    return {json.dumps(run.value(name), sort_keys=True, default=str) for run in runs}
 
 
 def setting(run: Run, names: Sequence[str]) -> str:
@@ -217,13 +226,41 @@ def every_prototype(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(name for run in runs for name in run.prototypes))
 
 
+def grouped(runs: Iterable[Run], key: Callable[[Run], str]) -> dict[str, list[Run]]:
+    """Return the runs that are alike in something, by what that is."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(key(run), []).append(run)
+    return found
+
+
+def by_seed(runs: Iterable[Run]) -> dict[int, Run]:
+    """Return a run for each seed: a seed that was run twice counts once, as far as it got."""
+    return {run.seed: run for run in sorted(runs, key=lambda run: len(run.records))}
+
+
 def alike(runs: Sequence[Run]) -> list[list[Run]]:
     """Group runs of the same experiment: those that differ in method, seed and length at the most."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
+
+    def experiment(run: Run) -> str:
         shared = {name: value for name, value in run.config.items() if _kind(name) == "task" and name not in _OWN}
-        groups.setdefault(json.dumps(shared, sort_keys=True, default=str), []).append(run)
-    return list(groups.values())
+        return json.dumps(shared, sort_keys=True, default=str)
+
+    return [side_by_side(group) for group in grouped(runs, experiment).values()]
+
+
+def side_by_side(runs: Sequence[Run]) -> list[Run]:
+    """Return runs that are shown together, their methods named by what differs.
+
+    So a name has neither what all of several methods share nor, where there is one method only, what the preset sets.
+    """
+    first = runs[0]
+    if len({run.method for run in runs}) > 1:
+        usual = {name for name in first.config if len(values_of(runs, name)) == 1}
+    else:
+        preset = flat(parse_toml(presets().get(str(first.value("name")), "")))
+        usual = {name for name, value in preset.items() if first.value(name) == value}
+    return [replace(run, usual=usual) for run in runs]
 
 
 def _kind(name: str) -> str:

@@ -6,38 +6,52 @@ import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
 from rich.table import Column, Table
 
-from feddf.report.read import ReportError, Run, differing, every_prototype, scores_of, setting, short_names
+from feddf.report.read import ReportError, Run, differing, every_prototype, scores_of, seeds_of, setting, short_names
+from feddf.runtime.atomic import write_atomically
 
 WHICH: tuple[Literal["averaged"], Literal["fused"]] = ("averaged", "fused")
 ALL, ENSEMBLE = "mean of all", "ensemble"
 """Rows of a comparison besides the prototypes."""
 
 
-def right(*names: str) -> list[Column]:
-    """Return columns of numbers."""
-    return [Column(name, justify="right") for name in names]
+def table_of(
+    words: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]], *, fold: bool = False, **look: Any
+) -> Table:
+    """Return a table for the terminal. Words are folded where there is no room, and never cut; so are, if asked to,
+    numbers, which stand to the right.
+    """
+    left = [Column(name, overflow="fold") for name in words]
+    table = Table(
+        *left, *(Column(name, justify="right", overflow="fold", no_wrap=not fold) for name in numbers), **look
+    )
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """Return one row a run: how far it got and the accuracies at its last round."""
-    keys = differing(runs)
-    words = [Column(name, overflow="fold") for name in ("run", *(["what differs"] if keys else []), "round", "model")]
-    numbers = [Column(name, justify="right", no_wrap=True) for name in ("averaged", "fused", "best", "ensemble")]
-    table = Table(*words, *numbers, title=f"Test {scores_of(runs)} at the last round, in %")
-    for run, short in zip(runs, short_names([run.path for run in runs]), strict=True):
-        name = [short, *([setting(run, keys)] if keys else [])]
+    """Return how far each run got, the accuracies of its prototypes then, and the best with its round."""
+    keys, rows = differing(runs), []
+    for run, name in zip(runs, short_names([run.path for run in runs]), strict=True):
+        about = [name, *([setting(run, keys)] if keys else []), f"{max(run.rounds, default=0)}/{run.value('rounds')}"]
         for prototype in run.prototypes:
             averaged, fused = run.curve(prototype, "averaged"), run.curve(prototype)
-            row = [*name, f"{run.rounds[-1]}/{run.value('rounds')}", prototype]
-            table.add_row(*row, *map(percent, [averaged[-1], fused[-1], max(fused), run.ensemble()[-1]]))
+            best = f"{percent(max(fused))} ({run.rounds[fused.index(max(fused))]})"
+            ends = [percent(averaged[-1]), percent(fused[-1]), best, percent(run.ensemble()[-1])]
+            rows.append([*about, prototype, *ends])
+            about = [""] * len(about)  # said once
         if not run.records:
-            table.add_row(*name, f"0/{run.value('rounds')}", *["–"] * 5)
-    return table
+            rows.append([*about, *["–"] * 5])
+    words = ["run", *(["what differs"] if keys else []), "round", "model"]
+    numbers = ["averaged", "fused", "best (round)", "ensemble"]
+    title = f"Test {scores_of(runs)} at the last round, in %: {runs[0].value('name')}"
+    return table_of(words, numbers, rows, title=title)
 
 
 def results(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -76,16 +90,20 @@ class Comparison:
 
     def table(self) -> Table:
         """Return it for the terminal."""
-        words = ("setting", "model", self.columns[0])
-        columns = [Column(name, justify="left" if name in words else "right") for name in self.columns]
-        table = Table(*columns, title=self.title, title_justify="left", min_width=len(self.title))
-        for row in self.rows:
-            table.add_row(*row)
-        return table
+        words = [name for name in self.columns if name in ("setting", "model", self.columns[0])]
+        numbers, title = self.columns[len(words) :], {"title": self.title, "title_justify": "left"}
+        return table_of(words, numbers, self.rows, fold=True, min_width=len(self.title), **title)
 
     def markdown(self) -> str:
         """Return it as a Markdown table."""
         return f"{self.title}\n\n{markdown_table(self.columns, self.rows)}\n"
+
+    def write(self, path: Path) -> list[Path]:
+        """Write it as Markdown and as CSV files of a name; return these."""
+        contents = {path.with_name(f"{path.name}.md"): self.markdown(), path.with_name(f"{path.name}.csv"): self.csv()}
+        for file, text in contents.items():
+            write_atomically(file, text.encode())
+        return list(contents)
 
     def csv(self) -> str:
         """Return the numbers as comma-separated values, one row for each mean with its deviation and count."""
@@ -104,7 +122,7 @@ def compared(of: Mapping[str, Sequence[Run]], target: float | None = None) -> Co
     With a ``target``, rows with the number of rounds to reach that test accuracy follow (the measure of Table 1).
     """
     runs, two = [run for mine in of.values() for run in mine], len(of) == 2
-    last, seeds = min((len(run.records) for run in runs), default=0), sorted({run.seed for run in runs})
+    last = min((len(run.records) for run in runs), default=0)
     if not last:
         raise ReportError("there is no round that all these runs have done")
     score = scores_of(runs)
@@ -125,9 +143,8 @@ def compared(of: Mapping[str, Sequence[Run]], target: float | None = None) -> Co
             rows.append([f"{measure}: {name}", *(text for text, _ in reached.values()), *([""] if two else [])])
             entry = {"model": name, "measure": measure}
             numbers += [{"method": method, **entry, **found} for method, (_, found) in reached.items()]
-    which = f"seed {seeds[0]}"
-    if len(seeds) > 1:
-        which = f"seeds {', '.join(map(str, seeds))}: mean ± sample standard deviation (n − 1)"
+    which = seeds_of(runs)
+    which += ": mean ± sample standard deviation (n − 1)" if which.startswith("seeds") else ""
     columns = ["model", *of, *(["gain"] if two else [])]
     return Comparison(f"Test {score} after round {last}, in % ({which})", columns, rows, numbers)
 
@@ -172,13 +189,11 @@ def statistics(values: Sequence[float]) -> dict[str, object]:
 
 def seconds_table(runs: Sequence[Run]) -> Table:
     """Return where the time went: seconds a round by stage."""
-    stages = ["train", "fuse", "ask", "distill", "evaluate"]
-    table = Table("run", *right(*stages), title="Seconds a round ('ask' and 'distill' are parts of 'fuse')")
-    for run, short in zip(runs, short_names([run.path for run in runs]), strict=True):
-        total = run.seconds()
-        cells = [f"{total[stage] / len(run.records):.1f}" if stage in total else "–" for stage in stages]
-        table.add_row(short, *cells)
-    return table
+    stages, rows = ["train", "fuse", "ask", "distill", "evaluate"], []
+    for run, name in zip(runs, short_names([run.path for run in runs]), strict=True):
+        total, rounds = run.seconds(), len(run.records)
+        rows.append([name, *(f"{total[stage] / rounds:.1f}" if stage in total else "–" for stage in stages)])
+    return table_of(["run"], stages, rows, title="Seconds a round ('ask' and 'distill' are parts of 'fuse')")
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

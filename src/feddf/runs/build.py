@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from feddf.client import combine_halves, local_update
@@ -17,7 +19,7 @@ from feddf.config import ConfigError, DataConfig, Experiment, PrototypeConfig, R
 from feddf.config.errors import first_line
 from feddf.config.names import ATTACKS, MODELS, PARTITIONS
 from feddf.data.datasets import Dataset, flip_crop
-from feddf.data.partition import split
+from feddf.data.partition import class_counts, split
 from feddf.engines.jobs import obstacle
 from feddf.engines.open import DeferredEngine
 from feddf.evaluate import output_shape
@@ -42,6 +44,11 @@ class Task:
     validation: Examples
     shards: list[Tensor]
     pool: Inputs | None
+
+    def counts(self) -> NDArray[np.int64]:
+        """Return how many examples of each class (or group) every client has."""
+        groups, n_groups = self.train.partitioned_by
+        return class_counts(groups, self.shards, n_groups)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from feddf.report.read import Run
 from feddf.report.tables import markdown_table, percent
 
 FRONT = "---\nlibrary_name: feddf\ntags:\n- feddf\n- federated-learning\n---"
+CURVES = "curves.png"
 MOST_ROWS = 20
 """Clients or classes up to which a table has all of them."""
 
@@ -27,13 +28,12 @@ def card(
     ``confusion`` the final models' answers (columns) to the test inputs of each class (rows).
     """
     chosen = f', prototype="{next(iter(models))}"' if len(models) > 1 else ""
-    picture = "![learning curves](curves.png)" if (run.path / "curves.png").is_file() else ""
     parts = [FRONT, f"# {run.value('name')}: {title_of(run.method)} on {run.value('data.name')}"]
     parts += [f"**{headline([run])}.**", str(run.value("description") or "")]
     parts += [f"{', '.join(task_of([run]))}; `config.toml` has every setting, `metrics.jsonl` every round."]
     parts += [f'```python\nimport feddf\nmodel = feddf.load_model("FOLDER"{chosen})\n```']
     if run.records:
-        parts += [f"## Test {run.score} in %", _compared(run, models), picture]
+        parts += [f"## Test {run.score} in %", _compared(run, models), f"![learning curves]({CURVES})"]
     if confusion:
         parts += ["## Test accuracy by class, in %", _classes(classes, confusion)]
     versions = [(name.partition(".")[2], value) for name, value in run.config.items() if name.startswith("versions.")]
@@ -63,10 +63,12 @@ def _classes(classes: Sequence[str], confusion: Mapping[str, Any]) -> str:
 
 
 def _partition(counts: NDArray[np.int64], classes: Sequence[str]) -> str:
-    """Return how skewed the clients' data are, and who has how many examples of which class if they are few."""
-    found, few = skew(counts), max(counts.shape) <= MOST_ROWS
-    rows = [[number, *row] for number, row in enumerate(counts.tolist())]
+    """Return how skewed the clients' data are, and, if they are few, what each has: a table that fits a narrow page."""
+    found, rows = skew(counts), []
+    for number, row in enumerate(counts):
+        held = [f"{classes[label]}: {row[label]}" for label in np.argsort(-row, kind="stable") if row[label]]
+        rows.append([number, row.sum(), ", ".join(held)])
     return (
         f"{len(counts)} clients with {found.smallest} to {found.largest} examples; a client's largest class is "
         f"{percent(found.top_class_share)} % of its data in the mean (`partition.json` has all counts)."
-    ) + (f"\n\n{markdown_table(['client', *classes], rows)}" if few else "")
+    ) + (f"\n\n{markdown_table(['client', 'examples', 'of each class'], rows)}" if len(rows) <= MOST_ROWS else "")

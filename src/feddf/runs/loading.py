@@ -164,9 +164,8 @@ def from_held(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     rows = task.held.get(source.name)
     if rows is None:
         raise ValueError("there are no clients here; name other unlabeled inputs")
-    return unlabeled.choose(
-        rows, source.size or min(task.size or len(rows), len(rows)), seed
-    )  # the pool's size is a most here
+    most = min(task.size or len(rows), len(rows))  # the pool's size is a most here
+    return unlabeled.choose(rows, source.size or most, seed)
 
 
 def from_dataset(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
@@ -179,9 +178,8 @@ def from_dataset(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     if source.classes is not None or avoid:
         if isinstance(avoid, str):
             avoid = _checked(task.load(avoid), "a feddf.Dataset").classes
-        inputs = data.train.inputs.take(
-            unlabeled.of_classes(labels, n_groups, data.classes, source.classes, avoid, seed)
-        )
+        chosen = unlabeled.of_classes(labels, n_groups, data.classes, source.classes, avoid, seed)
+        inputs = data.train.inputs.take(chosen)
     few = None if source.fraction is None else max(2, round(source.fraction * len(inputs.raw)))
     return unlabeled.choose(inputs.raw, few or task.wanted(source), seed)
 

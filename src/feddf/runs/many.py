@@ -16,19 +16,20 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import product, starmap
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from feddf.config import ConfigError, Experiment, differences, with_values
+from feddf.config.errors import FeddfError
 from feddf.config.keys import changes_of, default_of, short
-from feddf.report.read import Run, read_run, scores_of
+from feddf.report.read import Run, read_run, run_folders, scores_of
 from feddf.report.tables import Comparison, spread, statistics
 from feddf.rounds import QuorumError
 from feddf.runs.build import build
 from feddf.runs.run import run_experiment
-from feddf.runs.store import RunFolder, StoreError
+from feddf.runs.store import RunFolder, StoreError, code_named_in, versions
 from feddf.runtime.atomic import write_atomically
 from feddf.saved.model_folder import CARD
 
@@ -78,6 +79,33 @@ def _settings(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
 
+def unused(path: Path) -> Path:
+    """Return the path, or the path with the first number after it that no folder has yet."""
+    candidates = [path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 10_000))]
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
+def equal_folder(
+    place: Path, wanted: Mapping[str, Experiment], allowed: Callable[[Path], bool] = Path.is_dir
+) -> Path | None:
+    """Return the folder at a place, or numbered after it, that holds just these runs, by name, under the same versions.
+
+    There is none if the experiments name code of the user's own, which may have changed.
+    """
+    for folder in sorted(path for path in place.parent.glob("*") if path.name.startswith(place.name)):
+        runs = {folder / name: experiment for name, experiment in wanted.items()}
+        with suppress(FeddfError):
+            if {*run_folders(folder)} == runs.keys() and allowed(folder) and all(starmap(_holds, runs.items())):
+                return folder
+    return None
+
+
+def _holds(path: Path, experiment: Experiment) -> bool:
+    folder = RunFolder(path)
+    same = folder.versions() == versions(experiment) and not differences(folder.experiment(), experiment)
+    return same and not code_named_in(experiment)
+
+
 def run_many(
     wanted: Mapping[Path, Experiment],
     parallel: int = 0,
@@ -111,8 +139,8 @@ def _open_folders(wanted: Mapping[Path, Experiment], complain: Say) -> None:
     for path, experiment in wanted.items():
         if path not in there:
             RunFolder.create(path, experiment)
-            continue
-        for warning in there[path].continue_as(experiment):
+    for path, folder in there.items():
+        for warning in folder.continue_as(wanted[path]):
             complain(warning)
 
 

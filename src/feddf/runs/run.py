@@ -18,16 +18,15 @@ from torch import Tensor
 from feddf.config import Record, RunConfig, Settings
 from feddf.config.keys import flat
 from feddf.config.records import ModelRecord
-from feddf.data.partition import class_counts
 from feddf.engines.open import Profile, Watch, open_engines, report_progress, unwatched
 from feddf.evaluate import Evaluation, Predictions, Teacher, accuracy_of, models_of, teacher_of
 from feddf.fusion.ensemble import Ensemble
 from feddf.models.binary import wire
-from feddf.report.read import TESTED, read_run
+from feddf.report.read import TESTED, read_run, side_by_side
 from feddf.robust.rules import MOST_EXAMPLES_OF_MEDIAN
 from feddf.rounds import run_rounds
 from feddf.runs.build import Parts
-from feddf.runs.card import card
+from feddf.runs.card import CURVES, card
 from feddf.runs.loading import with_tokenizer
 from feddf.runs.loggers import open_loggers
 from feddf.runs.spool import LOST, ClientStates, DiskSpool
@@ -67,8 +66,7 @@ def run_experiment(
     with folder.locked(), open_engines(experiment.run, experiment.clients.timeout) as engines:
         server = folder.latest(parts.server.models)[0] or parts.server
         folder.forget_after(server.round)
-        groups, n_groups = task.train.partitioned_by
-        held = {"classes": task.data.group_names, "counts": class_counts(groups, task.shards, n_groups).tolist()}
+        held = {"classes": task.data.group_names, "counts": task.counts().tolist()}
         write_atomically(folder.path / "partition.json", json.dumps(held).encode())
         tried = staged(engines.server, "evaluate")
         knows = {client.id: client.known for client in federation.clients if client.known is not None}
@@ -254,7 +252,9 @@ class Recorder:
                     continue  # only its share in the measured ensembles is lost
                 name, logits = outcome.client_id, outcome.logits
                 if name in clients:
-                    accuracies[name] = _score(self._among_known(name, logits), self._test)
+                    known = self._known.get(name)
+                    told = logits if known is None else self._test.outputs.restrict(logits, known)
+                    accuracies[name] = _score(told, self._test)
                 if not bool(torch.isfinite(logits).all()):
                     continue
                 finite.add(name)
@@ -276,10 +276,6 @@ class Recorder:
             pass
         heard = len(finite & clients)
         return accuracies, {"ensemble": found, "avg_logits": _score(total / heard, self._test) if heard else None}
-
-    def _among_known(self, client: str, logits: Tensor) -> Tensor:
-        known = self._known.get(client)
-        return logits if known is None else self._test.outputs.restrict(logits, known)
 
 
 def _known(outcome: Predictions | Failure, work: str) -> Predictions:
@@ -312,7 +308,7 @@ def mean_metrics(found: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, 
 
 
 def describe(parts: Parts, folder: RunFolder, recorder: Recorder) -> None:
-    """Write how the models in ``models/`` are built and fed, how they answer by class, and the card.
+    """Write how the models in ``models/`` are built and fed, how they answer by class, the curves, and the card.
 
     Classes without names are numbers.
     """
@@ -330,8 +326,12 @@ def describe(parts: Parts, folder: RunFolder, recorder: Recorder) -> None:
     write_atomically(path / CONFIG, json.dumps(values, indent=2, ensure_ascii=False).encode())
     confusion = recorder.confusion(server.models)
     write_atomically(path / TESTED, json.dumps({"classes": classes, "confusion": confusion}).encode())
-    groups, n_groups = parts.task.train.partitioned_by
-    counts = class_counts(groups, parts.task.shards, n_groups)
-    names = classes if outputs.counts_classes else data.group_names or [str(group) for group in range(n_groups)]
+    counts = parts.task.counts()
+    names = classes if outputs.counts_classes else data.group_names or [str(group) for group in range(counts.shape[1])]
     models = {name: spec.model for name, spec in specs.items()}
-    write_atomically(path / CARD, card(read_run(path), models, names, counts, confusion).encode())
+    (run,) = side_by_side([read_run(path)])
+    if run.records:
+        from feddf.report.plots import learning_curves  # matplotlib takes a second to load
+
+        learning_curves([run], path / CURVES)
+    write_atomically(path / CARD, card(run, models, names, counts, confusion).encode())

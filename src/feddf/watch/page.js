@@ -1,18 +1,13 @@
 "use strict";
 // The page over run folders. All text of a run is put into text nodes: names, reasons and metrics are data, never markup.
 (() => {
-  // The first six colors are those of OWN; any other method has one of the rest, which follows from its name.
-  const LIGHT = ["#0072b2", "#d55e00", "#00785a", "#a8528c", "#8a6100", "#3d8fc4", "#222222", "#6b6b6b", "#882255", "#2a8577", "#74741f", "#332288"];
-  const DARK = ["#56b4e9", "#ff9a4d", "#3ddbaa", "#e79bc8", "#f0c04a", "#9fd4f5", "#f0f0f0", "#b0b0b0", "#e0759f", "#7fd6c8", "#cfcf6a", "#a79df0"];
-  const OWN = ["FedDF", "FedAvg", "FedProx", "FedAvgM", "FedMA", "feddf-plus"];
   const STAGES = { train: "#7d8a99", ask: "#b8a24a", distill: "#8f6bb3", fuse: "#a9755b", evaluate: "#5f9ea0" };
   const DASHES = { fused: [], averaged: [6, 4], ensemble: [2, 3] };
   const MOST_ROUNDS = 60, MOST_CLIENTS = 200, MOST_CLASSES = 30, AT_FIRST = 24;
   const byId = (id) => document.getElementById(id);
   const root = document.documentElement;
-  let data = { runs: [], groups: [], problems: [], differs: [] };
+  let data = { runs: [], groups: [], problems: [], colors: {} };
   let shown = null; // the paths of the runs that are shown; null until the first data are here
-  let colors = new Map(); // the number of each method's color
   let charts = [];
 
   function make(tag, given = {}, ...children) {
@@ -40,23 +35,13 @@
   const last = (values) => (values.length ? values[values.length - 1] : null);
   const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
   const visible = () => data.runs.filter((run) => shown.has(run.path));
-  const colorOf = (method) => (dark() ? DARK : LIGHT)[colors.get(method)];
+  const colorOf = (method) => data.colors[method][dark() ? 1 : 0];
+  const scoreOf = (run) => data.groups.find((group) => group.paths.includes(run.path)).score;
   const named = (runs) => [...new Set(runs.flatMap((run) => run.prototypes))];
 
   function deviation(values) { // of a sample (n − 1)
     const middle = mean(values);
     return values.length > 1 ? Math.sqrt(values.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (values.length - 1)) : 0;
-  }
-
-  function chooseColors() { // by name, so that runs that come or go move no color; only of two that share one the later moves on
-    colors = new Map(OWN.map((name, i) => [name, i]));
-    const others = LIGHT.length - OWN.length;
-    for (const { method } of data.runs) {
-      if (colors.has(method)) continue;
-      const hash = [...method].reduce((sum, letter) => (31 * sum + letter.codePointAt(0)) % 65521, 7);
-      const free = Array.from({ length: others }, (_, step) => OWN.length + ((hash + step) % others));
-      colors.set(method, free.find((one) => ![...colors.values()].includes(one)) ?? free[0]);
-    }
   }
 
   function swatch(color) {
@@ -94,8 +79,12 @@
   const ends = (run, which) => run.prototypes.map((name) => last(run.series[which][name])).filter(known);
 
   function drawRuns() {
-    const several = named(data.runs).length > 1 ? named(data.runs) : [];
-    const head = ["run", "method", "seed", "state", "round", "time left", "averaged %", "fused %", ...several.map((name) => `${name} %`), "ensemble %"];
+    // a column for each model of one experiment; several experiments have different models, and perhaps different scores
+    const one = data.groups.length === 1, several = one && named(data.runs).length > 1 ? named(data.runs) : [];
+    const scores = new Set(data.groups.map((group) => group.score)).size > 1;
+    const each = (run) => run.prototypes.map((name) => `${name} ${percent(last(run.series.fused[name]))}`).join(", ");
+    const head = ["run", "method", "seed", "state", "round", "time left", ...(scores ? ["score"] : []), "averaged %", "fused %",
+      ...several.map((name) => `${name} %`), "ensemble %", ...(one ? [] : ["each model, fused %"])];
     const rows = data.runs.map((run) => {
       const box = make("input", {
         type: "checkbox", checked: shown.has(run.path), "aria-label": `show ${run.name}`,
@@ -106,12 +95,13 @@
         },
       });
       const cells = [run.method, run.seed, run.state, `${run.done}/${run.rounds}`, run.state === "finished" ? "–" : duration(run.seconds_left),
-        percent(mean(ends(run, "averaged"))), percent(mean(ends(run, "fused"))),
-        ...several.map((name) => percent(last(run.series.fused[name] ?? []))), percent(last(run.ensemble))];
+        ...(scores ? [scoreOf(run)] : []), percent(mean(ends(run, "averaged"))), percent(mean(ends(run, "fused"))),
+        ...several.map((name) => percent(last(run.series.fused[name] ?? []))), percent(last(run.ensemble)), ...(one ? [] : [each(run)])];
+      const text = (i) => i === 0 || (!one && i === cells.length - 1);
       return make("tr", {}, make("td", { class: "text" }, make("label", {}, box, swatch(colorOf(run.method)), run.name)),
-        ...cells.map((text, i) => make("td", { "data-label": head[i + 1], class: i === 0 ? "text" : i === 2 ? `state-${run.state}` : "" }, text)));
+        ...cells.map((cell, i) => make("td", { "data-label": head[i + 1], class: text(i) ? "text" : i === 2 ? `state-${run.state}` : "" }, cell)));
     });
-    fill("runs", head.map((title, i) => make("th", { scope: "col", class: i < 2 ? "text" : "" }, title)), rows);
+    fill("runs", head.map((title, i) => make("th", { scope: "col", class: i < 2 || title.startsWith("each") ? "text" : "" }, title)), rows);
   }
 
   const lines = () => [...document.querySelectorAll('input[name="line"]:checked')].map((box) => box.value);
@@ -121,12 +111,18 @@
     return values.map((value) => (value === null ? null : 100 * value));
   }
 
+  function onePerSeed(runs) { // a seed that was run twice counts once, as far as it got
+    const found = new Map();
+    for (const run of runs) if (run.done > (found.get(run.seed)?.done ?? -1)) found.set(run.seed, run);
+    return [...found.values()];
+  }
+
   // The curves of one panel: for each method and kind of line the mean over its seeds, with a band of ± one deviation.
   function curvesOf(runs, prototype) {
     const rounds = Math.max(...runs.map((run) => run.done)), each = document.querySelector('input[name="each"]').checked;
     const found = [];
     for (const method of new Set(runs.map((run) => run.method))) {
-      const mine = runs.filter((run) => run.method === method);
+      const mine = onePerSeed(runs.filter((run) => run.method === method));
       for (const which of lines()) {
         const all = mine.map((run) => seriesOf(run, which, prototype));
         const fused = mine.map((run) => seriesOf(run, "fused", prototype));
@@ -135,7 +131,7 @@
         const values = at.map(mean), spread = at.map(deviation);
         if (!values.some(known)) continue;
         const band = which === "fused" && mine.length > 1 && !each;
-        const edge = (sign) => values.map((value, i) => (known(value) ? Math.min(100, Math.max(0, value + sign * spread[i])) : null));
+        const edge = (sign) => values.map((value, i) => (known(value) ? Math.min(100, Math.max(Math.min(0, value), value + sign * spread[i])) : null));
         found.push({ method, which, values, spread, band: band ? [edge(1), edge(-1)] : [],
           seeds: each && mine.length > 1 ? all.map((one) => values.map((_, i) => one[i] ?? null)) : [] });
       }
@@ -143,34 +139,39 @@
     return found;
   }
 
-  const scoreName = () => [...new Set(visible().map((run) => run.score))].join(" or ") || "accuracy";
-
   function drawCharts() {
     for (const chart of charts) chart.destroy();
     charts = [];
-    byId("curves-title").textContent = `Test ${scoreName()} by round`;
+    const scores = [...new Set(visible().map(scoreOf))];
+    byId("curves-title").textContent = `Test ${scores.length === 1 ? scores[0] : "scores"} by round`;
     const panels = data.groups.flatMap((group) => {
       const runs = visible().filter((run) => group.paths.includes(run.path));
       return named(runs).map((name) => {
         const mine = runs.filter((run) => run.prototypes.includes(name));
-        return { title: data.groups.length > 1 ? `${group.label}: ${name}` : name, curves: curvesOf(mine, name), rounds: Math.max(...mine.map((run) => run.done)) };
+        const title = data.groups.length > 1 ? `${group.label}: ${name}` : name;
+        return { title, score: group.score, curves: curvesOf(mine, name), rounds: Math.max(...mine.map((run) => run.done)) };
       });
     });
-    const values = panels.flatMap((panel) => panel.curves.flatMap((one) => [one.values, ...one.band, ...one.seeds].flat())).filter(known);
-    const low = values.reduce((a, b) => Math.min(a, b), 100), high = values.reduce((a, b) => Math.max(a, b), 0); // one axis for all panels
-    const range = [Math.max(0, 10 * Math.floor(low / 10)), Math.min(100, Math.max(10, 10 * Math.ceil(high / 10)))];
+    const ranges = new Map(scores.map((score) => { // one axis for all panels of a score
+      const curves = panels.filter((panel) => panel.score === score).flatMap((panel) => panel.curves);
+      const values = curves.flatMap((one) => [one.values, ...one.band, ...one.seeds].flat()).filter(known);
+      const low = values.reduce((a, b) => Math.min(a, b), 100), high = values.reduce((a, b) => Math.max(a, b), 0);
+      return [score, [10 * Math.floor(low / 10), Math.min(100, Math.max(10, 10 * Math.ceil(high / 10)))]];
+    }));
     byId("band").textContent = panels.some((panel) => panel.curves.some((one) => one.band.length)) ? "mean over the seeds that have done the round; band: ± one standard deviation" : "";
     const figures = panels.map((panel) => make("figure", {}, make("figcaption", {}, panel.title)));
     byId("charts").replaceChildren(...figures); // all of them first: the width of each depends on how many there are
     if (!panels.length) byId("charts").append(make("p", {}, "No round is finished yet."));
-    panels.forEach((panel, i) => drawChart(figures[i], panel, range));
+    panels.forEach((panel, i) => drawChart(figures[i], panel, ranges.get(panel.score)));
   }
 
-  function drawChart(figure, { title, curves, rounds }, range) {
+  function drawChart(figure, { title, score, curves, rounds }, range) {
     const x = Array.from({ length: rounds }, (_, i) => i + 1);
     const box = make("div", { role: "img" }), legend = make("ul", { class: "legend" });
     figure.append(box, legend);
-    const entries = new Map(curves.map((one) => [one.method, make("li", {}, swatch(colorOf(one.method)), ` ${one.method}:`)]));
+    const shownRound = (one, index) => (known(index) ? index : one.values.findLastIndex(known));
+    const heads = new Map(curves.map((one) => [one.method, make("span", {})]));
+    const entries = new Map([...heads].map(([method, head]) => [method, make("li", {}, swatch(colorOf(method)), " ", head)]));
     const items = curves.map((one) => {
       const value = make("b", {});
       entries.get(one.method).append(` ${one.which} `, value);
@@ -178,11 +179,14 @@
     });
     legend.append(...entries.values());
     const text = (one, index) => {
-      const place = known(index) ? index : one.values.findLastIndex(known);
+      const place = shownRound(one, index);
       if (!known(one.values[place])) return "–";
       return one.values[place].toFixed(1) + (one.band.length ? ` ± ${one.spread[place].toFixed(1)}` : "") + " %";
     };
-    const say = (index) => items.forEach((item, i) => { item.textContent = text(curves[i], index); });
+    const say = (index) => items.forEach((item, i) => {
+      item.textContent = text(curves[i], index);
+      if (curves[i].which === lines()[0]) heads.get(curves[i].method).textContent = `${curves[i].method}, round ${shownRound(curves[i], index) + 1}:`;
+    });
     box.setAttribute("aria-label", `${title}: ${curves.map((one) => `${one.method} ${one.which} ${text(one)}`).join("; ")}`);
     const ink = getComputedStyle(root).getPropertyValue("--faint").trim();
     const grid = { stroke: getComputedStyle(root).getPropertyValue("--line").trim(), width: 1 };
@@ -205,7 +209,7 @@
       scales: { x: { time: false, range: (_, from, to) => (from === to ? [from - 1, to + 1] : [from, to]) }, y: { range } },
       axes: [
         { ...axis, label: "round", labelFont: axis.font, labelSize: 20, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] },
-        { ...axis, label: `test ${scoreName()} in %`, labelFont: axis.font, labelSize: 20, size: 44 },
+        { ...axis, label: `test ${score} in %`, labelFont: axis.font, labelSize: 20, size: 44 },
       ],
       hooks: { setCursor: [(plot) => say(plot.cursor.idx)] },
     }, [x, ...columns], box));
@@ -306,7 +310,7 @@
     }));
     const most = Math.max(1e-9, ...rounds.flatMap((one) => Object.values(one.drifts).filter(known)));
     if (rounds.some((one) => Object.keys(one.drifts).length)) {
-      fill("drifts", head(), table((one, name) => (known(one.drifts[name]) ? heat(Math.round(100 * one.drifts[name]), one.drifts[name] / most) : make("td", {}, ""))));
+      fill("drifts", head(), table((one, name) => (one.drifts[name] ? heat(Math.round(100 * one.drifts[name]), one.drifts[name] / most) : make("td", {}, one.drifts[name] === 0 ? "–" : ""))));
     } else fill("drifts", [corner("not in this run's records")], []);
   }
 
@@ -382,7 +386,6 @@
     } else {
       for (const run of added) shown.add(run.path); // a run that begins while one looks
     }
-    chooseColors();
     drawHeadlines();
     drawProblems();
     redraw();

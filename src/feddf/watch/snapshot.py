@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 from feddf.config.errors import FeddfError, reason
 from feddf.config.foreign import parse_json, validated
 from feddf.config.records import is_record
-from feddf.report.headline import headline, task_of, title_of
-from feddf.report.read import TESTED, Run, alike, differing, read_run, run_folders, setting, short_names
+from feddf.report.headline import colors_of, headline, task_of, title_of
+from feddf.report.read import TESTED, Run, alike, differing, read_run, run_folders, scores_of, setting, short_names
+from feddf.report.tables import WHICH
 from feddf.runtime.atomic import is_held, read_json_lines, read_regular
 
 Json = dict[str, Any]
@@ -31,28 +33,25 @@ class Snapshots:
 
     def take(self) -> Json:
         """Return the state of all runs now."""
-        found: list[tuple[Run, Json]] = []
-        problems: list[Json] = []
+        found: dict[Path, tuple[Run, Json]] = {}
+        problems = {path: "there is no such folder" for path in self._paths if not os.access(path, os.F_OK)}
         for path in dict.fromkeys(folder for given in self._paths for folder in run_folders(given)):
             try:
-                found.append(self._read(path))
+                found[path] = self._read(path)
                 if lines := read_json_lines(path / "metrics.jsonl", is_record)[1]:
-                    where = ", ".join(map(str, lines[:5]))
-                    problems.append({"path": str(path), "reason": f"its log is damaged in line {where}"})
+                    problems[path] = f"its log is damaged in line {', '.join(map(str, lines[:5]))}"
             except FeddfError as error:
-                problems.append({"path": str(path), "reason": _text(str(error))})
+                problems[path] = str(error)
             except Exception as error:  # a damaged file can fail in any way
-                problems.append({"path": str(path), "reason": _text(f"its files are damaged: {reason(error)}")})
-        for given in self._paths:
-            if not os.access(given, os.F_OK):
-                problems.append({"path": str(given), "reason": "there is no such folder"})
-        runs = [run for run, _ in found]
-        names, groups = short_names([run.path for run in runs]), alike(runs)
+                problems[path] = f"its files are damaged: {reason(error)}"
+        groups = alike([run for run, _ in found.values()])
+        titles = {run.path: title_of(run.method) for group in groups for run in group}
+        own = zip(short_names(list(found)), found.items(), strict=True)
         return {
-            "runs": [{"name": name, **values} for name, (_, values) in zip(names, found, strict=True)],
+            "runs": [{"name": name, **values, "method": _bounded(titles[path])} for name, (path, (_, values)) in own],
             "groups": [_group(group, groups) for group in groups],
-            "differs": differing(runs) if len(runs) > 1 else [],
-            "problems": problems,
+            "colors": {_bounded(title): pair for title, pair in colors_of(titles.values()).items()},
+            "problems": [{"path": str(path), "reason": _bounded(text)} for path, text in problems.items()],
         }
 
     def _read(self, path: Path) -> tuple[Run, Json]:
@@ -65,51 +64,46 @@ class Snapshots:
 
 
 def _group(group: Sequence[Run], groups: Sequence[Sequence[Run]]) -> Json:
-    """Return what one experiment is called and about, what came of it, and the folders of its runs."""
-    names = [str(one[0].value("name")) for one in groups]
+    """Return what one experiment is called and about, its score, what came of it, and the folders of its runs."""
     label = str(group[0].value("name"))
-    if names.count(label) > 1:
-        label += f" {setting(group[0], differing([one[0] for one in groups], ['task']))}"
-    said = {"label": label, "about": ", ".join(task_of(group)), "headline": headline(group)}
-    return {**{key: _text(text) for key, text in said.items()}, "paths": [str(run.path) for run in group]}
+    namesakes = [one[0] for one in groups if str(one[0].value("name")) == label]
+    if len(namesakes) > 1:
+        label += f" {setting(group[0], differing(namesakes, ['task']))}"
+    said = {"label": label, "about": ", ".join(task_of(group)), "headline": headline(group), "score": scores_of(group)}
+    return {**_bounded(said), "paths": [str(run.path) for run in group]}
 
 
 def described(run: Run) -> Json:
     """Return what a run's files say, every number finite or ``None`` and every text of a bounded length."""
-    names = run.prototypes
-    return {
-        "path": str(run.path),
-        "headline": _group([run], [[run]])["headline"],
-        "method": _text(title_of(run.method)),
+    _group([run], [[run]])  # a configuration of which no sentence can be made is a problem of this run alone
+    partition = {"counts": list[list[int]], "classes": list[str]}
+    tested = {"confusion": dict[str, list[list[int]]], "classes": list[str]}
+    curves = {which: {name: run.curve(name, which) for name in run.prototypes} for which in WHICH}
+    said = {
+        "method": title_of(run.method),
         "seed": run.seed,
-        "score": _text(run.score),
         "rounds": int(run.value("rounds")),
         "done": len(run.records),
-        "config": {_text(key): _text(value) for key, value in run.config.items()},
-        "prototypes": [_text(name) for name in names],
-        "series": {
-            which: {_text(name): [_number(value) for value in run.curve(name, which)] for name in names}
-            for which in ("averaged", "fused")
-        },
-        "ensemble": [_number(value) for value in run.ensemble()],
+        "config": {key: one if isinstance(one, str) else _json(one) for key, one in run.config.items()},
+        "prototypes": run.prototypes,
+        "series": curves,
+        "ensemble": run.ensemble(),
         "happened": [_happened(record) for record in run.records],
-        "seconds": {_text(stage): _number(value) for stage, value in run.seconds().items()},
-        "partition": _partition(run.path / "partition.json"),
-        "tested": _tested(run.path / TESTED),
+        "seconds": run.seconds(),
+        "partition": _file(run.path / "partition.json", partition),
+        "tested": _file(run.path / TESTED, tested),
     }
+    return {"path": str(run.path), **_bounded(said)}
 
 
 def _happened(record: Mapping[str, Any]) -> Json:
     """Return who took part in a round, who was dropped and why, and how well each did."""
-    accuracies, dropped = record.get("accuracy_of_clients") or {}, record.get("dropped", [])
     return {
-        "clients": [_text(name) for name in record.get("clients", [])],
-        "dropped": [{"client": _text(one["client"]), "reason": _text(one["reason"])} for one in dropped],
-        "worst": [_text(name) for name in _worst(record)],
-        "attempts": int(record.get("attempts", 1)),
-        "accuracies": {_text(name): _number(value) for name, value in accuracies.items()},
-        "drifts": {_text(name): _number(value) for name, value in (record.get("drift_of_clients") or {}).items()},
-        "seconds": {_text(stage): _number(value) for stage, value in record.get("seconds", {}).items()},
+        "clients": record.get("clients", []),
+        "dropped": [{"client": one["client"], "reason": one["reason"]} for one in record.get("dropped", [])],
+        "worst": _worst(record),
+        "accuracies": record.get("accuracy_of_clients") or {},
+        "drifts": record.get("drift_of_clients") or {},
     }
 
 
@@ -122,35 +116,23 @@ def _worst(record: Mapping[str, Any]) -> Sequence[object]:
 
 def _progress(run: Run, stamp: tuple[int, int] | None) -> Json:
     """Return how far a run is, and how many seconds are left if the coming rounds take as long as those done."""
-    done, planned = len(run.records), int(run.value("rounds"))
-    a_round = run.seconds_a_round if done else None
+    done, planned, a_round = len(run.records), int(run.value("rounds")), run.seconds_a_round
     updated = stamp[0] / 1e9 if stamp else None
     state = "finished" if done >= planned else "running" if is_held(run.path / "lock") else "waiting"
     if state == "waiting" and updated is not None:
-        late = max(120.0, 5 * (a_round or 0.0))
+        late = max(120.0, 5 * a_round)  # which is not a number before the first
         state = "running" if time.time() - updated < late else "stopped"
-    left = (planned - done) * a_round if a_round else None
-    return {"state": state, "updated": updated, "seconds_left": _number(left)}
+    return {"state": state, "updated": updated, "seconds_left": _bounded((planned - done) * a_round)}
 
 
-def _partition(path: Path) -> Json | None:
-    """Return how many examples of each class every client has, where the run wrote it down."""
+def _file(path: Path, form: Mapping[str, Any]) -> Json | None:
+    """Return the values of a form in a run's file, if the run wrote it and the first of them is not empty."""
     try:
         found = validated(dict[str, Any], parse_json(read_regular(path)))
-        classes = [_text(name) for name in validated(list[str], found.get("classes", []))]
-        return {"counts": validated(list[list[int]], found.get("counts")), "classes": classes}
+        values = {name: validated(kind, found.get(name, [])) for name, kind in form.items()}
     except (OSError, ValueError):
         return None
-
-
-def _tested(path: Path) -> Json | None:
-    """Return how the final models answer the test inputs of each class, where the run wrote it down."""
-    try:
-        found = json.loads(read_regular(path))
-        matrices = {name: [[int(count) for count in row] for row in rows] for name, rows in found["confusion"].items()}
-        return {"classes": [_text(name) for name in found["classes"]], "confusion": matrices} if matrices else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+    return values if next(iter(values.values())) else None
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -161,13 +143,15 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_size
 
 
-def _text(value: object) -> str:
-    """Return a value as a text of a bounded length."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+_json = partial(json.dumps, ensure_ascii=False, default=str)
 
 
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        return None
-    return round(value, 5)
+def _bounded(value: Any) -> Any:
+    """Return values with every text of a bounded length, and every number finite, else ``None``."""
+    if isinstance(value, Mapping):
+        return {_bounded(str(key)): _bounded(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_bounded(one) for one in value]
+    if isinstance(value, float):
+        return round(value, 5) if isfinite(value) else None
+    return value if not isinstance(value, str) or len(value) <= LONGEST else value[: LONGEST - 1] + "…"
