@@ -254,7 +254,7 @@ def test_killed_or_asked_to_stop_with_its_workers_running(
     for way in ways:
         server = feddf(*words, start_new_session=True, preexec_fn=listen)
         assert server.stdout is not None
-        while "fused" not in (line := server.stdout.readline()):
+        while ": round " not in (line := server.stdout.readline()):
             assert line or server.poll() is None, server.communicate()
         if way == signal.SIGKILL:
             server.kill()
