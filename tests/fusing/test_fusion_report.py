@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from small_teachers import CLASSES, ENCODE, spec_of
@@ -90,7 +92,8 @@ def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_an_onnx_file_that_differs_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(folder, "_run", lambda path, inputs: torch.ones(len(inputs), 3))
+    other = SimpleNamespace(run=lambda _, given: [np.ones((len(given["inputs"]), 3), np.float32)])
+    monkeypatch.setattr(folder, "open_session", lambda path: other)
     path = tmp_path / "model.onnx"
     with pytest.raises(FeddfError, match="the ONNX file gives other logits than the student"):
         folder.write_onnx(nn.Linear(4, 3), torch.randn(5, 4), path)

@@ -37,8 +37,9 @@ class Feeding:
 
     @classmethod
     def said(cls, who: str, **values: Any) -> Feeding:
-        """Return what one voice says; ``None`` is nothing."""
-        return cls({name: (value, who) for name, value in values.items() if value is not None})
+        """Return what one voice says; ``None`` and an empty list are nothing."""
+        lists = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        return cls({name: (value, who) for name, value in lists.items() if value not in (None, ())})
 
     @classmethod
     def of(cls, preprocess: Preprocess | None, who: str) -> Feeding:
@@ -51,8 +52,8 @@ class Feeding:
             return cls.said(who, tokenizer=preprocess.tokenizer, max_tokens=preprocess.length)
         if preprocess is None:
             return cls()
-        rest = {name: getattr(preprocess, name) or None for name in ("mean", "std", "columns")}
-        return cls.said(who, features=preprocess.shape, **rest)
+        mean, std, columns = preprocess.mean, preprocess.std, preprocess.columns
+        return cls.said(who, features=preprocess.shape, mean=mean, std=std, columns=columns)
 
     def get(self, name: str) -> Any:
         """Return the value of an aspect, ``None`` if nobody has said it."""
@@ -194,18 +195,11 @@ def assumed(feeding: Feeding) -> Feeding:
     return feeding.otherwise(Feeding.said(ASSUMED, channels=3)).otherwise(usual)
 
 
-def fed_as(own: Feeding, student: Feeding, name: str) -> Feeding:
+def fed_as(own: Feeding, student: Feeding) -> Feeding:
     """Return how a model is fed, whole: as it says, else as the student is.
 
     What the student takes from elsewhere about the values of its inputs is no more than an assumption about others.
     """
-    try:
-        return _fed_as(own, student)
-    except ConfigError as error:
-        raise ConfigError(f"teacher {name}: {error}") from error
-
-
-def _fed_as(own: Feeding, student: Feeding) -> Feeding:
     if own.preprocess is not None and "numbers" not in own.values:
         return own
     if "tokenizer" in student.values:

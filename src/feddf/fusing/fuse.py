@@ -37,7 +37,7 @@ from feddf.engines import in_process
 from feddf.evaluate import output_shape
 from feddf.fusing.classes import columns_of, respelled
 from feddf.fusing.ensemble import agree_on_classes, combine_teachers
-from feddf.fusing.feeding import HAND, POOL, Feeding, fed_as
+from feddf.fusing.feeding import HAND, POOL, Feeding
 from feddf.fusing.inputs import FeedingWarning, Labeled, RawInputs, as_labeled
 from feddf.fusing.inspecting import better_normalization, warning_of
 from feddf.fusing.predictions import PredictionCache, Progress, default_cache, quiet
@@ -145,7 +145,7 @@ def fuse(
     sets = {"pool": pool} | {name: one.raw for name, one in labeled.items()}
     run = run.model_copy(update={"device": device}) if device is not None else run
     distill = distill or DistillConfig(early_stopping="validation" if validation is not None else "held-out-loss")
-    known = [replace(one, feeding=fed_as(one.feeding, spec.fed, one.id)) for one in as_teachers(teachers, trust)]
+    known = [one.fed_like(spec.fed) for one in as_teachers(teachers, trust)]
     with TemporaryDirectory(prefix="feddf-predictions-") as scratch:
         folders = cache or default_cache(), Path(scratch)
         predictions = PredictionCache(*folders, sets, spec.preprocess, progress, of_answers(run))

@@ -191,7 +191,7 @@ def pool_form(config: FuseConfig) -> Feeding:
         return Feeding.said(POOL, size=tuple(rows.shape[2:]), channels=rows.shape[1])
     scale = Standardized.by(rows)
     shape = tuple(rows.shape[1:])
-    return Feeding.said(POOL, features=shape, mean=scale.mean, std=scale.std, columns=columns or None)
+    return Feeding.said(POOL, features=shape, mean=scale.mean, std=scale.std, columns=columns)
 
 
 def load_labeled(config: LabeledConfig, key: str, pool: RawInputs | None, seed: int) -> Labeled:

@@ -213,6 +213,11 @@ class ModelSpec:
         build = partial(build_network, MODELS[self.model], self.shape, self.outputs, self.options)
         return Prototype(self.model.rpartition(":")[2], build, fit_widths if self.fits else None)
 
+    def sizes(self) -> dict[str, torch.Size]:
+        """Return the sizes of the architecture's weights, for which no room is made."""
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            return {key: tensor.shape for key, tensor in self.prototype.build().state_dict().items()}
+
     def describe(self) -> dict[str, Any]:
         """Return the description as JSON; one that names code has a mark that says whose it is."""
         fed = described(self.preprocess) if self.preprocess else None
@@ -313,7 +318,6 @@ def _check_size(spec: ModelSpec, state: State) -> None:
     if not isinstance(depth, int) or depth > len(state):
         raise ValueError(f"depth = {shown(depth)}, and there are {len(state)} tensors")
     if not names_code(spec.model):
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # where tensors have sizes and no memory
-            asked = sum(tensor.numel() for tensor in spec.prototype.build().state_dict().values())
+        asked = sum(size.numel() for size in spec.sizes().values())
         if asked > 2 * values + 1000:  # a small difference is said better when the weights are put into it
             raise ValueError(f"its network would have {asked} values, and there are {values}")

@@ -18,12 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import safetensors
 import safetensors.torch
 from pydantic import Field
 from torch import nn
 
-from feddf.config.errors import FeddfError, first_line
+from feddf.config.errors import FeddfError, one_line
 from feddf.config.foreign import parse_json, validated
 from feddf.data.files import SUFFIXES
 from feddf.data.tables import read_table
@@ -72,10 +71,8 @@ def specs(path: Path, prototype: str | None = None, *, trust: bool = False) -> d
     if described is None:
         raise ModelError(f"{path} is no folder of a model that feddf wrote: it has no {CONFIG} of feddf")
     if "prototypes" in described:
-        try:
+        with one_line(ModelError, f"{file} does not describe models", ValueError):
             listed: dict[str, Any] = validated(_Prototypes, described["prototypes"])
-        except ValueError as error:
-            raise ModelError(f"{file} does not describe models: {error}") from error
         found = {
             name: (ModelSpec.read(values, file, trust=trust), path / "models" / f"{name}.safetensors")
             for name, values in listed.items()
@@ -93,22 +90,21 @@ _Prototypes = Annotated[dict[Annotated[str, Field(pattern=r"^[\w.-]{1,200}$")], 
 
 def description(path: Path) -> dict[str, Any] | None:
     """Return what a folder's ``config.json`` says under the key "feddf"; ``None`` if it says nothing."""
-    try:
-        values = parse_json(read_regular(path / CONFIG))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path / CONFIG}: {first_line(error)}") from error
-    found = values.get("feddf") if isinstance(values, dict) else None
+    found = read_json(path / CONFIG).get("feddf")
     return found if isinstance(found, dict) else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a file's JSON object; an absent file says nothing."""
+    with one_line(ModelError, f"cannot read {path}", (OSError, ValueError)):
+        values = parse_json(read_regular(path)) if path.exists() else {}
+    return values if isinstance(values, dict) else {}
 
 
 def read_state(spec: ModelSpec, path: Path) -> State:
     """Return the tensors in a safetensors file, as the model names them: a transformer's folder has other names."""
-    try:
+    with one_line(ModelError, f"{path} is not a whole safetensors file"):
         state = safetensors.torch.load(path.read_bytes())
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
-        raise ModelError(f"{path} is not a whole safetensors file: {first_line(error)}") from error
     prefix = "network." if spec.options.get("path") == HERE else ""
     return {prefix + key: tensor for key, tensor in state.items()}
 
@@ -185,13 +181,9 @@ def inputs_of(model: LoadedModel, paths: Sequence[str]) -> dict[str, Any]:
     elif isinstance(model.preprocess, Tokens):
         found = {f"{text}:{number}": line for text in paths for number, line in enumerate(read_lines(text), 1)}
     elif isinstance(model.preprocess, Features):
-        try:
-            tables = {text: read_table(text).taking(model.preprocess.columns) for text in paths}
-        except ValueError as error:
-            raise ModelError(str(error)) from error
-        found = {
-            f"{text}:{number}": row for text, one in tables.items() for number, row in enumerate(one.rows.numpy(), 1)
-        }
+        with one_line(ModelError, of=ValueError):
+            tables = {text: read_table(text).taking(model.preprocess.columns).rows.numpy() for text in paths}
+        found = {f"{text}:{number}": row for text, rows in tables.items() for number, row in enumerate(rows, 1)}
     else:
         raise ModelError("only models of images, texts and tables take files; use feddf.load_model for others")
     if not found:
@@ -210,8 +202,6 @@ def _image_files(path: Path) -> list[Path]:
 
 def read_lines(path: str) -> list[str]:
     """Return the texts in a file, one in each line that is not blank."""
-    try:
+    with one_line(ModelError, f"cannot read the texts in {path}", (OSError, UnicodeDecodeError)):
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"cannot read the texts in {path}: {error}") from error
     return [line.strip() for line in lines if line.strip()]
