@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 import feddf
 from conftest import stripes
-from feddf.config import ConfigError, DistillConfig
+from feddf.config import DistillConfig
 from feddf.config.fuse_config import TeacherConfig, load_fuse
 from feddf.fusing.classes import columns_of, respelled, union
 from feddf.fusing.feeding import ASSUMED, FILE, HAND, STUDENT, Feeding, assumed, by_hand, fed_as, of_range, of_sizes
 from feddf.fusing.folder import plan
 from feddf.fusing.inputs import FeedingWarning, Labeled, RawInputs
-from feddf.fusing.inspecting import better_normalization, inspect_teacher
+from feddf.fusing.inspecting import better_normalization, inspect_teacher, warning_of
 from feddf.fusing.predictions import PredictionCache, kind_of
 from feddf.fusing.teachers import TeacherError, TrainedModel, of_module, read_teacher
 from feddf.saved.model import Features, Images, Tokens, described, from_description
@@ -167,7 +167,7 @@ def test_the_better_normalization_is_named_and_not_taken() -> None:
     shifted = fed_with(20.0, 0.3, ASSUMED)
     hint = better_normalization(shifted, labeled, torch.arange(3))
     assert "it would have" in hint
-    assert better_normalization(fed_with(20.0, 0.3, HAND), labeled, torch.arange(3)) == ""
+    assert warning_of(fed_with(20.0, 0.3, HAND), labeled, torch.arange(3)) == ""
     assert better_normalization(fed_with(0.4, 0.3, ASSUMED), labeled, torch.arange(3)) == ""
     found = inspect_teacher(shifted, labeled)
     assert hint in found["warning"]

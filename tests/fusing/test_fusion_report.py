@@ -39,10 +39,11 @@ def test_three_teachers_are_too_few_for_an_outlier() -> None:
 
 def test_a_card_of_a_hundred_teachers_stays_readable_and_a_name_breaks_no_table() -> None:
     names = [f"a|b-{number}" for number in range(100)]
-    about = tuple({"name": name, "source": "x", "model": "", "sha256": None} for name in names)
+    said = {"source": "x", "model": "", "sha256": None, "license": "", "fed": "", "outputs": "logits"}
+    about = tuple({"name": name, **said} for name in names)
     row = (1.0,) * 102
     report = Report(about, CLASSES, {}, 7, (*names, "ensemble", "student"), (row,) * 102, {})
-    text = card("many", report, "", spec_of().describe())
+    text = card("many", report, "", spec_of())
     assert "Who agrees with whom" not in text
     assert "| a\\|b-7 | x |" in text
 

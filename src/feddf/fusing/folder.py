@@ -172,7 +172,7 @@ def _write(result: FusionResult, config: FuseConfig, pool: RawInputs, out: Path)
         write_model(folder, model.network, model.spec, facts)
         for which in report.sets:
             draw_reliability(report, which, folder)
-        text = card(config.name, report, chosen, model.spec.describe(), note, _datasets(config))
+        text = card(config.name, report, chosen, model.spec, note, _datasets(config))
         write_atomically(folder / CARD, text.encode())
         write_atomically(folder / "fuse.toml", whole.encode())
         write_atomically(folder / "report.json", json.dumps(asdict(report), indent=1).encode())
