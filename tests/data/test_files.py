@@ -175,5 +175,5 @@ def test_an_empty_class_folder_and_a_file_that_is_no_image_are_named(tmp_path: P
     (tmp_path / "b" / "x.png").write_bytes(b"not a picture")
     with pytest.raises(ValueError, match=r"x.png cannot be read as an image"):
         read_folder(tmp_path)
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
+    with pytest.raises(FileNotFoundError, match="there is no image file or folder"):
         read_folder(tmp_path / "nowhere")

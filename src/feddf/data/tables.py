@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from feddf.config.errors import one_line
 from feddf.config.sections import DataConfig
 from feddf.data.adapters import LABELS
 from feddf.data.datasets import Dataset, Standardized, held_out, of_parts
@@ -34,9 +36,7 @@ class Table:
     @property
     def classes(self) -> tuple[str, ...]:
         """The labels that occur, numbers in their order, then texts in theirs."""
-        return tuple(
-            sorted(set(self.labels), key=lambda one: (not one.isdigit(), int(one) if one.isdigit() else 0, one))
-        )
+        return tuple(sorted(set(self.labels), key=lambda one: (int(one) if one.isdigit() else inf, one)))
 
     @property
     def numbers(self) -> Tensor:
@@ -53,45 +53,42 @@ class Table:
         return Table(tuple(columns), self.rows[:, [self.columns.index(name) for name in columns]], self.labels)
 
 
-def read_table(name: str) -> Table:
+def read_table(name: str, *, labeled: bool = False) -> Table:
     """Return the table in ``PATH`` or ``PATH#COLUMN``; every column but that of the labels must hold numbers."""
     place, _, wanted = name.partition("#")
     path = Path(place).expanduser()
     if path.suffix.lower() not in SUFFIXES or not path.is_file():
         raise ValueError(f"there is no table {path}; known are files that end in {' or '.join(SUFFIXES)}")
-    columns = _parquet(path) if path.suffix.lower() == ".parquet" else _csv(path)
+    if path.suffix.lower() == ".parquet":
+        library = pyarrow()
+        with one_line(ValueError, f"{path} is not a whole Parquet file"):
+            columns: dict[str, Sequence[Any]] = library.read_table(str(path)).to_pydict()
+    else:
+        columns = _csv(path)
     if wanted and wanted not in columns:
         raise ValueError(f"it has no column '{wanted}', but {', '.join(list(columns)[:8])}")
     label = wanted or next((one for one in columns if one.lower() in LABELS), "")
-    kept = [one for one in columns if one != label]
-    rows = [_numbers(one, columns[one]) for one in kept]
-    if not rows or not len(rows[0]):
+    if labeled and not label:
+        raise ValueError(
+            f"which column holds the labels? Name it: table:{name}#COLUMN ({', '.join(list(columns)[:8])})"
+        )
+    kept = tuple(one for one in columns if one != label)
+    rows = torch.tensor([list(map(_number, columns[one])) for one in kept]).T.contiguous()
+    if not rows.numel():
         raise ValueError(f"{path} has no rows of numbers")
-    labels = tuple(_text(one) for one in columns[label]) if label else ()
-    return Table(tuple(kept), torch.tensor(rows).T.contiguous(), labels)
+    for row, column in (~rows.isfinite()).nonzero().tolist():
+        remedy = "fill it in, leave it out, or name the column as the labels with #COLUMN"
+        said = f"its column '{kept[column]}' has no number in row {row + 1}, but {columns[kept[column]][row]!r:.40}"
+        raise ValueError(f"{said}; {remedy}")
+    labels = (re.sub(r"^(\d+)\.0$", r"\1", str(one).strip()) for one in columns[label]) if label else ()
+    return Table(kept, rows, tuple(labels))
 
 
-def _text(value: Any) -> str:
-    text = str(value).strip()
-    return text.removesuffix(".0") if text.removesuffix(".0").isdigit() else text
-
-
-def _number(value: Any) -> float | None:
+def _number(value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        return None
-
-
-def _numbers(name: str, values: Sequence[Any]) -> list[float]:
-    found = []
-    for row, value in enumerate(values, 1):
-        number = _number(value)
-        if number is None or not isfinite(number):
-            remedy = "fill it in, leave it out, or name the column as the labels with #COLUMN"
-            raise ValueError(f"its column '{name}' has no number in row {row}, but {value!r:.40}; {remedy}")
-        found.append(number)
-    return found
+        return nan
 
 
 def _csv(path: Path) -> dict[str, Sequence[Any]]:
@@ -99,7 +96,7 @@ def _csv(path: Path) -> dict[str, Sequence[Any]]:
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = [row for row in csv.reader(file) if row]
     header = rows[0] if rows else []
-    if header and None not in map(_number, header):
+    if header and not any(map(isnan, map(_number, header))):
         header, rows = [str(number) for number in range(len(header))], [[], *rows]
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(header):
@@ -107,22 +104,9 @@ def _csv(path: Path) -> dict[str, Sequence[Any]]:
     return dict(zip(header, zip(*rows[1:], strict=True), strict=True)) if len(rows) > 1 else {}
 
 
-def _parquet(path: Path) -> dict[str, Sequence[Any]]:
-    library = pyarrow()
-    try:
-        found = library.read_table(str(path))
-    except Exception as error:  # a damaged file can fail in any way
-        raise ValueError(f"{path} is not a whole Parquet file: {error}") from error
-    return {name: found.column(name).to_pylist() for name in found.column_names}
-
-
 def table(path: str, data: DataConfig) -> Dataset:
     """Return a table as a data set, of which a fifth, always the same, is the test set; columns are standardized."""
-    found = read_table(path)
-    if not found.labels:
-        raise ValueError(
-            f"which column holds the labels? Name it: table:{path}#COLUMN ({', '.join(found.columns[:8])})"
-        )
+    found = read_table(path, labeled=True)
     train, test = held_out("table", found.rows, found.numbers)
     encode = Standardized.by(train[0])
     return of_parts(Path(path).stem, train, test, encode, max(2, len(found.classes)), classes=found.classes)

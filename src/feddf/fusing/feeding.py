@@ -6,7 +6,7 @@ or by the pool, or else assumed: what one voice leaves open, the next one fills.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import isqrt
@@ -66,25 +66,23 @@ class Feeding:
     def otherwise(self, other: Feeding) -> Feeding:
         """Return this, and where it says nothing, what another says; a mean of other channels than ours is no help."""
         channels, flat = self.get("channels"), {"features", "tokenizer"} & self.values.keys()
-        unfit = {
-            name
-            for name in ("mean", "std")
-            if flat or (channels and other.get(name) and len(other.get(name)) not in (1, channels))
-        }
-        filled = {name: value for name, value in other.values.items() if name not in unfit}
-        return Feeding({**filled, **self.values})
+        scales = [name for name in ("mean", "std") if other.get(name)]
+        unfit = [name for name in scales if flat or (channels and len(other.get(name)) not in (1, channels))]
+        return Feeding({**other.without(unfit).values, **self.values})
+
+    def without(self, names: Collection[str]) -> Feeding:
+        """Return it without what is said of some aspects."""
+        return Feeding({name: value for name, value in self.values.items() if name not in names})
 
     def settled(self, tabular: bool) -> Feeding:
         """Return it with a flat input as a row of a table, or as a square image: a gray one, or else one in color."""
         count, who = self.values.get("numbers", (None, ""))
         if count is None:
             return self
-        rest = Feeding({name: value for name, value in self.values.items() if name != "numbers"})
+        rest = self.without(["numbers"])
         if tabular:
-            scaled = {
-                name: said for name, said in rest.values.items() if said[1] == HAND or name not in ("mean", "std")
-            }
-            return Feeding({**scaled, **Feeding.said(who, features=(count,)).values})
+            scales = [name for name in ("mean", "std") if rest.who(name) != HAND]
+            return Feeding({**rest.without(scales).values, **Feeding.said(who, features=(count,)).values})
         side = next(((one, isqrt(count // one)) for one in (1, 3) if one * isqrt(count // one) ** 2 == count), None)
         if side is None:
             return self

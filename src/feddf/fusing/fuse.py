@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from feddf.config.errors import ConfigError, FeddfError, first_line, nearest
+from feddf.config.errors import ConfigError, nearest, one_line
 from feddf.config.fuse_config import FuseEnsembleConfig
 from feddf.config.names import MODELS
 from feddf.config.sections import DistillConfig, RunConfig
@@ -272,12 +272,8 @@ def _as_teacher(student: StudentSpec, teachers: Sequence[TrainedModel], classes:
 def _try(student: StudentSpec, pool: RawInputs) -> None:
     """Try the untrained student on two inputs, before any teacher is evaluated."""
     name, known = student.model if isinstance(student.model, str) else "a module", len(student.classes)
-    try:
+    with one_line(partial(ConfigError.at, "student", name), "it does not work on these inputs"):
         shape = output_shape(student.prototype, pool.first(2, student.preprocess))
-    except FeddfError:
-        raise
-    except Exception as error:
-        raise ConfigError.at("student", name, f"it does not work on these inputs: {first_line(error)}") from error
     if shape != (known,):
         allowed = f"it cannot express all classes: its outputs have the shape {shape}, and there are {known} classes"
         raise ConfigError.at("student", name, allowed)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from feddf import outputs
-from feddf.config.errors import FeddfError, first_line, shown
+from feddf.config.errors import FeddfError, first_line, one_line, shown
 from feddf.config.foreign import validated
 from feddf.config.names import MODELS
 from feddf.data.datasets import Pixels, Standardized, plain
@@ -173,10 +173,8 @@ def of_inputs(inputs: Inputs, tokenizer: str | None = None) -> Preprocess | None
 def _pixels(given: Any, side: int | None) -> Tensor:
     """Return one image as a batch; a file is cut to a square and resized as those of a folder of images are."""
     if isinstance(given, str | Path):
-        try:
+        with one_line(ModelError, of=ValueError):
             given = read_image(Path(given), side)
-        except ValueError as error:
-            raise ModelError(str(error)) from error
     if isinstance(given, Tensor):
         return given[None] if given.ndim == 3 else given
     array = np.array(given)  # a copy: what Pillow gives is not writable
@@ -225,11 +223,8 @@ class ModelSpec:
         values = {"format": version, "model": self.model, "options": dict(self.options), "fits": self.fits}
         values |= {"shape": list(self.shape), "classes": list(self.classes), "preprocessing": fed}
         values |= {"outputs": dict(self.form)} if self.form else {}
-        return (
-            {**values, ORIGIN: signed(json.dumps(values, sort_keys=True).encode())}
-            if names_code(self.model)
-            else values
-        )
+        marked = {ORIGIN: signed(json.dumps(values, sort_keys=True).encode())} if names_code(self.model) else {}
+        return {**values, **marked}
 
     @classmethod
     def read(cls, values: Mapping[str, Any], where: str, *, trust: bool = False) -> ModelSpec:
@@ -245,7 +240,7 @@ class ModelSpec:
         if names_code(model) and not trust and not is_mine(marked, values.get(ORIGIN)):
             remedy = "look at that code, then load it by load_model(..., trust=True), or predict with --trust"
             raise ModelError(f"{where} was made elsewhere and has code run: {model!r:.100}; {remedy}")
-        try:
+        with one_line(ModelError, f"{where} does not describe a model", (TypeError, ValueError)):
             found: ModelSpec = validated(cls, {**rest, "preprocess": None, "form": rest.get("outputs") or {}})
             encode = validated(dict[str, Any] | None, rest.get("preprocessing"))
             preprocess = from_description(encode) if encode else None
@@ -254,8 +249,6 @@ class ModelSpec:
             if found.outputs.channels != len(found.classes):
                 raise ValueError(f"it has {found.outputs.channels} channels, and {len(found.classes)} names for them")
             return replace(found, preprocess=preprocess)
-        except (TypeError, ValueError) as error:
-            raise ModelError(f"{where} does not describe a model: {first_line(error)}") from error
 
 
 class Prediction(NamedTuple):

@@ -24,7 +24,7 @@ from torch import nn
 
 from feddf.config.errors import FeddfError, one_line
 from feddf.config.foreign import parse_json, validated
-from feddf.data.files import SUFFIXES
+from feddf.data.files import image_files
 from feddf.data.tables import read_table
 from feddf.models.large import Transformer
 from feddf.runtime.atomic import read_regular, write_atomically
@@ -177,7 +177,8 @@ def _at(spec: ModelSpec, place: str, **options: Any) -> ModelSpec:
 def inputs_of(model: LoadedModel, paths: Sequence[str]) -> dict[str, Any]:
     """Return the inputs of ``feddf predict`` by name: images, also below folders, lines of texts, rows of tables."""
     if isinstance(model.preprocess, Images):
-        found: dict[str, Any] = {str(path): path for text in paths for path in _image_files(Path(text))}
+        with one_line(ModelError, of=(OSError, ValueError)):
+            found: dict[str, Any] = {str(path): path for text in paths for path in image_files(Path(text))}
     elif isinstance(model.preprocess, Tokens):
         found = {f"{text}:{number}": line for text in paths for number, line in enumerate(read_lines(text), 1)}
     elif isinstance(model.preprocess, Features):
@@ -189,15 +190,6 @@ def inputs_of(model: LoadedModel, paths: Sequence[str]) -> dict[str, Any]:
     if not found:
         raise ModelError(f"there is nothing to classify in {', '.join(paths)}")
     return found
-
-
-def _image_files(path: Path) -> list[Path]:
-    """Return a file, or the images in a folder and the folders below it."""
-    if path.is_dir():
-        return sorted(one for one in path.rglob("*") if one.suffix.lower() in SUFFIXES and one.is_file())
-    if not path.is_file():
-        raise ModelError(f"there is no image file or folder {path}")
-    return [path]
 
 
 def read_lines(path: str) -> list[str]:
