@@ -75,7 +75,7 @@ class LabeledConfig(Section):
 
     name: str = key(..., "the data set", names=DATASETS)
     folder: str | None = key(None, "the folder of all data sets (default: FEDDF_DATA, or data)", kind="execution")
-    part: Literal["train", "test"] = key("test", "which of its parts (a fifth of an image folder is its test part)")
+    part: Literal["train", "test", "all"] = key("test", "which part (a fifth of an image folder is its test part)")
     size: int | None = key(None, "use only so many examples, chosen at random", ge=2)
     classes: tuple[str, ...] = key((), "the names of its classes, in order (default: what the data set says)")
 

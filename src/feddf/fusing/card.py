@@ -23,7 +23,7 @@ def card(
     """Return the card's text: of the configuration's TOML, the model's description, and pool and labels by name."""
     task, given = KINDS[type(spec.preprocess)]
     usage = f'import feddf\nmodel = feddf.load_model("FOLDER")\nprint(model.predict({given}))'
-    parts = [_front(name, report, task, datasets), f"# {name}", _summary(report, spec.model)]
+    parts = [_front(name, report, task, datasets), f"# {name}", _summary(report, spec.model), kept_start(report)]
     parts += [f"```python\n{usage}\n```", *(_measured(report, which) for which in report.sets)]
     parts += [_teachers(report), _classes(report), _agreement(report), note]
     parts += ["## Configuration\n\nWhat differs from the defaults; all of it is in `fuse.toml`."]
@@ -47,6 +47,12 @@ def _front(name: str, report: Report, task: str, datasets: Mapping[str, str]) ->
         lines += [f"  - task: {{type: {task}}}", f"    dataset: {{type: {quoted}, name: {quoted}}}"]
         lines += ["    metrics:", f"    - {{type: accuracy, value: {accuracy:.4f}}}"]
     return "\n".join([*lines, "---"])
+
+
+def kept_start(report: Report) -> str:
+    """Return why the student equals what it started as; nothing if it has learned."""
+    step = report.notes.get("distillation", {}).get(STUDENT, {}).get("best_step")
+    return "The student is what it started as: early stopping found no step of it better." if step == 0 else ""
 
 
 def _summary(report: Report, model: str) -> str:

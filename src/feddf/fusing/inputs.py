@@ -195,6 +195,7 @@ def pool_form(config: FuseConfig) -> Feeding:
 def load_labeled(config: LabeledConfig, key: str, pool: RawInputs | None, seed: int) -> Labeled:
     """Return the labeled examples of a configuration, in the form of the pool's; as they are if there is none."""
     rows: Tensor | tuple[str, ...]
+    parts = ("train", "test") if config.part == "all" else (config.part,)
     if config.name.startswith("table:"):
         with one_line(partial(ConfigError.at, f"{key}.name", config.name), of=ValueError):
             table = read_table(config.name.partition(":")[2], labeled=True).taking(pool.columns if pool else ())
@@ -203,11 +204,12 @@ def load_labeled(config: LabeledConfig, key: str, pool: RawInputs | None, seed: 
         side = pool.rows.shape[-1] if pool and isinstance(pool.rows, Tensor) and pool.rows.ndim == 4 else None
         data = DataConfig(name=config.name, folder=config.folder, image_size=side)
         found = load_dataset(f"{key}.name", config.name, data)
-        examples = found.train if config.part == "train" else found.test
-        rows, labels, names = all_rows(examples.inputs.raw), examples.labels, found.classes
+        rows = torch.cat([all_rows(getattr(found, part).inputs.raw) for part in parts])
+        labels, names = torch.cat([getattr(found, part).labels for part in parts]), found.classes
     else:
-        texts, names = _dataset_texts(config.name, config.folder, f"{key}.name", config.part)
-        rows, labels = tuple(texts.sentences), texts.labels
+        read = [_dataset_texts(config.name, config.folder, f"{key}.name", part) for part in parts]
+        rows, names = tuple(text for texts, _ in read for text in texts.sentences), read[0][1]
+        labels = torch.cat([texts.labels for texts, _ in read])
     count = int(labels.max()) + 1
     names = config.classes or names or tuple(str(number) for number in range(count))
     if len(names) < count:
