@@ -6,8 +6,8 @@
 
 All learn from parts of the 4,000 training digits of ``mnist-5k`` (the tables from scikit-learn's 8×8 digits) and are
 measured in the program that trained them, on the 1,000 test digits; then ``feddf inspect`` measures what it makes of
-the file alone. timm needs torchvision: where it cannot be imported, its folder is written by its format, from a ResNet-18
-whose parts have timm's names. Nothing is downloaded. It prints the tables of docs/fuse-evidence.md.
+the file alone. timm needs torchvision: where it cannot be imported, its folder is written by its format, from a
+ResNet-18 whose parts have timm's names. Nothing is downloaded. It prints the tables of docs/fuse-evidence.md.
 """
 
 from __future__ import annotations
@@ -346,6 +346,7 @@ def inspected(out: Path, own: dict[str, float | None]) -> Iterable[list[str]]:
             [] if file == "distilbert" else ["--labeled", str(out / "test.csv") if "table" in file else "mnist-5k"]
         )
         (one,) = feddf("inspect", str(out / file), *labeled, *(["--trust"] if file.endswith(".pt2") else []))
+        print(f"inspected {file}: {percent(one.get('accuracy'))}", flush=True)
         title = MAKERS[file][0] if file in MAKERS else "the same as model.onnx beside the folder's JSON files"
         if "error" in one:
             yield [title, one["error"].replace(str(out) + "/", ""), "", percent(accuracy_there), ""]
@@ -383,7 +384,7 @@ def main(out: Path, epochs: int) -> None:
             print(f"{title} is left out: {error}", flush=True)
             continue
         print(f"made {file}: {percent(own[file])}", flush=True)
-    print(markdown_table(["file", "how it was fed (who said so)", "outputs", "own", "inspected"], inspected(out, own)))
+    print(markdown_table(["file", "how it was fed (who said so)", "outputs", "own", "inspected"], inspected(out, own)), flush=True)
     teachers = [one for one in ("sklearn-zipmap.onnx", "xgboost.onnx", "vit", "timm-resnet18") if one in own]
     header = ["model", "test accuracy %", "contribution"]
     print(markdown_table(header, fused(out, "fused", teachers, "cnn", "mnist-5k", "mnist-5k")), flush=True)

@@ -108,6 +108,12 @@ class FuseConfig(Section):
     cache: str | None = key(None, "the folder of cached predictions (default: the user's cache)", kind="execution")
     run: RunConfig = RunConfig()
 
+    @property
+    def labeled(self) -> dict[str, LabeledConfig]:
+        """The labeled examples that are named, by what they are for."""
+        given = {"validation": self.validation, "test": self.test}
+        return {key: one for key, one in given.items() if one is not None}
+
     @field_validator("teachers", mode="before")
     @classmethod
     def _one_or_several(cls, given: Any) -> Any:

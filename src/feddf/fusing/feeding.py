@@ -204,13 +204,11 @@ def fed_as(own: Feeding, student: Feeding) -> Feeding:
         length = own.get("numbers") or own.get("max_tokens")
         own = Feeding.said(own.who("numbers") or own.who("max_tokens"), max_tokens=length)
     own = own.settled("features" in student.values)
-    kept = {"features", "tokenizer", "max_tokens", "size", "channels"}
-    if "features" not in student.values:
-        kept |= {"mean", "std", "order"}
+    scales = ("mean", "std", "order")
+    unfit = ("numbers", "layout", "columns", *(scales if "features" in student.values else ()))
     theirs = {
-        one: (value, STUDENT if who == HAND or one not in ("mean", "std", "order") else LIKE_STUDENT)
-        for one, (value, who) in student.values.items()
-        if one in kept
+        one: (value, LIKE_STUDENT if one in scales and who != HAND else STUDENT)
+        for one, (value, who) in student.without(unfit).values.items()
     }
     found = own.otherwise(Feeding(theirs))
     found = assumed(found) if found.get("size") else found

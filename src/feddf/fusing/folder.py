@@ -63,8 +63,8 @@ def plan(config: FuseConfig, *, trust: bool = False) -> Plan:
     student = _student(config, teachers)
     teachers = [one.fed_like(student.fed) for one in teachers]
     pool = load_pool(config, [student.preprocess, *(one.preprocess for one in teachers)], trust=trust)
-    given = {"validation": config.validation, "test": config.test}
-    labeled = {key: load_labeled(one, key, pool, derive(config.seed, key)) for key, one in given.items() if one}
+    given = config.labeled.items()
+    labeled = {key: load_labeled(one, key, pool, derive(config.seed, key)) for key, one in given}
     return Plan(teachers, student, pool, labeled)
 
 
@@ -76,11 +76,8 @@ def fuse_to_folder(
         raise ModelError(f"{out} is there already; name a new folder with --out, or remove it")
     teachers, student, pool, labeled = planned or plan(config, trust=trust)
     cache = Path(config.cache).expanduser() if config.cache else None
-    result = fuse(
-        teachers, student, pool, validation=labeled.get("validation"), test=labeled.get("test"),
-        ensemble=config.ensemble, distill=config.distill, run=config.run, seed=config.seed, cache=cache,
-        progress=progress,
-    )  # fmt: skip
+    said = {name: getattr(config, name) for name in ("ensemble", "distill", "run", "seed")}
+    result = fuse(teachers, student, pool, **{**labeled, **said}, cache=cache, progress=progress)
     _write(result, config, pool, out)
     return result
 
@@ -94,8 +91,8 @@ def check(config: FuseConfig, made: Plan) -> dict[str, Any]:
     teachers, student, pool, labeled = made
     judges = labeled.get("validation")
     found = [inspect_teacher(one, judges, pool) for one in teachers]
-    numbers = {one.id: one_found["n_outputs"] for one, one_found in zip(teachers, found, strict=True)}
-    models, classes = agree_on_classes(teachers, student.classes, lambda one: int(numbers[one.id]))
+    numbers = {one["name"]: int(one["n_outputs"]) for one in found}
+    models, classes = agree_on_classes(teachers, student.classes, lambda one: numbers[one.id])
     student = complete_student(student, models, classes, pool)
     few = config.distill.model_copy(update={"steps": 5, "eval_every": 5})
     inputs, targets = pool.stored(student.preprocess), torch.full((len(pool), len(classes)), 1 / len(classes))
@@ -172,17 +169,12 @@ def _write(result: FusionResult, config: FuseConfig, pool: RawInputs, out: Path)
         write_model(folder, model.network, model.spec, facts)
         for which in report.sets:
             draw_reliability(report, which, folder)
-        text = card(config.name, report, chosen, model.spec, note, _datasets(config))
+        named = {"pool": config.pool.sources[0]} | config.labeled
+        known = {key: one.name for key, one in named.items() if one.name in DATASETS and ":" not in one.name}
+        text = card(config.name, report, chosen, model.spec, note, known)  # files have no name that others know
         write_atomically(folder / CARD, text.encode())
         write_atomically(folder / "fuse.toml", whole.encode())
         write_atomically(folder / "report.json", json.dumps(asdict(report), indent=1).encode())
-
-
-def _datasets(config: FuseConfig) -> dict[str, str]:
-    """Return the data sets of pool, validation and test; folders and files have no name that others know."""
-    labeled = {"validation": config.validation, "test": config.test}
-    named = {"pool": config.pool.sources[0].name} | {key: one.name for key, one in labeled.items() if one}
-    return {key: name for key, name in named.items() if name in DATASETS and ":" not in name}
 
 
 def write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> float:

@@ -73,7 +73,7 @@ def _of_weights(path: Path, spec: ModelSpec, feeding: Feeding, id: str, folder: 
     def opened(device: torch.device) -> AbstractContextManager[PredictBatch]:
         weights = state()
         whole = here if folder else _with_outputs(here, weights)
-        return predicting(loaded(whole, weights, f"teacher {id}: {path}", device).network)
+        return predicting(loaded(whole, weights, f"teacher {id}: {path}", device).network, device)
 
     said = replace(about(folder) if folder else About(), feeding=feeding, classes=spec.classes)
     more = repr((spec.model, sorted(spec.options.items()), spec.shape))

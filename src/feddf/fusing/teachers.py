@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -101,8 +102,8 @@ class TrainedModel:
         """Raise :class:`TeacherError` where it has more or fewer outputs than it has classes."""
         if self.classes and len(self.classes) != count:
             known = f"its class list (or the student's, if it has none) has {len(self.classes)} names"
-            remedy = "say what its outputs mean with classes = [...]"
-            raise TeacherError(f"teacher {self.id}: it has {count} outputs, and {known}; {remedy}")
+            said = f"it has {count} outputs, and {known}; say what its outputs mean with classes = [...]"
+            raise TeacherError(f"teacher {self.id}: {said}")
 
 
 def of_module(
@@ -125,18 +126,17 @@ def of_module(
         examples: n_k, the number of examples that it was trained on, for the weights ``examples``.
     """
 
-    def open_module(device: torch.device) -> AbstractContextManager[PredictBatch]:
-        return predicting(module if device_of(module) == device else deepcopy(module).to(device))
-
     size = sum(tensor.nbytes for tensor in module.state_dict().values())
-    return TrainedModel(id, open_module, tuple(classes), Feeding.of(preprocess, HAND), outputs, examples, size=size)
+    opens, fed = partial(predicting, module), Feeding.of(preprocess, HAND)
+    return TrainedModel(id, opens, tuple(classes), fed, outputs, examples, size=size)
 
 
 @contextmanager
-def predicting(module: nn.Module) -> Iterator[PredictBatch]:
-    """Let a module predict inside the block."""
-    with evaluation_mode(module):
-        yield fold_batchnorm(module)
+def predicting(module: nn.Module, device: torch.device) -> Iterator[PredictBatch]:
+    """Let a module, or a copy of it on another device, predict inside the block."""
+    here = module if device_of(module) == device else deepcopy(module).to(device)
+    with evaluation_mode(here):
+        yield fold_batchnorm(here)
 
 
 def as_teachers(given: Sequence[TrainedModel | nn.Module | str | Path], trust: bool) -> list[TrainedModel]:
@@ -152,9 +152,17 @@ def as_teachers(given: Sequence[TrainedModel | nn.Module | str | Path], trust: b
             found += read_teachers([TeacherConfig(path=str(one))], trust=trust)
     if not found:
         raise TeacherError("there is no teacher to learn from")
-    if len({teacher.id for teacher in found}) < len(found):
-        return [replace(one, id=f"{one.id}-{number}") for number, one in enumerate(found, 1)]
-    return found
+    return _distinct(found)
+
+
+def _distinct(found: Sequence[TrainedModel]) -> list[TrainedModel]:
+    """Return teachers, of which those that share a name are numbered."""
+    names = [teacher.id for teacher in found]
+    shared = [
+        f"{name}-{names[: place + 1].count(name)}" if names.count(name) > 1 else name
+        for place, name in enumerate(names)
+    ]
+    return [replace(one, id=name) for one, name in zip(found, shared, strict=True)]
 
 
 def read_teachers(configs: Sequence[TeacherConfig], *, trust: bool = False) -> list[TrainedModel]:
@@ -168,12 +176,7 @@ def read_teachers(configs: Sequence[TeacherConfig], *, trust: bool = False) -> l
         if other != name and not own.removeprefix("LABEL_").isdigit():
             both = f"'{own}' is '{other}' for {first}, and '{name}' for {path}"
             raise TeacherError(f"two class maps contradict each other: {both}")
-    found = [teacher for config in configs for teacher in read_teacher(config, trust=trust)]
-    names = [teacher.id for teacher in found]
-    return [
-        replace(one, id=f"{one.id}-{names[: place + 1].count(one.id)}") if names.count(one.id) > 1 else one
-        for place, one in enumerate(found)
-    ]
+    return _distinct([teacher for config in configs for teacher in read_teacher(config, trust=trust)])
 
 
 def read_teacher(config: TeacherConfig, *, trust: bool = False) -> list[TrainedModel]:
