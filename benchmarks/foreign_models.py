@@ -2,7 +2,7 @@
 
     pip install -c constraints.txt 'feddf[onnx,text,demo,tables]' skl2onnx
     pip install --no-deps xgboost onnxmltools onnxconverter-common      # without them that file is left out
-    python benchmarks/foreign_models.py OUT [--epochs 6]
+    python benchmarks/foreign_models.py OUT [--epochs 3]
 
 All learn from parts of the 4,000 training digits of ``mnist-5k`` (the tables from scikit-learn's 8×8 digits) and are
 measured in the program that trained them, on the 1,000 test digits; then ``feddf inspect`` measures what it makes of
@@ -384,7 +384,10 @@ def main(out: Path, epochs: int) -> None:
             print(f"{title} is left out: {error}", flush=True)
             continue
         print(f"made {file}: {percent(own[file])}", flush=True)
-    print(markdown_table(["file", "how it was fed (who said so)", "outputs", "own", "inspected"], inspected(out, own)), flush=True)
+    print(
+        markdown_table(["file", "how it was fed (who said so)", "outputs", "own", "inspected"], inspected(out, own)),
+        flush=True,
+    )
     teachers = [one for one in ("sklearn-zipmap.onnx", "xgboost.onnx", "vit", "timm-resnet18") if one in own]
     header = ["model", "test accuracy %", "contribution"]
     print(markdown_table(header, fused(out, "fused", teachers, "cnn", "mnist-5k", "mnist-5k")), flush=True)
@@ -396,6 +399,6 @@ def main(out: Path, epochs: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=3)
     given = parser.parse_args()
     main(given.out, given.epochs)

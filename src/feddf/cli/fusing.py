@@ -272,8 +272,8 @@ def _print_summary(result: FusionResult) -> None:
         for name, one in figures.items():
             table.add_row(name, *(f"{100 * value:.1f}" for value in (one.accuracy, one.own_accuracy, one.ece)))
         out_console.print(table)
-    evaluated, cached = len(result.evaluated), len(report.teachers) - len(result.evaluated)
-    say(f"{evaluated} teachers were evaluated" + (f"; the predictions of {cached} were cached" if cached else ""))
+    evaluated = len(result.evaluated)
+    say(f"teachers evaluated: {evaluated}; with cached predictions: {len(report.teachers) - evaluated}")
     if learned := kept_start(report):
         say(learned)
     for line in matched(report):
