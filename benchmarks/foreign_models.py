@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -351,8 +352,8 @@ def inspected(out: Path, own: dict[str, float | None]) -> Iterable[list[str]]:
         if "error" in one:
             yield [title, one["error"].replace(str(out) + "/", ""), "", percent(accuracy_there), ""]
         else:
-            hint = one["warning"].partition("with mean")[2].partition("; say so")[0]
-            fed = one["fed"] + (f"; with mean{hint}" if hint else "")
+            better = re.search(r"with mean .* it would have .* % instead", one["warning"])
+            fed = one["fed"] + (f"; {better[0].removesuffix(' instead')}" if better else "")
             yield [
                 title,
                 fed.replace(str(out) + "/", ""),
