@@ -42,7 +42,7 @@ class TeacherConfig(InputsConfig):
     prototype: str | None = key(None, "one prototype of a run folder (default: all of them)")
     classes: tuple[str, ...] = key((), "the names of its outputs, in order (default: what its files say)")
     map: dict[str, str] = key({}, "its own class names, where they differ from those of the others")
-    outputs: Literal["logits", "probabilities"] | None = key(None, "what it returns (default: what it looks like)")
+    outputs: Literal["logits", "probabilities"] | None = key(None, "what it returns (default: as its answers look)")
     examples: int = key(1, "n_k, the examples that it learned from (for weights 'examples')", ge=1)
 
     @property
