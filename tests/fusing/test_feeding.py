@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 import feddf
 from conftest import stripes
-from feddf.config import ConfigError, DistillConfig
+from feddf.config import DistillConfig
 from feddf.config.fuse_config import TeacherConfig, load_fuse
 from feddf.fusing.classes import columns_of, respelled, union
 from feddf.fusing.feeding import ASSUMED, FILE, HAND, STUDENT, Feeding, assumed, by_hand, fed_as, of_range, of_sizes
 from feddf.fusing.folder import plan
 from feddf.fusing.inputs import FeedingWarning, Labeled, RawInputs
-from feddf.fusing.inspecting import better_normalization, inspect_teacher
+from feddf.fusing.inspecting import better_normalization, inspect_teacher, warning_of
 from feddf.fusing.predictions import PredictionCache, kind_of
 from feddf.fusing.teachers import TeacherError, TrainedModel, of_module, read_teacher
 from feddf.saved.model import Features, Images, Tokens, described, from_description
@@ -76,22 +76,23 @@ def test_what_the_student_got_from_elsewhere_is_an_assumption_about_others() -> 
     file, hand = Feeding.of(ENCODE, FILE), Feeding.of(ENCODE, HAND)
     unknown = of_sizes((1, 16, 16))
     expected = "1×16×16 (file), mean 0.4, std 0.3, values from -1.33 to 2 (assumed as for the student)"
-    assert fed_as(unknown, file, "b").line == expected
-    assert fed_as(unknown, file, "b").is_assumed
-    said = fed_as(unknown, hand, "b")
+    assert fed_as(unknown, file).line == expected
+    assert fed_as(unknown, file).is_assumed
+    said = fed_as(unknown, hand)
     assert (said.who("mean"), said.is_assumed) == (STUDENT, False)
-    assert fed_as(Feeding(), Feeding(), "b").line == "inputs as they are given"
+    assert fed_as(Feeding(), Feeding()).line == "inputs as they are given"
 
 
 def test_a_mean_that_does_not_fit_names_the_teacher() -> None:
     hand = by_hand(TeacherConfig(path="b.onnx", mean=(0.1, 0.2)))
-    with pytest.raises(ConfigError, match="teacher b: 2 means and 1 deviations do not fit 1 channels"):
-        fed_as(hand.otherwise(of_sizes((1, 8, 8))), Feeding(), "b")
+    teacher = of_module(nn.Identity(), "b")
+    with pytest.raises(TeacherError, match="teacher b: 2 means and 1 deviations do not fit 1 channels"):
+        replace(teacher, feeding=hand.otherwise(of_sizes((1, 8, 8)))).fed_like(Feeding())
     whole = by_hand(TeacherConfig(path="b.onnx", size=8, channels=3, mean=(0.1, 0.2), std=(1.0,)))
-    with pytest.raises(ConfigError, match="teacher b: 2 means and 3 deviations do not fit 3 channels"):
-        fed_as(whole, Feeding(), "b")
+    with pytest.raises(TeacherError, match="teacher b: 2 means and 3 deviations do not fit 3 channels"):
+        replace(teacher, feeding=whole).fed_like(Feeding())
     with pytest.raises(TeacherError, match="teacher b: 2 means"):
-        inspect_teacher(replace(of_module(nn.Identity(), "b"), feeding=whole))
+        inspect_teacher(replace(teacher, feeding=whole))
     with pytest.raises(TeacherError, match=r"teacher m.safetensors: 2 means"):
         read_teacher(TeacherConfig(path="m.safetensors", model="cnn", size=8, mean=(0.1, 0.2)))
 
@@ -166,7 +167,7 @@ def test_the_better_normalization_is_named_and_not_taken() -> None:
     shifted = fed_with(20.0, 0.3, ASSUMED)
     hint = better_normalization(shifted, labeled, torch.arange(3))
     assert "it would have" in hint
-    assert better_normalization(fed_with(20.0, 0.3, HAND), labeled, torch.arange(3)) == ""
+    assert warning_of(fed_with(20.0, 0.3, HAND), labeled, torch.arange(3)) == ""
     assert better_normalization(fed_with(0.4, 0.3, ASSUMED), labeled, torch.arange(3)) == ""
     found = inspect_teacher(shifted, labeled)
     assert hint in found["warning"]

@@ -23,7 +23,7 @@ from feddf.config.fuse_config import TeacherConfig, load_fuse
 from feddf.config.names import MODELS
 from feddf.evaluate import logits
 from feddf.fusing import onnx_files
-from feddf.fusing.feeding import HAND, Feeding, fed_as
+from feddf.fusing.feeding import HAND, Feeding
 from feddf.fusing.folder import write_onnx
 from feddf.fusing.inputs import RawInputs, load_pool
 from feddf.fusing.predictions import as_logits, kind_of, open_teacher
@@ -41,9 +41,7 @@ def answers(
     raw: Tensor | tuple[str, ...] = IMAGES.raw,  # type: ignore[assignment]
     execution: Execution = Execution(),
 ) -> Tensor:
-    with open_teacher(
-        teacher, fed_as(teacher.feeding, Feeding.of(ENCODE, HAND), teacher.id).preprocess, execution
-    ) as predict:
+    with open_teacher(teacher, teacher.fed_like(Feeding.of(ENCODE, HAND)).preprocess, execution) as predict:
         outputs = torch.cat(list(predict(RawInputs(raw))))
     return as_logits(teacher, teacher.outputs or kind_of(teacher.id, outputs), outputs)
 
@@ -106,8 +104,8 @@ def test_a_file_is_opened_once_for_all_sets(
     """What a file says of itself is read before, without its weights being set up: its sizes decide the pool's."""
     as_onnx(models()["all"], tmp_path)
     opened: list[Path] = []
-    session = onnx_files._session
-    monkeypatch.setattr(onnx_files, "_session", lambda path, name: (opened.append(path), session(path, name))[1])
+    session = onnx_files.open_session
+    monkeypatch.setattr(onnx_files, "open_session", lambda path: (opened.append(path), session(path))[1])
     (teacher,) = read_teachers([TeacherConfig(path=str(tmp_path / "m.onnx"), **said)])  # type: ignore[arg-type]
     fuse(
         [teacher],

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from small_teachers import CLASSES, ENCODE, spec_of
@@ -37,10 +39,11 @@ def test_three_teachers_are_too_few_for_an_outlier() -> None:
 
 def test_a_card_of_a_hundred_teachers_stays_readable_and_a_name_breaks_no_table() -> None:
     names = [f"a|b-{number}" for number in range(100)]
-    about = tuple({"name": name, "source": "x", "model": "", "sha256": None} for name in names)
+    said = {"source": "x", "model": "", "sha256": None, "license": "", "fed": "", "outputs": "logits"}
+    about = tuple({"name": name, **said} for name in names)
     row = (1.0,) * 102
     report = Report(about, CLASSES, {}, 7, (*names, "ensemble", "student"), (row,) * 102, {})
-    text = card("many", report, "", spec_of().describe())
+    text = card("many", report, "", spec_of())
     assert "Who agrees with whom" not in text
     assert "| a\\|b-7 | x |" in text
 
@@ -90,7 +93,8 @@ def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_an_onnx_file_that_differs_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(folder, "_run", lambda path, inputs: torch.ones(len(inputs), 3))
+    other = SimpleNamespace(run=lambda _, given: [np.ones((len(given["inputs"]), 3), np.float32)])
+    monkeypatch.setattr(folder, "open_session", lambda path: other)
     path = tmp_path / "model.onnx"
     with pytest.raises(FeddfError, match="the ONNX file gives other logits than the student"):
         folder.write_onnx(nn.Linear(4, 3), torch.randn(5, 4), path)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
@@ -18,16 +19,17 @@ from rich.progress import Progress
 from rich.table import Column, Table
 
 from feddf.cli.arguments import AsJson, Trust, argument, complain, option, out_console, plain, print_json, remark, say
-from feddf.config.errors import ConfigError, FeddfError
+from feddf.config.errors import ConfigError, FeddfError, one_line
 from feddf.config.foreign import parse_toml
 from feddf.runtime.atomic import write_atomically
 
 if TYPE_CHECKING:
     from feddf.config.fuse_config import FuseConfig
     from feddf.fusing.fuse import FusionResult
-    from feddf.saved.model import Prediction
+    from feddf.saved.model import LoadedModel, Prediction
 
 _TEACHER = 'A model to fuse: a path, or a TOML table such as \'{path = "a.onnx", classes = ["cat", "dog"]}\'.'
+_LABELED = "a data set, a table, or all of a folder with a folder of images for each class."
 _RESUME = "Reuse what an interrupted fusion has cached; a finished one is left as it is."
 _CHECK = "Do everything but the work: how each model is fed, what it returns, and what fusing will cost."
 _OVERRIDES = "The folder to write, and values that replace others, for instance distill.steps=1000."
@@ -40,8 +42,8 @@ def fuse(
     teacher: Annotated[list[str] | None, option(help=_TEACHER)] = None,
     student: Annotated[str | None, option(help="The student's architecture, or a TOML table.")] = None,
     unlabeled: Annotated[list[str] | None, option(help="A folder of images, a text file, or a data set.")] = None,
-    validation: Annotated[str | None, option(help="Labeled data for early stopping: a data set, or a table.")] = None,
-    test: Annotated[str | None, option(help="Labeled data for the report only: a data set, or a table.")] = None,
+    validation: Annotated[str | None, option(help=f"Labeled data for early stopping: {_LABELED}")] = None,
+    test: Annotated[str | None, option(help=f"Labeled data for the report only: {_LABELED}")] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write the student as model.onnx too.")] = False,
     cache: Annotated[Path | None, option(help="Where predictions are cached (default: the user's cache).")] = None,
     device: Annotated[str | None, option(help="Where to compute: auto (the default), cpu, cuda, ...")] = None,
@@ -120,7 +122,7 @@ def _check(config: FuseConfig, as_json: bool, trust: bool) -> None:
 
 def inspect(
     models: Annotated[list[str], argument(metavar="MODEL...", help=_TEACHER)],
-    labeled: Annotated[str | None, option(help="Labeled data to try them on: a data set, or a table.")] = None,
+    labeled: Annotated[str | None, option(help=f"Labeled data to try them on: {_LABELED}")] = None,
     json: AsJson = False,
     trust: Trust = False,
 ) -> int:
@@ -175,7 +177,7 @@ def predict(
 ) -> None:
     """Classify images or texts with a fused model.
 
-    Prints a line for each, with its class and the probabilities of all classes.
+    Prints a line for each, with its class and the probabilities of all classes; or with the values of a regression.
     """
     if out is not None and out.suffix not in (".csv", ".jsonl"):
         raise ConfigError.at("--out", str(out), "must end in .csv or .jsonl")
@@ -183,11 +185,17 @@ def predict(
 
     model = load_model(folder, prototype, device, trust=trust)
     found = inputs_of(model, inputs)
-    rows = list(zip(found, model.predict(list(found.values())), strict=True))
-    lines = (f"{dumps(_as_json(*row), ensure_ascii=False)}\n" for row in rows)
-    text = "".join(lines) if out and out.suffix == ".jsonl" else _as_csv(model.classes, rows)
+    predicted = zip(found, model.predict(list(found.values())), strict=True)
+    rows = [_as_json(model, name, one) for name, one in predicted]
+    if out and out.suffix == ".jsonl":
+        text = "".join(f"{dumps(row, ensure_ascii=False)}\n" for row in rows)
+    else:
+        lines = [{**row, **row.pop("probabilities", {})} for row in deepcopy(rows)]
+        numbers = ([f"{one:.6f}" if isinstance(one, float) else one for one in line.values()] for line in lines)
+        csv.writer(file := io.StringIO(), lineterminator="\n").writerows([list(lines[0]), *numbers])
+        text = file.getvalue()
     if json:
-        print_json([_as_json(*row) for row in rows])
+        print_json(rows)
         out_console.quiet = True
     if out is None:
         print("" if json else plain(text), end="")
@@ -197,23 +205,23 @@ def predict(
     say(f"{len(found)} predictions: {out}")
 
 
-def _as_csv(classes: Sequence[str], rows: Iterable[tuple[str, Prediction]]) -> str:
-    text = io.StringIO()
-    lines = ([name, one.label, *(f"{one.probabilities[each]:.6f}" for each in classes)] for name, one in rows)
-    csv.writer(text, lineterminator="\n").writerows([["input", "class", *classes], *lines])
-    return text.getvalue()
-
-
-def _as_json(name: str, one: Prediction) -> dict[str, Any]:
-    probabilities = {each: round(value, 6) for each, value in one.probabilities.items()}
-    return {"input": name, "class": one.label, "probabilities": probabilities}
+def _as_json(model: LoadedModel, name: str, one: Prediction) -> dict[str, Any]:
+    """Return a prediction as JSON: a class and its probabilities, or values under their own names."""
+    numbers = {each: round(value, 6) for each, value in one.probabilities.items()}
+    if model.spec.outputs.has_units:
+        return {"input": name, **numbers}
+    return {"input": name, "class": one.label, "probabilities": numbers}
 
 
 def _source(text: str) -> Any:
     """Return a source of the pool: a folder is all its images, a file a table or lines of texts."""
-    if _is_table(text):
-        return f"table:{text}"
-    return f"{'images' if Path(text).is_dir() else 'lines'}:{text}" if Path(text).exists() else _value(text)
+    if _is_table(text) or Path(text).exists():
+        return f"{'table' if _is_table(text) else 'images' if Path(text).is_dir() else 'lines'}:{text}"
+    if not text.lstrip().startswith("{"):
+        from feddf.config.names import SOURCES
+
+        SOURCES.check(text, "--unlabeled")
+    return _value(text)
 
 
 def _is_table(text: str) -> bool:
@@ -224,12 +232,12 @@ def _is_table(text: str) -> bool:
 def _value(text: str | None, word: str = "") -> Any:
     """Return a TOML table that was written as an option; or the text, as what the key ``word`` says in one."""
     if text is None or not text.lstrip().startswith("{"):
+        if word == "name" and text and Path(text).is_dir():
+            return {"name": f"folder:{text}", "part": "all"}
         text = f"table:{text}" if word == "name" and text and _is_table(text) else text
         return {word: text} if word and text is not None else text
-    try:
+    with one_line(ConfigError, f"'{text}' is not a TOML table", ValueError):
         return parse_toml(f"value = {text}")["value"]
-    except ValueError as error:
-        raise ConfigError(f"'{text}' is not a TOML table: {error}") from None
 
 
 @contextmanager
@@ -255,18 +263,23 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _print_summary(result: FusionResult) -> None:
+    from feddf.fusing.card import kept_start, matched
+
     report = result.report
     for which, figures in report.sets.items():
         numbers = [Column(name, justify="right") for name in ("accuracy %", "of its classes %", "calibration error %")]
-        table = Table("model", *numbers, title=f"On {report.sizes[which]} {which} examples")
+        table = Table(Column("model", overflow="fold"), *numbers, title=f"On {report.sizes[which]} {which} examples")
         for name, one in figures.items():
             table.add_row(name, *(f"{100 * value:.1f}" for value in (one.accuracy, one.own_accuracy, one.ece)))
         out_console.print(table)
-    say(f"{len(result.evaluated)} of {len(report.teachers)} teachers were evaluated, the others' predictions cached")
+    evaluated = len(result.evaluated)
+    say(f"teachers evaluated: {evaluated}; with cached predictions: {len(report.teachers) - evaluated}")
+    if learned := kept_start(report):
+        say(learned)
+    for line in matched(report):
+        say(line)
     for about in report.teachers:
         if about["outputs"] == "probabilities":
             say(f"{about['name']}: its outputs are probabilities")
-        for own, name in report.notes["matched"].get(about["name"], {}).items():
-            say(f"{about['name']}: its class '{own}' is taken as '{name}'")
     for name, why in report.outliers.items():
         complain(f"teacher {name} {why}")

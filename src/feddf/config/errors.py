@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Self
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
 
 
 class FeddfError(Exception):
@@ -46,3 +47,17 @@ def reason(error: BaseException) -> str:
     """Return an error's kind and the first line of its message."""
     kind, line = type(error).__name__, first_line(error)
     return kind if line == kind else f"{kind}: {line}"
+
+
+@contextmanager
+def one_line(kind: Callable[[str], Exception], said: str = "", of: Any = Exception) -> Iterator[None]:
+    """Turn what goes wrong in a block into one line: ``said`` and why; an error of ours is one already.
+
+    A library may fail in any way on a damaged file, so unless ``of`` names them, these are all errors.
+    """
+    try:
+        yield
+    except of as error:
+        if isinstance(error, FeddfError) and of is Exception:
+            raise
+        raise kind(f"{said}: {first_line(error)}" if said else first_line(error)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import field_validator, model_validator
@@ -11,6 +12,8 @@ from feddf.config.errors import ConfigError
 from feddf.config.experiment import parse, read
 from feddf.config.names import DATASETS, DROP_RULES, MODELS, TARGETS, TEACHER_FORMATS, TEACHER_WEIGHTS
 from feddf.config.sections import DistillConfig, PoolConfig, RunConfig, Section, key, method_key
+
+TEACHER_FILES = (".safetensors", ".onnx", ".pt2")
 
 
 class InputsConfig(Section):
@@ -39,10 +42,18 @@ class TeacherConfig(InputsConfig):
     prototype: str | None = key(None, "one prototype of a run folder (default: all of them)")
     classes: tuple[str, ...] = key((), "the names of its outputs, in order (default: what its files say)")
     map: dict[str, str] = key({}, "its own class names, where they differ from those of the others")
-    outputs: Literal["logits", "probabilities"] | None = key(
-        None, "what it returns (default: what its answers look like)"
-    )
+    outputs: Literal["logits", "probabilities"] | None = key(None, "what it returns (default: as its answers look)")
     examples: int = key(1, "n_k, the examples that it learned from (for weights 'examples')", ge=1)
+
+    @property
+    def file(self) -> Path:
+        """Where it lies: a file, or a folder."""
+        return Path(self.path).expanduser()
+
+    @property
+    def id(self) -> str:
+        """Its name, or that of its file or folder."""
+        return self.name or (self.file.stem if self.file.suffix in TEACHER_FILES else self.file.resolve().name)
 
 
 class StudentConfig(InputsConfig):
@@ -64,7 +75,7 @@ class LabeledConfig(Section):
 
     name: str = key(..., "the data set", names=DATASETS)
     folder: str | None = key(None, "the folder of all data sets (default: FEDDF_DATA, or data)", kind="execution")
-    part: Literal["train", "test"] = key("test", "which of its parts (a fifth of an image folder is its test part)")
+    part: Literal["train", "test", "all"] = key("test", "which part (a fifth of an image folder is its test part)")
     size: int | None = key(None, "use only so many examples, chosen at random", ge=2)
     classes: tuple[str, ...] = key((), "the names of its classes, in order (default: what the data set says)")
 
@@ -96,6 +107,12 @@ class FuseConfig(Section):
     onnx: bool = key(False, "write the student as model.onnx too", kind="execution")
     cache: str | None = key(None, "the folder of cached predictions (default: the user's cache)", kind="execution")
     run: RunConfig = RunConfig()
+
+    @property
+    def labeled(self) -> dict[str, LabeledConfig]:
+        """The labeled examples that are named, by what they are for."""
+        given = {"validation": self.validation, "test": self.test}
+        return {key: one for key, one in given.items() if one is not None}
 
     @field_validator("teachers", mode="before")
     @classmethod

@@ -53,7 +53,7 @@ class Names(Mapping[str, Any]):
         """Raise :class:`ConfigError` for a name that is neither known nor a ``module:attribute``."""
         module, _, attribute = name.partition(":")
         if not (module and attribute) and name not in self and name not in self._others:
-            known = [f"{known}PATH" if known[-1] == ":" else known for known in (*self, *self._others)]
+            known = [f"{one}PATH" if one[-1] == ":" else one for one in dict.fromkeys((*self, *self._others))]
             allowed = f"{nearest(name, known)} (your own is written as module:attribute)"
             raise ConfigError.at(key or self.key, name, allowed if known else "must be none or module:attribute")
 

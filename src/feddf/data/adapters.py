@@ -8,6 +8,7 @@ are taken as they are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddf.config.errors import ConfigError
+from feddf.config.errors import ConfigError, one_line
 from feddf.config.sections import DataConfig
 from feddf.data.datasets import Dataset, Part, held_out, image_folder, measured, of_parts, plain, wrong_parts
 
@@ -56,10 +57,8 @@ def from_image_folder(path: str | Path, *, image_size: int | None = None) -> Dat
         path: the folder.
         image_size: resize images to this height and width.
     """
-    try:
+    with one_line(partial(ConfigError.at, "path", str(path)), of=(ValueError, FileNotFoundError)):
         return image_folder(path, DataConfig(name=f"folder:{path}", image_size=image_size))
-    except (ValueError, FileNotFoundError) as error:
-        raise ConfigError.at("path", str(path), str(error)) from error
 
 
 def from_hugging_face(

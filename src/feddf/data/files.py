@@ -15,7 +15,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddf.config.errors import first_line
+from feddf.config.errors import one_line
 from feddf.runtime.atomic import new_file, read_regular, text_lines
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
@@ -84,12 +84,10 @@ def read_imagenet32(batches: Sequence[Path], cache: Path) -> tuple[MappedRows, T
 
 
 def _member(path: Path, name: str) -> NDArray[np.generic]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            found: NDArray[np.generic] = archive[name]
-            return found
-    except Exception as error:  # a damaged archive can fail in any way
-        raise ValueError(f"{path} is not a batch of downsampled ImageNet: {first_line(error)}") from error
+    failed = f"{path} is not a batch of downsampled ImageNet"
+    with one_line(ValueError, failed), np.load(path, allow_pickle=False) as archive:
+        found: NDArray[np.generic] = archive[name]
+        return found
 
 
 def read_cached(path: Path, n: int, dtype: type[np.generic]) -> Tensor | None:
@@ -140,20 +138,16 @@ def _read_images(paths: Sequence[Path], size: int | None) -> Tensor:
 
 def read_image(path: Path, size: int | None) -> NDArray[np.uint8]:
     """Return one image as H×W×3 bytes; with a size, cut to a square and resized to it."""
-    try:
+    with one_line(ValueError, "reading image files needs Pillow: pip install 'feddf[images]'", ImportError):
         from PIL import Image, ImageOps
-    except ImportError as error:
-        raise ValueError("reading image files needs Pillow: pip install 'feddf[images]'") from error
-    try:
-        with warnings.catch_warnings(action="ignore"), Image.open(path) as opened:  # this reads its head alone
-            if opened.width * opened.height > MOST_PIXELS:
-                raise ValueError(f"it has {opened.width}×{opened.height} pixels, and at most {MOST_PIXELS} are decoded")
-            image = opened.convert("RGB")
-            if size is not None:
-                image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
-            return np.asarray(image)
-    except Exception as error:
-        raise ValueError(f"{path} cannot be read as an image: {error}") from error
+    failed, quiet = one_line(ValueError, f"{path} cannot be read as an image"), warnings.catch_warnings(action="ignore")
+    with failed, quiet, Image.open(path) as opened:  # this reads its head alone
+        if opened.width * opened.height > MOST_PIXELS:
+            raise ValueError(f"it has {opened.width}×{opened.height} pixels, and at most {MOST_PIXELS} are decoded")
+        image = opened.convert("RGB")
+        if size is not None:
+            image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+        return np.asarray(image)
 
 
 @dataclass(frozen=True)

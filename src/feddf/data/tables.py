@@ -55,7 +55,7 @@ class Table:
         return Table(tuple(columns), self.rows[:, [self.columns.index(name) for name in columns]], self.labels)
 
 
-def read_table(name: str) -> Table:
+def read_table(name: str, *, labeled: bool = False) -> Table:
     """Return the table in ``PATH`` or ``PATH#COLUMN``; every column but that of the labels must hold numbers."""
     place, _, wanted = name.partition("#")
     path = Path(place).expanduser()
@@ -68,6 +68,9 @@ def read_table(name: str) -> Table:
     if len(set(columns)) < len(columns):
         raise ValueError(f"its columns must have different names, and are {', '.join(columns[:8]):.200}")
     label = wanted or next((one for one in columns if one.lower() in LABELS), "")
+    if labeled and not label:
+        known = f"{', '.join(columns[:8]):.200}"
+        raise ValueError(f"which column holds the labels? Name it: table:{name}#COLUMN ({known})")
     numbers, labels = array("f"), list[str]()
     for row, values in enumerate(rows, 1):
         if len(values) != len(columns):
@@ -128,11 +131,7 @@ def _parquet(path: Path) -> Iterator[Sequence[Any]]:
 
 def table(path: str, data: DataConfig) -> Dataset:
     """Return a table as a data set, of which a fifth, always the same, is the test set; columns are standardized."""
-    found = read_table(path)
-    if not found.labels:
-        raise ValueError(
-            f"which column holds the labels? Name it: table:{path}#COLUMN ({', '.join(found.columns[:8])})"
-        )
+    found = read_table(path, labeled=True)
     train, test = held_out("table", found.rows, found.numbers)
     encode = Standardized.by(train[0])
     return of_parts(Path(path).stem, train, test, encode, max(2, len(found.classes)), classes=found.classes)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddf.config.errors import first_line
+from feddf.config.errors import one_line
 from feddf.evaluate import evaluation_mode
 from feddf.runtime.atomic import check_program
 from feddf.runtime.device import CPU, device_of, moved, threads
@@ -25,6 +25,9 @@ from feddf.types import Inputs, Rows
 
 Make = Callable[[Tensor], Tensor]
 """A generator: latents, N × their shape, to images in [−1, 1], N × C × H × W."""
+
+Classes = Sequence[str | int]
+"""Some classes, by name or number."""
 
 LATENTS = 256
 """How many images a generator is asked for at a time."""
@@ -112,12 +115,7 @@ def _reflected(n: int, size: int, generator: torch.Generator) -> Tensor:
 
 
 def of_classes(
-    labels: Tensor,
-    n_classes: int,
-    names: Sequence[str],
-    wanted: int | Sequence[str | int] | None,
-    avoid: Sequence[str | int],
-    seed: int,
+    labels: Tensor, n_classes: int, names: Sequence[str], wanted: int | Classes | None, avoid: Classes, seed: int
 ) -> Tensor:
     """Return the indices of the examples of some classes: so many chosen at random, or those named or numbered.
 
@@ -229,11 +227,8 @@ def read_program(path: Path, what: str) -> tuple[Any, Sequence[Any]]:
 
     A size that is no number stands for several.
     """
-    try:
-        with silence():
-            program = torch.export.load(path)
-    except Exception as error:  # a damaged archive can fail in any way
-        raise ValueError(f"{path} is not a whole program of torch.export.save: {first_line(error)}") from error
+    with one_line(ValueError, f"{path} is not a whole program of torch.export.save"), silence():
+        program = torch.export.load(path)
     inputs = program.graph_signature.user_inputs
     if len(inputs) != 1:
         raise ValueError(f"{path} must take one argument, a batch of {what}, and takes {len(inputs)}")

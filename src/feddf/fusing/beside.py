@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from feddf.config.errors import first_line
-from feddf.config.foreign import parse_json
+from feddf.config.errors import one_line
 from feddf.fusing.feeding import FILE, Feeding, of_range
 from feddf.runtime.atomic import read_regular
 from feddf.saved.model import ModelError, ModelSpec
+from feddf.saved.model_folder import read_json
 
 BUNDLE = "configs/metadata.json"
 """Where a MONAI bundle says what its network takes and gives."""
@@ -31,57 +31,50 @@ class About:
 def about(path: Path) -> About:
     """Return what lies beside a model: in its folder, or in that of a file called ``model`` (``.onnx``, ``.pt2``)."""
     folder = path if path.is_dir() else path.parent
-    if not path.is_dir() and not path.stem.startswith("model"):
+    if folder != path and not path.stem.startswith("model"):
         return About()
-    bundle = next((one / BUNDLE for one in (folder, folder.parent) if (one / BUNDLE).is_file()), None)
+    with one_line(ModelError, f"what lies beside {path} cannot be used"):
+        found = _described(folder)
     try:
-        config, card = read_json(folder / "config.json"), _card(folder)
-        if bundle is not None:
-            found = of_bundle(read_json(bundle))
-        elif "feddf" in config and "preprocessing" in config["feddf"]:
-            spec = ModelSpec.read(
-                config["feddf"], str(folder / "config.json"), trust=True
-            )  # it is described, not built
-            found = About(Feeding.of(spec.preprocess, FILE), spec.classes)
-        elif "architecture" in config:
-            found = of_timm(config)
-        else:
-            tokenizer = str(folder) if (folder / "tokenizer_config.json").is_file() else None
-            fed = of_processor(read_json(folder / "preprocessor_config.json"), config)
-            found = About(Feeding.said(FILE, tokenizer=tokenizer) if tokenizer else fed, labels_of(config))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"what lies beside {path} cannot be used: {first_line(error)}") from error
-    license = found.license or "".join(re.findall(r"^license: *([\w.-]+)", card, re.MULTILINE)[:1])
-    listed = re.search(r"^datasets:\n((?:- *[\w./-]+\n)+)", card, re.MULTILINE)
-    return About(
-        found.feeding, found.classes, license, tuple(re.findall(r"[\w./]+[\w./-]*", listed[1])) if listed else ()
-    )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return a file's JSON object; an absent file says nothing."""
-    try:
-        values = parse_json(read_regular(path))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path}: {first_line(error)}") from error
-    return values if isinstance(values, dict) else {}
-
-
-def _card(folder: Path) -> str:
-    """Return the front matter of a folder's card."""
-    try:
-        text = read_regular(folder / "README.md").decode("utf-8", "replace")
+        card = read_regular(folder / "README.md").decode("utf-8", "replace")
     except OSError:
-        return ""
-    return text.split("---\n")[1] if text.startswith("---\n") else ""
+        return found
+    front = card.split("---\n")[1] if card.startswith("---\n") else ""
+    license = found.license or "".join(re.findall(r"^license: *([\w.-]+)", front, re.MULTILINE)[:1])
+    listed = re.search(r"^datasets:\n((?:- *[\w./-]+\n)+)", front, re.MULTILINE)
+    return replace(found, license=license, datasets=tuple(re.findall(r"[\w./][\w./-]*", listed[1])) if listed else ())
+
+
+def _described(folder: Path) -> About:
+    config, file = read_json(folder / "config.json"), str(folder / "config.json")
+    for bundle in (folder / BUNDLE, folder.parent / BUNDLE):
+        if bundle.is_file():
+            return _of_bundle(read_json(bundle))
+    if "preprocessing" in config.get("feddf", {}):
+        spec = ModelSpec.read(config["feddf"], file, trust=True)  # it is described, not built
+        return About(Feeding.of(spec.preprocess, FILE), spec.classes)
+    if "architecture" in config:
+        own = {**config, **(config.get("pretrained_cfg") or {})}  # it is not nested in older files of timm
+        channels, *size = own.get("input_size") or (None,)
+        feeding = Feeding.said(FILE, channels=channels, size=size, mean=own.get("mean"), std=own.get("std"))
+        return About(feeding, listed(own.get("label_names")), str(own.get("license") or ""))
+    if (folder / "tokenizer_config.json").is_file():
+        return About(Feeding.said(FILE, tokenizer=str(folder)), labels_of(config))
+    return About(of_processor(read_json(folder / "preprocessor_config.json"), config), labels_of(config))
+
+
+def listed(names: Any) -> tuple[str, ...]:
+    """Return names of classes, which are a list, a table by number, or nothing."""
+    return (
+        tuple(str(names[one]) for one in sorted(names, key=int))
+        if isinstance(names, dict)
+        else tuple(map(str, names or ()))
+    )
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the class names in a configuration of transformers; ``LABEL_0`` and the like are none."""
-    names = {int(number): str(name) for number, name in (config.get("id2label") or {}).items()}
-    found = tuple(names[number] for number in sorted(names))
+    found = listed(config.get("id2label"))
     return () if found == tuple(f"LABEL_{number}" for number in range(len(found))) else found
 
 
@@ -91,12 +84,11 @@ def of_processor(found: Mapping[str, Any], config: Mapping[str, Any]) -> Feeding
     Bytes times f (of ``rescale_factor``) are normalized: x / 255 has 255 f times smaller mean and deviation. For models
     of one channel the processor's three means are averaged.
     """
-    size, crop, own = found.get("size"), found.get("crop_size"), config.get("image_size")
-    side = size.get("height") or size.get("shortest_edge") if isinstance(size, dict) else size or own
-    if found.get("do_center_crop") and crop is not None:
-        side = crop if isinstance(crop, int) else crop.get("height", side)
-    channels = config.get("num_channels")
-    square = None if side is None else (int(side[0]), int(side[1])) if isinstance(side, list) else (int(side),) * 2
+    crops = found.get("do_center_crop") and found.get("crop_size") is not None
+    given, channels = found.get("crop_size" if crops else "size") or {}, config.get("num_channels")
+    side = (given.get("height") or given.get("shortest_edge")) if isinstance(given, dict) else given
+    side = side or config.get("image_size")
+    square = (int(side), int(side)) if isinstance(side, int | float) else side
     sizes = Feeding.said(FILE, size=square, channels=channels)
     if not found:
         return sizes
@@ -106,34 +98,15 @@ def of_processor(found: Mapping[str, Any], config: Mapping[str, Any]) -> Feeding
     std = [1.0] if plain else found.get("image_std", [0.5])
     if channels == 1:
         mean, std = ([sum(values) / len(values)] for values in (mean, std))
-    said = [tuple(float(value) / factor for value in values) for values in (mean, std)]
-    return sizes.otherwise(Feeding.said(FILE, channels=3, mean=said[0], std=said[1]))
+    mean, std = ([value / factor for value in values] for values in (mean, std))
+    return sizes.otherwise(Feeding.said(FILE, channels=3, mean=mean, std=std))
 
 
-def of_timm(config: Mapping[str, Any]) -> About:
-    """Return what timm's ``config.json`` says; in older ones ``pretrained_cfg`` is not nested."""
-    own = {**config, **(config.get("pretrained_cfg") or {})}
-    channels, *size = own.get("input_size") or (None, None)
-    feeding = Feeding.said(FILE, channels=channels, size=tuple(size) if len(size) == 2 else None)
-    feeding = feeding.otherwise(Feeding.said(FILE, mean=_tuple(own.get("mean")), std=_tuple(own.get("std"))))
-    names = own.get("label_names") or ()
-    listed = [names[one] for one in sorted(names, key=int)] if isinstance(names, dict) else names
-    return About(feeding, tuple(map(str, listed)), str(own.get("license") or ""))
-
-
-def _tuple(values: Any) -> tuple[float, ...] | None:
-    return tuple(map(float, values)) if values else None
-
-
-def of_bundle(values: Mapping[str, Any]) -> About:
+def _of_bundle(values: Mapping[str, Any]) -> About:
     """Return what a MONAI bundle says about the first input and the first output of its network."""
-    form = values["network_data_format"]
-    given, returned = (next(iter(form[one].values())) for one in ("inputs", "outputs"))
+    given, returned = (next(iter(values["network_data_format"][one].values())) for one in ("inputs", "outputs"))
     shape, ends = given.get("spatial_shape") or (), given.get("value_range") or ()
-    size = tuple(shape) if len(shape) == 2 and all(isinstance(side, int) for side in shape) else None
-    feeding = Feeding.said(FILE, channels=given.get("num_channels"), size=size)
-    names = returned.get("channel_def") or {}
-    listed = tuple(str(names[one]) for one in sorted(names, key=int))
-    return About(
-        feeding.otherwise(of_range(*ends) if len(ends) == 2 else Feeding()), listed, str(values.get("license", ""))
-    )
+    size = shape if len(shape) == 2 and all(isinstance(side, int) for side in shape) else None
+    scaled = of_range(*ends) if len(ends) == 2 else Feeding()
+    feeding = Feeding.said(FILE, channels=given.get("num_channels"), size=size).otherwise(scaled)
+    return About(feeding, listed(returned.get("channel_def")), str(values.get("license", "")))

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from feddf.fusing.report import ENSEMBLE, STUDENT, Report
+from feddf.report.tables import markdown_table, percent
+from feddf.saved.model import Features, Images, ModelSpec, Tokens
 
-KINDS = {"images": ("image-classification", '["picture.png"]'), "tokens": ("text-classification", '["a text"]')}
+KINDS = {
+    Images: ("image-classification", '["picture.png"]'), Tokens: ("text-classification", '["a text"]'),
+    Features: ("tabular-classification", "[[0.1, 0.2]]"), type(None): ("tabular-classification", "[[0.1, 0.2]]"),
+}  # fmt: skip
 """The task of models of some kind, and what the card's example has one predict for."""
 
 
 def card(
-    name: str,
-    report: Report,
-    configuration: str,
-    description: dict[str, Any],
-    note: str = "",
-    datasets: Mapping[str, str] = {},
+    name: str, report: Report, configuration: str, spec: ModelSpec, note: str = "", datasets: Mapping[str, str] = {}
 ) -> str:
     """Return the card's text: of the configuration's TOML, the model's description, and pool and labels by name."""
-    kind = (description["preprocessing"] or {}).get("kind", "")
-    task, given = KINDS.get(kind, ("tabular-classification", "[[0.1, 0.2]]"))
+    task, given = KINDS[type(spec.preprocess)]
     usage = f'import feddf\nmodel = feddf.load_model("FOLDER")\nprint(model.predict({given}))'
-    parts = [_front(name, report, task, datasets), f"# {name}", _summary(report, description["model"])]
+    parts = [_front(name, report, task, datasets), f"# {name}", _summary(report, spec.model), kept_start(report)]
     parts += [f"```python\n{usage}\n```", *(_measured(report, which) for which in report.sets)]
-    parts += [_teachers(report), _fed(report), _classes(report), _per_class(report), _agreement(report)]
-    parts += [_outliers(report), note]
+    parts += [_teachers(report), _classes(report), _agreement(report), note]
     parts += ["## Configuration\n\nWhat differs from the defaults; all of it is in `fuse.toml`."]
-    parts += [f"```toml\n{configuration.strip()}\n```"]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return _joined([*parts, f"```toml\n{configuration.strip()}\n```"]) + "\n"
 
 
 def _front(name: str, report: Report, task: str, datasets: Mapping[str, str]) -> str:
@@ -53,6 +49,12 @@ def _front(name: str, report: Report, task: str, datasets: Mapping[str, str]) ->
     return "\n".join([*lines, "---"])
 
 
+def kept_start(report: Report) -> str:
+    """Return why the student equals what it started as; nothing if it has learned."""
+    step = report.notes.get("distillation", {}).get(STUDENT, {}).get("best_step")
+    return "The student is what it started as: early stopping found no step of it better." if step == 0 else ""
+
+
 def _summary(report: Report, model: str) -> str:
     steps, count = report.notes.get("distillation", {}).get(STUDENT, {}), len(report.teachers)
     learned = f" in {steps['steps']} steps (the best after {steps['best_step']})" if steps else ""
@@ -67,76 +69,63 @@ def _summary(report: Report, model: str) -> str:
 def _measured(report: Report, which: str) -> str:
     figures = report.sets[which]
     teachers = [one.accuracy for name, one in figures.items() if name not in (ENSEMBLE, STUDENT)]
-    rows = [[name, *map(_percent, (one.accuracy, one.own_accuracy, one.ece))] for name, one in figures.items()]
-    rows.insert(len(teachers), ["mean of the teachers", _percent(sum(teachers) / len(teachers)), "", ""])
+    rows = [[name, *map(percent, (one.accuracy, one.own_accuracy, one.ece))] for name, one in figures.items()]
+    rows.insert(len(teachers), ["mean of the teachers", percent(sum(teachers) / len(teachers)), "", ""])
     seen = ", which early stopping looked at" if which == "validation" else ""
-    table = _table(["model", "accuracy %", "of classes that it knows %", "calibration error %"], rows)
+    table = markdown_table(["model", "accuracy %", "of classes that it knows %", "calibration error %"], rows)
     return f"## On {report.sizes[which]} {which} examples{seen}\n\n{table}\n\n![reliability]({plot_name(which)})"
 
 
 def _teachers(report: Report) -> str:
-    gains = [(which, found) for which, found in report.contributions.items() if found]
+    """Return whence the teachers are and what each contributes; then how all models are fed, and who said so."""
+    gains = {f"contribution ({which})": found for which, found in report.contributions.items() if found}
+    header = ["teacher", "from", "architecture", "SHA-256 begins", "license", *gains]
     rows = [
-        [one["name"], one["source"], one["model"], (one["sha256"] or "")[:16], one.get("license", "")]
-        + [f"{100 * found[one['name']]:+.1f}" if one["name"] in found else "" for _, found in gains]
+        [one["name"], one["source"], one["model"], (one["sha256"] or "")[:16], one["license"]]
+        + [f"{100 * found[one['name']]:+.1f}" if one["name"] in found else "" for found in gains.values()]
         for one in report.teachers
     ]
-    header = ["teacher", "from", "architecture", "SHA-256 begins", "license"]
-    told = (
-        "\n\nA contribution is what the ensemble's accuracy would lose without the teacher, in points." if gains else ""
-    )
-    return "## Teachers\n\n" + _table([*header, *(f"contribution ({which})" for which, _ in gains)], rows) + told
+    told = "A contribution is what the ensemble's accuracy would lose without the teacher, in points." if gains else ""
+    fed = [[one["name"], one["fed"], one["outputs"]] for one in report.teachers]
+    fed += [["student", report.student["fed"], "logits"]] if report.student else []
+    said = [f"- {_cell(text)}" for text in [*report.notes.get("warnings", ()), *matched(report)]]
+    parts = ["## Teachers", markdown_table(header, rows), told, "## How they are fed"]
+    return _joined([*parts, markdown_table(["model", "fed (who said so)", "outputs"], fed), "\n".join(said)])
 
 
-def _fed(report: Report) -> str:
-    """Return how every model is fed, what teachers return, and whose word that is."""
-    rows = [[one["name"], one["fed"], one["outputs"]] for one in report.teachers if "fed" in one]
-    rows += [["student", report.student["fed"], "logits"]] if report.student else []
-    warned = [f"- {_cell(text)}" for text in report.notes.get("warnings", ())]
-    warned += [
-        f"- {_cell(name)}: its class '{_cell(own)}' is taken as '{_cell(called)}'."
-        for name, found in report.notes.get("matched", {}).items()
-        for own, called in found.items()
-    ]
-    table = _table(["model", "fed (who said so)", "outputs"], rows)
-    return "## How they are fed\n\n" + "\n".join([table, "", *warned]).rstrip() if rows else ""
-
-
-def _per_class(report: Report) -> str:
-    """Return the accuracy on each class, of the labeled data that are looked at last."""
-    if not report.sets:
-        return ""
-    which, figures = list(report.sets.items())[-1]
-    shown = figures if len(figures) <= 12 else {name: figures[name] for name in (ENSEMBLE, STUDENT)}
-    columns = [[_percent(value) for value in one.per_class] for one in shown.values()]
-    rows = list(zip(report.classes, *columns, strict=True))
-    return f"## Accuracy on each class ({which}, in %)\n\n" + _table(["class", *shown], rows)
+def matched(report: Report) -> list[str]:
+    """Return which classes of teachers were taken as classes of another spelling."""
+    notes = report.notes.get("matched", {}).items()
+    return [f"{name}: its class '{own}' is taken as '{to}'." for name, found in notes for own, to in found.items()]
 
 
 def _classes(report: Report) -> str:
-    if all(all(known) for known in report.knows.values()):
-        return "Every teacher knows all classes: " + ", ".join(map(_cell, report.classes)) + "."
-    names = [name for name in report.names if name in report.knows]
-    columns = [["•" if known else "" for known in report.knows[name]] for name in names]
-    return "## Who knows which class\n\n" + _table(["class", *names], list(zip(report.classes, *columns, strict=True)))
+    """Return who knows which class; and the accuracy on each, of the labeled data that are looked at last."""
+    known = "Every teacher knows all classes: " + ", ".join(map(_cell, report.classes)) + "."
+    if not all(all(knows) for knows in report.knows.values()):
+        columns = [["•" if known else "" for known in knows] for knows in report.knows.values()]
+        table = markdown_table(["class", *report.knows], zip(report.classes, *columns, strict=True))
+        known = f"## Who knows which class\n\n{table}"
+    if not report.sets:
+        return known
+    which, figures = list(report.sets.items())[-1]
+    shown = figures if len(figures) <= 12 else {name: figures[name] for name in (ENSEMBLE, STUDENT)}
+    columns = [[percent(value) for value in one.per_class] for one in shown.values()]
+    table = markdown_table(["class", *shown], zip(report.classes, *columns, strict=True))
+    return f"{known}\n\n## Accuracy on each class ({which}, in %)\n\n{table}"
 
 
 def _agreement(report: Report) -> str:
-    """Return who agrees with whom; for more than 40 teachers that is in ``report.json`` only."""
-    if len(report.names) > 42:
-        return ""
+    """Return who agrees with whom (for more than 40 teachers that is in ``report.json`` only), and who with nobody."""
     shares = zip(report.names, report.agreement, strict=True)
     rows = [[name, *(f"{100 * value:.0f}" for value in row)] for name, row in shares]
-    title = "## Who agrees with whom\n\nThe share of the unlabeled inputs on which both name the same class, in %.\n\n"
-    return title + _table(["", *report.names], rows)
-
-
-def _outliers(report: Report) -> str:
+    title = "## Who agrees with whom\n\nThe share of the unlabeled inputs on which both name the same class, in %."
+    who = [title, markdown_table(["", *report.names], rows)] if len(rows) <= 42 else []
     dropped = report.notes.get("dropped_worst", {})
     gone = {**dropped.get("clients", {}), **dropped.get("teachers", {})}
     lines = [f"- {_cell(name)} {why}." for name, why in report.outliers.items()]
     lines += [f"- {_cell(name)} was left out: its accuracy is {100 * value:.1f} %." for name, value in gone.items()]
-    return "## Outliers\n\n" + ("\n".join(lines) if lines else "None of the teachers stands apart from the others.")
+    return _joined([*who, "## Outliers", "\n".join(lines) or "None of the teachers stands apart from the others."])
 
 
 def plot_name(which: str) -> str:
@@ -168,14 +157,9 @@ def draw_reliability(report: Report, which: str, folder: Path) -> None:
         save_figure(figure, folder / plot_name(which))
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    first, *others = ["| " + " | ".join(map(_cell, row)) + " |" for row in (header, *rows)]
-    return "\n".join([first, "|---|" + "---:|" * (len(header) - 1), *others])
-
-
 def _cell(text: str) -> str:
     return str(text).replace("|", "\\|").replace("\n", " ")
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}"
+def _joined(parts: Iterable[str]) -> str:
+    return "\n\n".join(part for part in parts if part)

@@ -6,7 +6,7 @@ or by the pool, or else assumed: what one voice leaves open, the next one fills.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import isqrt
@@ -37,8 +37,9 @@ class Feeding:
 
     @classmethod
     def said(cls, who: str, **values: Any) -> Feeding:
-        """Return what one voice says; ``None`` is nothing."""
-        return cls({name: (value, who) for name, value in values.items() if value is not None})
+        """Return what one voice says; ``None`` and an empty list are nothing."""
+        lists = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        return cls({name: (value, who) for name, value in lists.items() if value not in (None, ())})
 
     @classmethod
     def of(cls, preprocess: Preprocess | None, who: str) -> Feeding:
@@ -51,8 +52,8 @@ class Feeding:
             return cls.said(who, tokenizer=preprocess.tokenizer, max_tokens=preprocess.length)
         if preprocess is None:
             return cls()
-        rest = {name: getattr(preprocess, name) or None for name in ("mean", "std", "columns")}
-        return cls.said(who, features=preprocess.shape, **rest)
+        mean, std, columns = preprocess.mean, preprocess.std, preprocess.columns
+        return cls.said(who, features=preprocess.shape, mean=mean, std=std, columns=columns)
 
     def get(self, name: str) -> Any:
         """Return the value of an aspect, ``None`` if nobody has said it."""
@@ -65,25 +66,23 @@ class Feeding:
     def otherwise(self, other: Feeding) -> Feeding:
         """Return this, and where it says nothing, what another says; a mean of other channels than ours is no help."""
         channels, flat = self.get("channels"), {"features", "tokenizer"} & self.values.keys()
-        unfit = {
-            name
-            for name in ("mean", "std")
-            if flat or (channels and other.get(name) and len(other.get(name)) not in (1, channels))
-        }
-        filled = {name: value for name, value in other.values.items() if name not in unfit}
-        return Feeding({**filled, **self.values})
+        scales = [name for name in ("mean", "std") if other.get(name)]
+        unfit = [name for name in scales if flat or (channels and len(other.get(name)) not in (1, channels))]
+        return Feeding({**other.without(unfit).values, **self.values})
+
+    def without(self, names: Collection[str]) -> Feeding:
+        """Return it without what is said of some aspects."""
+        return Feeding({name: value for name, value in self.values.items() if name not in names})
 
     def settled(self, tabular: bool) -> Feeding:
         """Return it with a flat input as a row of a table, or as a square image: a gray one, or else one in color."""
         count, who = self.values.get("numbers", (None, ""))
         if count is None:
             return self
-        rest = Feeding({name: value for name, value in self.values.items() if name != "numbers"})
+        rest = self.without(["numbers"])
         if tabular:
-            scaled = {
-                name: said for name, said in rest.values.items() if said[1] == HAND or name not in ("mean", "std")
-            }
-            return Feeding({**scaled, **Feeding.said(who, features=(count,)).values})
+            scales = [name for name in ("mean", "std") if rest.who(name) != HAND]
+            return Feeding({**rest.without(scales).values, **Feeding.said(who, features=(count,)).values})
         side = next(((one, isqrt(count // one)) for one in (1, 3) if one * isqrt(count // one) ** 2 == count), None)
         if side is None:
             return self
@@ -194,31 +193,22 @@ def assumed(feeding: Feeding) -> Feeding:
     return feeding.otherwise(Feeding.said(ASSUMED, channels=3)).otherwise(usual)
 
 
-def fed_as(own: Feeding, student: Feeding, name: str) -> Feeding:
+def fed_as(own: Feeding, student: Feeding) -> Feeding:
     """Return how a model is fed, whole: as it says, else as the student is.
 
     What the student takes from elsewhere about the values of its inputs is no more than an assumption about others.
     """
-    try:
-        return _fed_as(own, student)
-    except ConfigError as error:
-        raise ConfigError(f"teacher {name}: {error}") from error
-
-
-def _fed_as(own: Feeding, student: Feeding) -> Feeding:
     if own.preprocess is not None and "numbers" not in own.values:
         return own
     if "tokenizer" in student.values:
         length = own.get("numbers") or own.get("max_tokens")
         own = Feeding.said(own.who("numbers") or own.who("max_tokens"), max_tokens=length)
     own = own.settled("features" in student.values)
-    kept = {"features", "tokenizer", "max_tokens", "size", "channels"}
-    if "features" not in student.values:
-        kept |= {"mean", "std", "order"}
+    scales = ("mean", "std", "order")
+    unfit = ("numbers", "layout", "columns", *(scales if "features" in student.values else ()))
     theirs = {
-        one: (value, STUDENT if who == HAND or one not in ("mean", "std", "order") else LIKE_STUDENT)
-        for one, (value, who) in student.values.items()
-        if one in kept
+        one: (value, LIKE_STUDENT if one in scales and who != HAND else STUDENT)
+        for one, (value, who) in student.without(unfit).values.items()
     }
     found = own.otherwise(Feeding(theirs))
     found = assumed(found) if found.get("size") else found

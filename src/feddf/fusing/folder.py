@@ -15,33 +15,33 @@ import json
 import resource
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import tomli_w
 import torch
 from torch import Tensor, nn
 
-from feddf.config.errors import ConfigError, FeddfError, first_line
+from feddf.config.errors import ConfigError, FeddfError, one_line
 from feddf.config.fuse_config import FuseConfig, load_fuse
 from feddf.config.keys import flat, is_free
 from feddf.config.names import DATASETS
 from feddf.evaluate import evaluation_mode
 from feddf.fusing.card import card, draw_reliability
 from feddf.fusing.ensemble import agree_on_classes
-from feddf.fusing.feeding import Feeding, assumed, by_hand, fed_as
+from feddf.fusing.feeding import Feeding, assumed, by_hand
 from feddf.fusing.fuse import FusionResult, StudentSpec, complete_student, fuse
 from feddf.fusing.inputs import Labeled, RawInputs, load_labeled, load_pool, pool_form
 from feddf.fusing.inspecting import inspect_teacher
+from feddf.fusing.onnx_files import open_session
 from feddf.fusing.predictions import Progress, quiet
 from feddf.fusing.teachers import TrainedModel, read_teachers
 from feddf.fusion.distill import distill
 from feddf.fusion.ensemble import CachedTargets
-from feddf.runtime.atomic import write_atomically
-from feddf.runtime.packages import onnxruntime, silence
+from feddf.runtime.atomic import new_file, write_atomically
+from feddf.runtime.packages import silence
 from feddf.saved.model import LoadedModel, ModelError, Tokens
 from feddf.saved.model_folder import CARD, new_folder, write_model
 from feddf.seeds import derive
@@ -61,10 +61,10 @@ def plan(config: FuseConfig, *, trust: bool = False) -> Plan:
     """Read teachers and inputs, and decide how every model is fed."""
     teachers = read_teachers(config.teachers, trust=trust)
     student = _student(config, teachers)
-    teachers = [replace(one, feeding=fed_as(one.feeding, student.fed, one.id)) for one in teachers]
+    teachers = [one.fed_like(student.fed) for one in teachers]
     pool = load_pool(config, [student.preprocess, *(one.preprocess for one in teachers)], trust=trust)
-    given = {"validation": config.validation, "test": config.test}
-    labeled = {key: load_labeled(one, key, pool, derive(config.seed, key)) for key, one in given.items() if one}
+    given = config.labeled.items()
+    labeled = {key: load_labeled(one, key, pool, derive(config.seed, key)) for key, one in given}
     return Plan(teachers, student, pool, labeled)
 
 
@@ -76,11 +76,8 @@ def fuse_to_folder(
         raise ModelError(f"{out} is there already; name a new folder with --out, or remove it")
     teachers, student, pool, labeled = planned or plan(config, trust=trust)
     cache = Path(config.cache).expanduser() if config.cache else None
-    result = fuse(
-        teachers, student, pool, validation=labeled.get("validation"), test=labeled.get("test"),
-        ensemble=config.ensemble, distill=config.distill, run=config.run, seed=config.seed, cache=cache,
-        progress=progress,
-    )  # fmt: skip
+    said = {name: getattr(config, name) for name in ("ensemble", "distill", "run", "seed")}
+    result = fuse(teachers, student, pool, **{**labeled, **said}, cache=cache, progress=progress)
     _write(result, config, pool, out)
     return result
 
@@ -94,8 +91,8 @@ def check(config: FuseConfig, made: Plan) -> dict[str, Any]:
     teachers, student, pool, labeled = made
     judges = labeled.get("validation")
     found = [inspect_teacher(one, judges, pool) for one in teachers]
-    numbers = {one.id: one_found["n_outputs"] for one, one_found in zip(teachers, found, strict=True)}
-    models, classes = agree_on_classes(teachers, student.classes, lambda one: int(numbers[one.id]))
+    numbers = {one["name"]: int(one["n_outputs"]) for one in found}
+    models, classes = agree_on_classes(teachers, student.classes, lambda one: numbers[one.id])
     student = complete_student(student, models, classes, pool)
     few = config.distill.model_copy(update={"steps": 5, "eval_every": 5})
     inputs, targets = pool.stored(student.preprocess), torch.full((len(pool), len(classes)), 1 / len(classes))
@@ -123,10 +120,8 @@ def _student(config: FuseConfig, teachers: Sequence[TrainedModel]) -> StudentSpe
     if tabular or not ("tokenizer" in feeding.values or {"size", "channels"} <= feeding.values.keys()):
         feeding = feeding.otherwise(pool_form(config))
     feeding = assumed(feeding)
-    try:
+    with one_line(ConfigError, "the student", ConfigError):
         preprocess = feeding.preprocess
-    except ConfigError as error:
-        raise ConfigError(f"the student: {error}") from error
     if preprocess is None:
         raise ConfigError.at("student.size", None, "no model says how large images are; set it, or a student.tokenizer")
     options = dict(student.options)
@@ -174,17 +169,12 @@ def _write(result: FusionResult, config: FuseConfig, pool: RawInputs, out: Path)
         write_model(folder, model.network, model.spec, facts)
         for which in report.sets:
             draw_reliability(report, which, folder)
-        text = card(config.name, report, chosen, model.spec.describe(), note, _datasets(config))
+        named = {"pool": config.pool.sources[0]} | config.labeled
+        known = {key: one.name for key, one in named.items() if one.name in DATASETS and ":" not in one.name}
+        text = card(config.name, report, chosen, model.spec, note, known)  # files have no name that others know
         write_atomically(folder / CARD, text.encode())
         write_atomically(folder / "fuse.toml", whole.encode())
         write_atomically(folder / "report.json", json.dumps(asdict(report), indent=1).encode())
-
-
-def _datasets(config: FuseConfig) -> dict[str, str]:
-    """Return the data sets of pool, validation and test; folders and files have no name that others know."""
-    labeled = {"validation": config.validation, "test": config.test}
-    named = {"pool": config.pool.sources[0].name} | {key: one.name for key, one in labeled.items() if one}
-    return {key: name for key, name in named.items() if name in DATASETS and ":" not in name}
 
 
 def write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> float:
@@ -192,29 +182,19 @@ def write_onnx(model: nn.Module, inputs: Tensor, path: Path) -> float:
 
     A file that differs by more than a thousandth of the largest logit is not kept.
     """
-    try:
+    needs, failed = "an ONNX file needs onnx and onnxscript: pip install 'feddf[onnx]'", "the student cannot be written"
+    with one_line(FeddfError, f"{failed} as ONNX"), one_line(FeddfError, needs, ImportError), new_file(path) as file:
         with evaluation_mode(model), torch.inference_mode(mode=False), torch.no_grad(), silence():
             expected: Tensor = model(inputs)
-            batch = torch.export.Dim("batch", min=1)
             program = torch.onnx.export(
-                model, (inputs,), dynamo=True, dynamic_shapes=({0: batch},), input_names=["inputs"],
-                output_names=["logits"], verbose=False,
+                model, (inputs,), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+                input_names=["inputs"], output_names=["logits"], verbose=False,
             )  # fmt: skip
             assert program is not None, "dynamo=True gives a program"
-            program.save(path, external_data=False)
-        found = [(_run(path, inputs[:count]), expected[:count]) for count in (len(inputs), 1)]
-    except ImportError as error:
-        raise FeddfError(f"an ONNX file needs onnx and onnxscript: pip install 'feddf[onnx]' ({error})") from error
-    except Exception as error:  # the exporter may fail in any way
-        path.unlink(missing_ok=True)
-        raise FeddfError(f"the student cannot be written as ONNX: {first_line(error)}") from error
-    difference = max(float((one - other).abs().max()) for one, other in found)
-    if not difference <= 1e-3 * max(1.0, float(expected.abs().max())):
-        path.unlink(missing_ok=True)
-        raise FeddfError(f"the ONNX file gives other logits than the student: they differ by up to {difference:g}")
+            program.save(file, external_data=False)
+        session = open_session(file)
+        found = [session.run(None, {"inputs": inputs[:count].numpy()})[0] for count in (len(inputs), 1)]
+        difference = max(float((torch.from_numpy(one) - expected[: len(one)]).abs().max()) for one in found)
+        if not difference <= 1e-3 * max(1.0, float(expected.abs().max())):
+            raise FeddfError(f"the ONNX file gives other logits than the student: they differ by up to {difference:g}")
     return difference
-
-
-def _run(path: Path, inputs: Tensor) -> Tensor:
-    session = onnxruntime().InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return torch.from_numpy(np.asarray(session.run(None, {"inputs": inputs.numpy()})[0]))

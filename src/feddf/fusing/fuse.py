@@ -27,25 +27,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from feddf.config.errors import ConfigError, FeddfError, first_line, nearest
+from feddf.config.errors import ConfigError, nearest, one_line
 from feddf.config.fuse_config import FuseEnsembleConfig
 from feddf.config.names import MODELS
 from feddf.config.sections import DistillConfig, RunConfig
 from feddf.data.datasets import plain
 from feddf.data.unlabeled import all_rows
 from feddf.engines import in_process
-from feddf.evaluate import output_shape
+from feddf.evaluate import logits, output_shape
 from feddf.fusing.classes import columns_of, respelled
 from feddf.fusing.ensemble import agree_on_classes, combine_teachers
-from feddf.fusing.feeding import HAND, POOL, Feeding, fed_as
+from feddf.fusing.feeding import HAND, POOL, Feeding
 from feddf.fusing.inputs import FeedingWarning, Labeled, RawInputs, as_labeled
-from feddf.fusing.inspecting import better_normalization, warning_of
+from feddf.fusing.inspecting import warning_of
 from feddf.fusing.predictions import PredictionCache, Progress, default_cache, quiet
 from feddf.fusing.report import STUDENT, Report, measure
 from feddf.fusing.teachers import TrainedModel, as_teachers
 from feddf.fusion.distill import held_out_inputs, make_students, notes
 from feddf.fusion.ensemble import CachedTargets, Targets
 from feddf.runs.methods import lone_threads
+from feddf.runtime.device import CPU
 from feddf.runtime.execution import of_answers, of_students
 from feddf.saved.model import Features, Images, LoadedModel, ModelSpec, Preprocess, of_inputs
 from feddf.seeds import derive
@@ -145,7 +146,7 @@ def fuse(
     sets = {"pool": pool} | {name: one.raw for name, one in labeled.items()}
     run = run.model_copy(update={"device": device}) if device is not None else run
     distill = distill or DistillConfig(early_stopping="validation" if validation is not None else "held-out-loss")
-    known = [replace(one, feeding=fed_as(one.feeding, spec.fed, one.id)) for one in as_teachers(teachers, trust)]
+    known = [one.fed_like(spec.fed) for one in as_teachers(teachers, trust)]
     with TemporaryDirectory(prefix="feddf-predictions-") as scratch:
         folders = cache or default_cache(), Path(scratch)
         predictions = PredictionCache(*folders, sets, spec.preprocess, progress, of_answers(run))
@@ -168,7 +169,8 @@ def _fuse(
     labeled = {name: one.among(classes) for name, one in labeled.items()}
     held = labeled.get("validation")
     validation = held.examples(student.preprocess) if held else None
-    said = {"warnings": _warnings(models, classes, held), "matched": _matched(models, classes)}
+    matched = {one.id: found for one in models if (found := respelled(one.classes, classes))}
+    said = {"warnings": _warnings(models, classes, held), "matched": matched}
     ensemble = combine_teachers(models, classes, predictions, validation, config)
     targets = ensemble.probabilities("pool", distill.temperature)
     prototype, spec = student.prototype, student.description
@@ -180,25 +182,22 @@ def _fuse(
     predictions.progress(STUDENT, learned[STUDENT].steps, learned[STUDENT].steps)
     state, facts = learned[STUDENT].state, {"distillation": notes(learned), **ensemble.notes, **said}
     with of_answers(run).begun() as device:
-        report = measure(prototype.load(state, device), student.preprocess, ensemble, targets, labeled, facts)
-    report = replace(report, student=student.fed.described())
+        module = prototype.load(state, device)
+
+        def answer(raw: RawInputs) -> Tensor:
+            return logits(module, raw.stored(student.preprocess)).to(CPU)
+
+        report = measure(answer, ensemble, targets, labeled, notes=facts, student=student.fed.described())
     model = LoadedModel(prototype.load(state), spec) if spec else prototype.load(state)
     return FusionResult(model.eval(), classes, spec, report, tuple(dict.fromkeys(predictions.evaluated)))
 
 
 def _warnings(models: Sequence[TrainedModel], classes: Sequence[str], validation: Labeled | None) -> list[str]:
     """Warn of teachers that are fed as nobody said; where there are labels, with what would be better."""
-    found = []
-    for one in models:
-        hint = better_normalization(one, validation, columns_of(one.classes, classes)) if validation else ""
-        if text := warning_of(one, hint):
-            warnings.warn(text, FeedingWarning, stacklevel=4)
-            found.append(text)
-    return found
-
-
-def _matched(models: Sequence[TrainedModel], classes: Sequence[str]) -> dict[str, dict[str, str]]:
-    return {one.id: found for one in models if (found := respelled(one.classes, classes))}
+    found = [warning_of(one, validation, columns_of(one.classes, classes)) for one in models]
+    for text in filter(None, found):
+        warnings.warn(text, FeedingWarning, stacklevel=4)
+    return [text for text in found if text]
 
 
 def _shown(targets: Targets, predictions: PredictionCache, config: DistillConfig) -> Targets:
@@ -273,12 +272,8 @@ def _as_teacher(student: StudentSpec, teachers: Sequence[TrainedModel], classes:
 def _try(student: StudentSpec, pool: RawInputs) -> None:
     """Try the untrained student on two inputs, before any teacher is evaluated."""
     name, known = student.model if isinstance(student.model, str) else "a module", len(student.classes)
-    try:
+    with one_line(partial(ConfigError.at, "student", name), "it does not work on these inputs"):
         shape = output_shape(student.prototype, pool.first(2, student.preprocess))
-    except FeddfError:
-        raise
-    except Exception as error:
-        raise ConfigError.at("student", name, f"it does not work on these inputs: {first_line(error)}") from error
     if shape != (known,):
         allowed = f"it cannot express all classes: its outputs have the shape {shape}, and there are {known} classes"
         raise ConfigError.at("student", name, allowed)

@@ -6,20 +6,20 @@ import hashlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from feddf.config.errors import ConfigError
+from feddf.config.errors import ConfigError, one_line
 from feddf.config.fuse_config import FuseConfig, LabeledConfig
 from feddf.config.names import SOURCES
 from feddf.config.sections import DataConfig, PoolConfig
 from feddf.data.catalog import CATALOG, root_of
 from feddf.data.datasets import Standardized, plain
 from feddf.data.files import image_files, read_image
-from feddf.data.tables import Table, read_table
+from feddf.data.tables import read_table
 from feddf.data.text import TEXTS, Texts
 from feddf.data.unlabeled import all_rows, choose, resize
 from feddf.fusing.classes import columns_of
@@ -173,7 +173,7 @@ def pool_form(config: FuseConfig) -> Feeding:
     """
     name = config.pool.sources[0].name
     kind, _, place = name.partition(":")
-    try:
+    with one_line(partial(ConfigError.at, "pool.sources", name), of=(ValueError, OSError)):
         if kind == "images":
             side = min(read_image(image_files(Path(place).expanduser())[0], None).shape[:2])
             return Feeding.said(POOL, size=(side, side), channels=3)
@@ -185,30 +185,31 @@ def pool_form(config: FuseConfig) -> Feeding:
         else:
             data = load_dataset("pool.sources", name, DataConfig(name=name, folder=config.folder))
             rows, columns = all_rows(data.train.inputs.raw), ()
-    except (ValueError, OSError) as error:
-        raise ConfigError.at("pool.sources", name, str(error)) from None
     if len(rows.shape) == 4:
         return Feeding.said(POOL, size=tuple(rows.shape[2:]), channels=rows.shape[1])
     scale = Standardized.by(rows)
     shape = tuple(rows.shape[1:])
-    return Feeding.said(POOL, features=shape, mean=scale.mean, std=scale.std, columns=columns or None)
+    return Feeding.said(POOL, features=shape, mean=scale.mean, std=scale.std, columns=columns)
 
 
 def load_labeled(config: LabeledConfig, key: str, pool: RawInputs | None, seed: int) -> Labeled:
     """Return the labeled examples of a configuration, in the form of the pool's; as they are if there is none."""
     rows: Tensor | tuple[str, ...]
+    parts = ("train", "test") if config.part == "all" else (config.part,)
     if config.name.startswith("table:"):
-        found_table = _table(config.name, f"{key}.name", pool.columns if pool else ())
-        rows, labels, names = found_table.rows, found_table.numbers, found_table.classes
+        with one_line(partial(ConfigError.at, f"{key}.name", config.name), of=ValueError):
+            table = read_table(config.name.partition(":")[2], labeled=True).taking(pool.columns if pool else ())
+        rows, labels, names = table.rows, table.numbers, table.classes
     elif pool is None or isinstance(pool.rows, Tensor):
         side = pool.rows.shape[-1] if pool and isinstance(pool.rows, Tensor) and pool.rows.ndim == 4 else None
         data = DataConfig(name=config.name, folder=config.folder, image_size=side)
         found = load_dataset(f"{key}.name", config.name, data)
-        examples = found.train if config.part == "train" else found.test
-        rows, labels, names = all_rows(examples.inputs.raw), examples.labels, found.classes
+        rows = torch.cat([all_rows(getattr(found, part).inputs.raw) for part in parts])
+        labels, names = torch.cat([getattr(found, part).labels for part in parts]), found.classes
     else:
-        texts, names = _dataset_texts(config.name, config.folder, f"{key}.name", config.part)
-        rows, labels = tuple(texts.sentences), texts.labels
+        read = [_dataset_texts(config.name, config.folder, f"{key}.name", part) for part in parts]
+        rows, names = tuple(text for texts, _ in read for text in texts.sentences), read[0][1]
+        labels = torch.cat([texts.labels for texts, _ in read])
     count = int(labels.max()) + 1
     names = config.classes or names or tuple(str(number) for number in range(count))
     if len(names) < count:
@@ -220,25 +221,12 @@ def load_labeled(config: LabeledConfig, key: str, pool: RawInputs | None, seed: 
     return Labeled(RawInputs(rows, encode), labels, count, names, bool(config.classes), key, config.name)
 
 
-def _table(name: str, key: str, columns: Sequence[str]) -> Table:
-    """Return all rows of a labeled table, with the columns of the pool."""
-    try:
-        found = read_table(name.partition(":")[2]).taking(columns)
-    except ValueError as error:
-        raise ConfigError.at(key, name, str(error)) from None
-    if not found.labels:
-        raise ConfigError.at(key, name, f"which column holds the labels? Name it: {name}#COLUMN")
-    return found
-
-
 def _texts(pool: PoolConfig, folder: str | None, seed: int) -> tuple[str, ...]:
     found: tuple[str, ...] = ()
     for source in pool.sources:
         if source.name.startswith(LINES):
-            try:
+            with one_line(partial(ConfigError.at, "pool.sources", source.name), of=(OSError, ValueError)):
                 texts = read_lines(source.name.removeprefix(LINES))
-            except (OSError, ValueError) as error:
-                raise ConfigError.at("pool.sources", source.name, str(error)) from None
         else:
             texts = _dataset_texts(source.name, folder, "pool.sources", "train")[0].sentences
         size = source.size or (max(2, round(source.fraction * len(texts))) if source.fraction else len(texts))
@@ -258,7 +246,5 @@ def _dataset_texts(name: str, folder: str | None, key: str, part: str) -> tuple[
     if name not in TEXTS:
         raise ConfigError.at(key, name, f"the models read texts; name {', '.join(TEXTS)} or {LINES}FILE")
     train, test = (root_of(folder) / file for file in CATALOG[name].files)
-    try:
+    with one_line(partial(ConfigError.at, key, name), of=(OSError, ValueError)):
         return TEXTS[name].read(train if part == "train" else test), TEXTS[name].classes
-    except (OSError, ValueError) as error:
-        raise ConfigError.at(key, name, str(error)) from None

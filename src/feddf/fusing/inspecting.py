@@ -45,23 +45,21 @@ def inspect_teacher(
     few = labeled.some(SAMPLE) if labeled else None
     inputs = few.raw if few else (raw or made_up(teacher)).part(64)
     with open_teacher(teacher, teacher.preprocess) as predict:
-        next(predict(inputs))  # the first batch of many libraries takes long
-        begun = time.perf_counter()
-        outputs = torch.cat(list(predict(inputs)))
+        for _ in range(2):  # a library's first answers take long: only the second pass counts
+            begun = time.perf_counter()
+            outputs = torch.cat(list(predict(inputs)))
         seconds = time.perf_counter() - begun
     kind, columns = teacher.outputs or kind_of(teacher.id, outputs), _columns(teacher, few, outputs.shape[1])
     teacher.check_outputs(outputs.shape[1])
-    found = {"name": teacher.id, "source": teacher.source, "takes": teacher.takes, **teacher.feeding.described()}
-    found |= {
-        "outputs": kind,
-        "outputs_said_by": "its format or by hand" if teacher.outputs else "its answers",
-        "classes": teacher.classes,
-    }
-    found |= {"n_outputs": outputs.shape[1], "bytes": teacher.size, "seconds_for_1000": 1000 * seconds / len(inputs)}
+    found = {
+        "name": teacher.id, "source": teacher.source, "takes": teacher.takes, **teacher.feeding.described(),
+        "outputs": kind, "outputs_said_by": "its format or by hand" if teacher.outputs else "its answers",
+        "classes": teacher.classes, "n_outputs": outputs.shape[1], "bytes": teacher.size,
+        "seconds_for_1000": 1000 * seconds / len(inputs),
+    }  # fmt: skip
     if few is not None and columns is not None:
         found |= {"accuracy": _accuracy(outputs, columns, few.labels), "of_examples": len(few.labels)}
-    hint = better_normalization(teacher, few, columns) if few and columns is not None else ""
-    return {**found, "warning": warning_of(teacher, hint)}
+    return {**found, "warning": warning_of(teacher, few, columns)}
 
 
 def _columns(teacher: TrainedModel, labeled: Labeled | None, count: int) -> Tensor | None:
@@ -101,7 +99,7 @@ def better_normalization(teacher: TrainedModel, labeled: Labeled, columns: Tenso
     as before: what is tried is named, and chosen by hand.
     """
     few, rows, channels = labeled.some(SAMPLE), labeled.raw.rows, teacher.feeding.get("channels")
-    if not teacher.feeding.is_assumed or not isinstance(rows, Tensor):
+    if not isinstance(rows, Tensor):
         return ""
     own, found = measured(rows), dict[str, float]()
     now = _accuracy(answers(teacher, few.raw), columns, few.labels)
@@ -117,9 +115,10 @@ def better_normalization(teacher: TrainedModel, labeled: Labeled, columns: Tenso
     return f"{said} of {len(few.labels)} labeled examples; say so with mean and std"
 
 
-def warning_of(teacher: TrainedModel, hint: str = "") -> str:
+def warning_of(teacher: TrainedModel, labeled: Labeled | None, columns: Tensor | None) -> str:
     """Return the warning about a teacher that is fed as nobody said; nothing if somebody did."""
     if not teacher.feeding.is_assumed:
         return ""
+    hint = better_normalization(teacher, labeled, columns) if labeled and columns is not None else ""
     said = f"teacher {teacher.id}: nothing says how its inputs are normalized; it is fed {teacher.feeding.line}"
     return f"{said}; {hint or 'say it with mean and std if that is wrong'}"

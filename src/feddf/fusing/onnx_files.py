@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddf.config.errors import first_line
-from feddf.fusing.beside import About
+from feddf.config.errors import one_line
+from feddf.fusing.beside import About, listed
 from feddf.fusing.feeding import FILE, Feeding, Sizes, of_range, of_sizes, shown_sizes
 from feddf.fusing.teachers import PredictBatch, TeacherError
 from feddf.runtime.packages import onnx, onnxruntime
@@ -50,7 +50,8 @@ class Graph:
 
 def read_graph(path: Path, name: str) -> Graph:
     """Return what a file says, without the weights that lie beside it."""
-    try:
+    damaged = f"teacher {name}: {path} is not a whole ONNX model"
+    with one_line(TeacherError, damaged), one_line(TeacherError, f"teacher {name}", ValueError):
         model = onnx().load(str(path), load_external_data=False)
         graph = model.graph
         weights = {one.name for one in graph.initializer}
@@ -65,16 +66,11 @@ def read_graph(path: Path, name: str) -> Graph:
         output, keys = _output(graph.output, labels)
         said = _metadata({one.key: one.value for one in model.metadata_props})
         scaled = of_range(0, 255) if type == "uint8" else _scale(graph)
-    except ValueError as error:
-        raise TeacherError(f"teacher {name}: {first_line(error)}") from error
-    except Exception as error:  # a damaged file can fail in any way
-        raise TeacherError(f"teacher {name}: {path} is not a whole ONNX model: {first_line(error)}") from error
-    if type not in (*FLOATS, *INTEGERS):
-        raise TeacherError(f"teacher {name}: its input '{main.name}' is of {type}; floats or integers are needed")
-    numbered = labels == tuple(range(len(labels)))
+        if type not in (*FLOATS, *INTEGERS):
+            raise ValueError(f"its input '{main.name}' is of {type}; floats or integers are needed")
     feeding = said.feeding.otherwise(of_sizes(sizes[1:], integers=type in ("int64", "int32"))).otherwise(scaled)
     names = (main.name, *(one.name for one in given if one.name != main.name))
-    classes = said.classes or (() if numbered else tuple(map(str, labels)))
+    classes = said.classes or (() if labels == tuple(range(len(labels))) else listed(labels))
     return Graph(names, sizes, type, output, keys, About(feeding, classes))
 
 
@@ -105,11 +101,10 @@ def _output(outputs: Sequence[Any], labels: tuple[Any, ...]) -> tuple[str, tuple
 
 def _metadata(values: dict[str, str]) -> About:
     """Return what a file's metadata say, in the words that others use (Ultralytics: ``names``)."""
-    parsed = {name: _literal(values[name]) for name in ("names", "classes", "labels", "mean", "std") if name in values}
+    parsed = {name: _literal(text) for name, text in values.items()}
     names = next((parsed[name] for name in ("names", "classes", "labels") if name in parsed), ())
-    listed = [names[one] for one in sorted(names, key=int)] if isinstance(names, dict) else names
-    mean, std = (tuple(map(float, parsed[name])) if name in parsed else None for name in ("mean", "std"))
-    return About(Feeding.said(FILE, mean=mean, std=std), tuple(map(str, listed)))
+    mean, std = ([float(one) for one in parsed.get(name, ())] for name in ("mean", "std"))
+    return About(Feeding.said(FILE, mean=mean, std=std), listed(names))
 
 
 def _literal(text: str) -> Any:
@@ -131,10 +126,21 @@ def _scale(graph: Any) -> Feeding:
 
 
 def load_onnx(
-    tokenizer: str | None, graph: Graph, path: Path, name: str, device: torch.device
+    graph: Graph, path: Path, name: str, tokenizer: str | None, device: torch.device
 ) -> tuple[Sizes, PredictBatch]:
     """Return the sizes of a batch, and what predicts with a file, on the CPU whatever the device."""
-    return graph.sizes, partial(_predict, _session(path, name), graph, name, tokenizer)
+    damaged = f"teacher {name}: {path} is not a whole ONNX model"
+    with one_line(TeacherError, damaged), one_line(TeacherError, f"teacher {name}", ValueError):
+        return graph.sizes, partial(_predict, open_session(path), graph, name, tokenizer)
+
+
+def open_session(path: Path) -> Any:
+    """Return what runs a file, on the CPU."""
+    options = onnxruntime().SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 4
+    cancel = getattr(options, "set_load_cancellation_flag", bool)  # older versions have none
+    with _limited(partial(cancel, True)):
+        return onnxruntime().InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def _predict(session: Any, graph: Graph, name: str, tokenizer: str | None, inputs: Tensor) -> Tensor:
@@ -158,25 +164,13 @@ def _predict(session: Any, graph: Graph, name: str, tokenizer: str | None, input
     return torch.from_numpy(np.asarray(found, dtype=np.float32))
 
 
-def _limited(stop: Callable[[], Any]) -> AbstractContextManager[Any]:
-    """Return a block in which ``stop`` is called where it takes longer than :data:`LONGEST`."""
-    timer, block = threading.Timer(LONGEST, stop), ExitStack()
+@contextmanager
+def _limited(stop: Callable[[], Any]) -> Iterator[None]:
+    """Call ``stop`` where a block takes longer than :data:`LONGEST`."""
+    timer = threading.Timer(LONGEST, stop)
     timer.daemon = True
     timer.start()
-    block.callback(timer.cancel)
-    return block
-
-
-def _session(path: Path, name: str) -> Any:
     try:
-        library = onnxruntime()
-        options = library.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 4
-        cancel = getattr(options, "set_load_cancellation_flag", bool)  # older versions have none
-        with _limited(partial(cancel, True)):
-            return library.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except ValueError as error:
-        raise TeacherError(f"teacher {name}: {first_line(error)}") from error
-    except Exception as error:  # onnxruntime has errors of its own for everything
-        raise TeacherError(f"teacher {name}: {path} is not a whole ONNX model: {first_line(error)}") from error
+        yield
+    finally:
+        timer.cancel()

@@ -21,7 +21,7 @@ from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from feddf.batches import batches
-from feddf.config.errors import FeddfError, first_line
+from feddf.config.errors import FeddfError, one_line
 from feddf.data.datasets import plain
 from feddf.data.files import read_cached
 from feddf.evaluate import BATCH, BATCH_ON_DEVICE
@@ -126,7 +126,10 @@ class PredictionCache:
                         teacher.check_outputs(outputs.shape[1])
                         as_logits(teacher, teacher.outputs or kind_of(teacher.id, outputs), outputs)  # refused early
                         whole = open_memmap(temporary, "w+", np.float32, (len(inputs), outputs.shape[1]))
-                    _check_finite(teacher, outputs, done)
+                    if len(bad := (~outputs.isfinite().all(dim=1)).nonzero()):
+                        which = f"its logits for input {done + int(bad[0])} are not finite"
+                        many = f"({len(bad)} of {len(outputs)} in that batch); leave it out, or repair it"
+                        raise TeacherError(f"teacher {teacher.id}: {which} {many}")
                     whole[done : done + len(outputs)] = outputs.numpy()
                     done += len(outputs)
                     self.progress(teacher.id, done, len(inputs))
@@ -145,10 +148,8 @@ def open_teacher(
         forward = in_precision(predict, run.precision)
 
         def predict_all(raw: RawInputs) -> Iterator[Tensor]:
-            try:
+            with one_line(TeacherError, f"teacher {teacher.id}", ValueError):
                 inputs = raw.inputs(preprocess)
-            except ValueError as error:
-                raise TeacherError(f"teacher {teacher.id}: {first_line(error)}") from error
             order = torch.arange(len(inputs)).split(BATCH if device == CPU else BATCH_ON_DEVICE)
             for _, chunk in batches(inputs.raw, order, device):
                 yield _predict(teacher, forward, inputs.encode(chunk))
@@ -157,13 +158,9 @@ def open_teacher(
 
 
 def _predict(teacher: TrainedModel, predict: PredictBatch, batch: Tensor) -> Tensor:
-    try:
+    asked = f"inputs of shape {tuple(batch.shape)}; does it take others (size, channels, max_tokens)? It says"
+    with one_line(TeacherError, f"teacher {teacher.id} cannot predict for {asked}"):
         outputs = predict(batch)
-    except FeddfError:
-        raise
-    except Exception as error:  # a user's model may fail in any way
-        said = f"{tuple(batch.shape)}; does it take others (size, channels, max_tokens)? It says: {first_line(error)}"
-        raise TeacherError(f"teacher {teacher.id} cannot predict for inputs of shape {said}") from error
     if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(batch) or outputs.shape[1] < 2:
         given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         allowed = f"one row of logits an input is needed, for a batch of {len(batch)}"
@@ -197,10 +194,3 @@ def as_logits(teacher: TrainedModel, kind: OutputKind, outputs: Tensor) -> Tenso
     if bool((outputs < -1e-4).any()) or bool(((outputs.sum(dim=1) - 1).abs() > 1e-2).any()):
         raise TeacherError(f"teacher {teacher.id}: its outputs are not probabilities; say outputs = 'logits'")
     return outputs.clamp(min=1e-12).log()
-
-
-def _check_finite(teacher: TrainedModel, logits: Tensor, first: int) -> None:
-    bad = (~logits.isfinite().all(dim=1)).nonzero().flatten()
-    if len(bad):
-        which = f"its logits for input {first + int(bad[0])} are not finite ({len(bad)} of {len(logits)} in that batch)"
-        raise TeacherError(f"teacher {teacher.id}: {which}; leave it out, or repair it")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from feddf.evaluate import Teacher, accuracy_of, logits
+from feddf.evaluate import Teacher, accuracy_of
 from feddf.fusing.ensemble import TeacherEnsemble
-from feddf.fusing.inputs import Labeled
+from feddf.fusing.inputs import Labeled, RawInputs
 from feddf.fusing.teachers import TrainedModel
-from feddf.runtime.device import CPU
-from feddf.saved.model import Preprocess
 
 BINS = 15
 """Of the confidence, for the calibration error and the reliability plot."""
@@ -62,14 +60,13 @@ class Report:
 
 
 def measure(
-    module: nn.Module,
-    preprocess: Preprocess | None,
+    answer: Callable[[RawInputs], Tensor],
     ensemble: TeacherEnsemble,
     targets: Tensor,
     labeled: Mapping[str, Labeled],
-    notes: Mapping[str, Any],
+    **more: Any,
 ) -> Report:
-    """Measure teachers, ensemble and student, which is on a device; one teacher's logits are in memory at a time."""
+    """Measure teachers, ensemble and student, which answers with logits; one teacher's are in memory at a time."""
     pool, models, classes = ensemble.predictions.sets["pool"], ensemble.models, ensemble.classes
     knows = {model.id: ensemble.mappings[model.id].known for model in models}
     named, sets = dict[str, Tensor](), {name: dict[str, Figures]() for name in labeled}
@@ -78,12 +75,11 @@ def measure(
         for name, one in labeled.items():
             probabilities = ensemble.logits(model, name).softmax(dim=1)
             sets[name][model.id] = figures(probabilities, one.labels, knows[model.id])
-    named |= {ENSEMBLE: _predicted(targets), STUDENT: _predicted(logits(module, pool.stored(preprocess)).to(CPU))}
+    named |= {ENSEMBLE: _predicted(targets), STUDENT: _predicted(answer(pool))}
     everything = torch.ones(len(classes))
     for name, one in labeled.items():
         sets[name][ENSEMBLE] = figures(ensemble.probabilities(name, 1.0), one.labels, everything)
-        probabilities = logits(module, one.raw.stored(preprocess)).to(CPU).softmax(dim=1)
-        sets[name][STUDENT] = figures(probabilities, one.labels, everything)
+        sets[name][STUDENT] = figures(answer(one.raw).softmax(dim=1), one.labels, everything)
     agreement = [[float((one == other).double().mean()) for other in named.values()] for one in named.values()]
     return Report(
         teachers=tuple(_about(model, ensemble.predictions.kind(model)) for model in models),
@@ -95,8 +91,8 @@ def measure(
         outliers=outliers({name: row[len(models)] for name, row in zip(knows, agreement, strict=False)}),
         sets=sets,
         sizes={name: len(one.labels) for name, one in labeled.items()},
-        notes=dict(notes),
         contributions={name: contributions(ensemble, name, one.labels) for name, one in labeled.items()},
+        **more,
     )
 
 
@@ -158,10 +154,8 @@ def _predicted(scores: Tensor) -> Tensor:
 
 
 def _about(teacher: TrainedModel, kind: str) -> dict[str, Any]:
-    about: dict[str, Any] = {
-        "name": teacher.id,
-        "source": teacher.source,
-        "model": teacher.spec.model if teacher.spec else "",
-    }
-    about |= {"sha256": teacher.content, "license": teacher.license, "datasets": teacher.datasets}
-    return {**about, **teacher.feeding.described(), "outputs": kind}
+    about = {"name": teacher.id, "source": teacher.source, "model": teacher.spec.model if teacher.spec else ""}
+    return {
+        **about, "sha256": teacher.content, "license": teacher.license, "datasets": teacher.datasets,
+        **teacher.feeding.described(), "outputs": kind,
+    }  # fmt: skip

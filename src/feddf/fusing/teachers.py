@@ -7,26 +7,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-from feddf.config.errors import ConfigError, FeddfError, nearest
-from feddf.config.fuse_config import TeacherConfig
+from feddf.config.errors import ConfigError, FeddfError, nearest, one_line
+from feddf.config.fuse_config import TEACHER_FILES, TeacherConfig
 from feddf.config.names import TEACHER_FORMATS
 from feddf.evaluate import evaluation_mode, fold_batchnorm
-from feddf.fusing.beside import BUNDLE, read_json
-from feddf.fusing.feeding import HAND, Feeding
+from feddf.fusing.beside import BUNDLE, About
+from feddf.fusing.feeding import HAND, Feeding, fed_as
 from feddf.fusing.pickles import OTHERS, remedy
 from feddf.runtime.device import device_of
 from feddf.saved.model import LoadedModel, ModelSpec, Preprocess
-from feddf.saved.model_folder import description
+from feddf.saved.model_folder import description, read_json
 from feddf.types import State
 
 PredictBatch = Callable[[Tensor], Tensor]
 """Encoded inputs -> outputs, one row an input, both on the device that the teacher was opened on."""
+
+Opens = Callable[[torch.device], AbstractContextManager[PredictBatch]]
+"""Loads a model onto a device inside a block."""
 
 OutputKind = Literal["logits", "probabilities"]
 
@@ -35,15 +39,6 @@ class TeacherError(FeddfError):
     """A teacher cannot be used; one line says which, why and what would be right."""
 
     exit_code = 2
-
-
-def file_hash(paths: Sequence[Path], more: str = "") -> str:
-    """Return the SHA-256 of some files and of what else their meaning depends on."""
-    sha = hashlib.sha256(more.encode())
-    for path in paths:
-        with path.open("rb") as file:
-            sha.update(hashlib.file_digest(file, "sha256").digest())
-    return sha.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ class TrainedModel:
     """
 
     id: str
-    open: Callable[[torch.device], AbstractContextManager[PredictBatch]]
+    open: Opens
     classes: tuple[str, ...] = ()
     feeding: Feeding = Feeding()
     outputs: OutputKind | None = None
@@ -77,10 +72,26 @@ class TrainedModel:
     @property
     def preprocess(self) -> Preprocess | None:
         """How it is fed, where that is known."""
-        try:
+        with one_line(TeacherError, f"teacher {self.id}", ConfigError):
             return self.feeding.preprocess
-        except ConfigError as error:
-            raise TeacherError(f"teacher {self.id}: {error}") from error
+
+    @classmethod
+    def of_files(cls, id: str, open: Opens, files: Sequence[Path], said: About, more: str = "", **rest: Any) -> Self:
+        """Return the model in some files, with what is said about it; ``more`` is what else their meaning depends on.
+
+        Its content is the SHA-256 of all that.
+        """
+        sha = hashlib.sha256(more.encode())
+        for path in files:
+            with path.open("rb") as file:
+                sha.update(hashlib.file_digest(file, "sha256").digest())
+        rest |= {"content": sha.hexdigest(), "size": sum(path.stat().st_size for path in files)}
+        return cls(id, open, said.classes, said.feeding, license=said.license, datasets=said.datasets, **rest)
+
+    def fed_like(self, student: Feeding) -> Self:
+        """Return it with all of how it is fed: as is said of it, else as the student is."""
+        with one_line(TeacherError, f"teacher {self.id}", ConfigError):
+            return replace(self, feeding=fed_as(self.feeding, student))
 
     def named(self, classes: tuple[str, ...]) -> TrainedModel:
         """Return it with names for its outputs; a student that starts as it has the same."""
@@ -91,8 +102,8 @@ class TrainedModel:
         """Raise :class:`TeacherError` where it has more or fewer outputs than it has classes."""
         if self.classes and len(self.classes) != count:
             known = f"its class list (or the student's, if it has none) has {len(self.classes)} names"
-            remedy = "say what its outputs mean with classes = [...]"
-            raise TeacherError(f"teacher {self.id}: it has {count} outputs, and {known}; {remedy}")
+            said = f"it has {count} outputs, and {known}; say what its outputs mean with classes = [...]"
+            raise TeacherError(f"teacher {self.id}: {said}")
 
 
 def of_module(
@@ -115,18 +126,17 @@ def of_module(
         examples: n_k, the number of examples that it was trained on, for the weights ``examples``.
     """
 
-    def open_module(device: torch.device) -> AbstractContextManager[PredictBatch]:
-        return predicting(module if device_of(module) == device else deepcopy(module).to(device))
-
     size = sum(tensor.nbytes for tensor in module.state_dict().values())
-    return TrainedModel(id, open_module, tuple(classes), Feeding.of(preprocess, HAND), outputs, examples, size=size)
+    opens, fed = partial(predicting, module), Feeding.of(preprocess, HAND)
+    return TrainedModel(id, opens, tuple(classes), fed, outputs, examples, size=size)
 
 
 @contextmanager
-def predicting(module: nn.Module) -> Iterator[PredictBatch]:
-    """Let a module predict inside the block."""
-    with evaluation_mode(module):
-        yield fold_batchnorm(module)
+def predicting(module: nn.Module, device: torch.device) -> Iterator[PredictBatch]:
+    """Let a module, or a copy of it on another device, predict inside the block."""
+    here = module if device_of(module) == device else deepcopy(module).to(device)
+    with evaluation_mode(here):
+        yield fold_batchnorm(here)
 
 
 def as_teachers(given: Sequence[TrainedModel | nn.Module | str | Path], trust: bool) -> list[TrainedModel]:
@@ -142,9 +152,17 @@ def as_teachers(given: Sequence[TrainedModel | nn.Module | str | Path], trust: b
             found += read_teachers([TeacherConfig(path=str(one))], trust=trust)
     if not found:
         raise TeacherError("there is no teacher to learn from")
-    if len({teacher.id for teacher in found}) < len(found):
-        return [replace(one, id=f"{one.id}-{number}") for number, one in enumerate(found, 1)]
-    return found
+    return _distinct(found)
+
+
+def _distinct(found: Sequence[TrainedModel]) -> list[TrainedModel]:
+    """Return teachers, of which those that share a name are numbered."""
+    names = [teacher.id for teacher in found]
+    shared = [
+        f"{name}-{names[: place + 1].count(name)}" if names.count(name) > 1 else name
+        for place, name in enumerate(names)
+    ]
+    return [replace(one, id=name) for one, name in zip(found, shared, strict=True)]
 
 
 def read_teachers(configs: Sequence[TeacherConfig], *, trust: bool = False) -> list[TrainedModel]:
@@ -158,21 +176,14 @@ def read_teachers(configs: Sequence[TeacherConfig], *, trust: bool = False) -> l
         if other != name and not own.removeprefix("LABEL_").isdigit():
             both = f"'{own}' is '{other}' for {first}, and '{name}' for {path}"
             raise TeacherError(f"two class maps contradict each other: {both}")
-    found = [teacher for config in configs for teacher in read_teacher(config, trust=trust)]
-    names = [teacher.id for teacher in found]
-    return [
-        replace(one, id=f"{one.id}-{names[: place + 1].count(one.id)}") if names.count(one.id) > 1 else one
-        for place, one in enumerate(found)
-    ]
+    return _distinct([teacher for config in configs for teacher in read_teacher(config, trust=trust)])
 
 
 def read_teacher(config: TeacherConfig, *, trust: bool = False) -> list[TrainedModel]:
     """Return the teachers in a file or folder (a run may have several); with ``trust``, code of theirs runs."""
-    make = TEACHER_FORMATS[config.format or format_of(Path(config.path).expanduser())]
-    try:
+    make = TEACHER_FORMATS[config.format or format_of(config.file)]
+    with one_line(TeacherError, f"teacher {config.name or config.path}", ConfigError):  # what is said does not fit
         return [_as_configured(teacher, config) for teacher in make(config, trust)]
-    except ConfigError as error:  # what is said about it does not fit together
-        raise TeacherError(f"teacher {config.name or config.path}: {error}") from error
 
 
 def format_of(path: Path) -> str:
@@ -186,7 +197,7 @@ def format_of(path: Path) -> str:
     if not path.is_dir() and (help := remedy(path)):
         what = "can run any code when it is read" if path.suffix not in OTHERS else "is no model that can be read here"
         raise TeacherError(f"teacher {path}: a {path.suffix} file {what}; {help}")
-    return path.suffix[1:] if path.suffix in (".safetensors", ".onnx", ".pt2") else "hugging-face"
+    return path.suffix[1:] if path.suffix in TEACHER_FILES else "hugging-face"
 
 
 def _as_configured(teacher: TrainedModel, config: TeacherConfig) -> TrainedModel:

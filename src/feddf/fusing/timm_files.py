@@ -9,21 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from feddf.config.errors import first_line
+from feddf.config.errors import one_line
 from feddf.config.fuse_config import TeacherConfig
-from feddf.fusing.beside import about, read_json
+from feddf.fusing.beside import about
 from feddf.fusing.feeding import assumed, by_hand
-from feddf.fusing.teachers import PredictBatch, TeacherError, TrainedModel, file_hash
+from feddf.fusing.teachers import PredictBatch, TeacherError, TrainedModel
 from feddf.runtime.packages import transformers
 from feddf.saved.model import ModelSpec
-from feddf.saved.model_folder import WEIGHTS, read_state
+from feddf.saved.model_folder import WEIGHTS, read_json, read_state
 from feddf.types import State
 
 RESNET = re.compile(r"resnet(18|34|50|101|152)(\.|$)")
@@ -42,9 +42,9 @@ NAMES = (
 
 def of_timm(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return the model in a folder of timm's format."""
-    folder = Path(config.path).expanduser()
-    said, values, name = about(folder), read_json(folder / "config.json"), config.name or folder.resolve().name
-    architecture, weights = str(values["architecture"]), folder / WEIGHTS
+    folder, name, weights = config.file, config.id, config.file / WEIGHTS
+    values, said = read_json(folder / "config.json"), about(folder)
+    architecture = str(values["architecture"])
     if not weights.is_file():
         raise TeacherError(f"teacher {name}: {folder} has no {WEIGHTS}")
     if _timm() is None and not RESNET.match(architecture):
@@ -52,22 +52,16 @@ def of_timm(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
         raise TeacherError(f"teacher {name}: its architecture '{architecture}' is built by timm alone; {remedy}")
 
     @contextmanager
-    def open_weights(device: torch.device) -> Iterator[PredictBatch]:
+    def opened(device: torch.device) -> Iterator[PredictBatch]:
         state = read_state(ModelSpec(architecture, (), (), None), weights)
-        try:
+        with one_line(TeacherError, f"teacher {name}: {weights} is no '{architecture}'"):
             network = _built(architecture, int(values["num_classes"]), state).eval().to(device)
-        except Exception as error:  # another library's model
-            raise TeacherError(f"teacher {name}: {weights} is no '{architecture}': {first_line(error)}") from error
         with torch.inference_mode():
             yield lambda inputs: getattr(found := network(inputs), "logits", found)
 
-    return [
-        TrainedModel(
-            name, open_weights, said.classes, assumed(by_hand(config).otherwise(said.feeding)), "logits",
-            content=file_hash([weights], architecture), source=str(folder), license=said.license,
-            datasets=said.datasets, size=weights.stat().st_size,
-        )
-    ]  # fmt: skip
+    said = replace(said, feeding=assumed(by_hand(config).otherwise(said.feeding)))
+    rest = {"outputs": "logits", "source": str(folder)}
+    return [TrainedModel.of_files(name, opened, [weights], said, architecture, **rest)]
 
 
 def _timm() -> Any:
@@ -92,11 +86,7 @@ def _built(architecture: str, count: int, state: State) -> nn.Module:
         layer_type="bottleneck" if last_conv == "conv3" else "basic", num_labels=len(state["fc.bias"]),
     )  # fmt: skip
     network = library.ResNetForImageClassification(described)
-    network.load_state_dict({_renamed(key): tensor for key, tensor in state.items()})
-    return network
-
-
-def _renamed(key: str) -> str:
     for pattern, replacement in NAMES:
-        key = re.sub(pattern, replacement, key)
-    return key
+        state = {re.sub(pattern, replacement, key): tensor for key, tensor in state.items()}
+    network.load_state_dict(state)
+    return network

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from feddf import outputs
-from feddf.config.errors import FeddfError, first_line, shown
+from feddf.config.errors import FeddfError, first_line, one_line, shown
 from feddf.config.foreign import validated
 from feddf.config.names import MODELS
 from feddf.data.datasets import Pixels, Standardized, plain
@@ -173,10 +173,8 @@ def of_inputs(inputs: Inputs, tokenizer: str | None = None) -> Preprocess | None
 def _pixels(given: Any, side: int | None) -> Tensor:
     """Return one image as a batch; a file is cut to a square and resized as those of a folder of images are."""
     if isinstance(given, str | Path):
-        try:
+        with one_line(ModelError, of=ValueError):
             given = read_image(Path(given), side)
-        except ValueError as error:
-            raise ModelError(str(error)) from error
     if isinstance(given, Tensor):
         return given[None] if given.ndim == 3 else given
     array = np.array(given)  # a copy: what Pillow gives is not writable
@@ -213,6 +211,11 @@ class ModelSpec:
         build = partial(build_network, MODELS[self.model], self.shape, self.outputs, self.options)
         return Prototype(self.model.rpartition(":")[2], build, fit_widths if self.fits else None)
 
+    def sizes(self) -> dict[str, torch.Size]:
+        """Return the sizes of the architecture's weights, for which no room is made."""
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            return {key: tensor.shape for key, tensor in self.prototype.build().state_dict().items()}
+
     def describe(self) -> dict[str, Any]:
         """Return the description as JSON; one that names code has a mark that says whose it is."""
         fed = described(self.preprocess) if self.preprocess else None
@@ -237,7 +240,7 @@ class ModelSpec:
         if names_code(model) and not trust and not is_mine(marked, values.get(ORIGIN)):
             remedy = "look at that code, then load it by load_model(..., trust=True), or predict with --trust"
             raise ModelError(f"{where} was made elsewhere and has code run: {model!r:.100}; {remedy}")
-        try:
+        with one_line(ModelError, f"{where} does not describe a model", (TypeError, ValueError)):
             found: ModelSpec = validated(cls, {**rest, "preprocess": None, "form": rest.get("outputs") or {}})
             encode = validated(dict[str, Any] | None, rest.get("preprocessing"))
             preprocess = from_description(encode) if encode else None
@@ -246,8 +249,6 @@ class ModelSpec:
             if found.outputs.channels != len(found.classes):
                 raise ValueError(f"it has {found.outputs.channels} channels, and {len(found.classes)} names for them")
             return replace(found, preprocess=preprocess)
-        except (TypeError, ValueError) as error:
-            raise ModelError(f"{where} does not describe a model: {first_line(error)}") from error
 
 
 class Prediction(NamedTuple):
@@ -310,7 +311,6 @@ def _check_size(spec: ModelSpec, state: State) -> None:
     if not isinstance(depth, int) or depth > len(state):
         raise ValueError(f"depth = {shown(depth)}, and there are {len(state)} tensors")
     if not names_code(spec.model):
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # where tensors have sizes and no memory
-            asked = sum(tensor.numel() for tensor in spec.prototype.build().state_dict().values())
+        asked = sum(size.numel() for size in spec.sizes().values())
         if asked > 2 * values + 1000:  # a small difference is said better when the weights are put into it
             raise ValueError(f"its network would have {asked} values, and there are {values}")

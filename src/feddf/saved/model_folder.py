@@ -18,12 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import safetensors
 import safetensors.torch
 from pydantic import Field
 from torch import nn
 
-from feddf.config.errors import FeddfError, first_line
+from feddf.config.errors import FeddfError, one_line
 from feddf.config.foreign import parse_json, validated
 from feddf.data.files import image_files
 from feddf.data.tables import read_table
@@ -73,10 +72,8 @@ def specs(path: Path, prototype: str | None = None, *, trust: bool = False) -> d
     if described is None:
         raise ModelError(f"{path} is no folder of a model that feddf wrote: it has no {CONFIG} of feddf")
     if "prototypes" in described:
-        try:
+        with one_line(ModelError, f"{file} does not describe models", ValueError):
             listed: dict[str, Any] = validated(_Prototypes, described["prototypes"])
-        except ValueError as error:
-            raise ModelError(f"{file} does not describe models: {error}") from error
         found = {
             name: (ModelSpec.read(values, file, trust=trust), path / "models" / f"{name}.safetensors")
             for name, values in listed.items()
@@ -91,22 +88,21 @@ def specs(path: Path, prototype: str | None = None, *, trust: bool = False) -> d
 
 def description(path: Path) -> dict[str, Any] | None:
     """Return what a folder's ``config.json`` says under the key "feddf"; ``None`` if it says nothing."""
-    try:
-        values = parse_json(read_regular(path / CONFIG))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path / CONFIG}: {first_line(error)}") from error
-    found = values.get("feddf") if isinstance(values, dict) else None
+    found = read_json(path / CONFIG).get("feddf")
     return found if isinstance(found, dict) else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a file's JSON object; an absent file says nothing."""
+    with one_line(ModelError, f"cannot read {path}", (OSError, ValueError)):
+        values = parse_json(read_regular(path)) if path.exists() else {}
+    return values if isinstance(values, dict) else {}
 
 
 def read_state(spec: ModelSpec, path: Path) -> State:
     """Return the tensors in a safetensors file, as the model names them: a transformer's folder has other names."""
-    try:
+    with one_line(ModelError, f"{path} is not a whole safetensors file"):
         state = safetensors.torch.load(path.read_bytes())
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
-        raise ModelError(f"{path} is not a whole safetensors file: {first_line(error)}") from error
     prefix = "network." if spec.options.get("path") == HERE else ""
     return {prefix + key: tensor for key, tensor in state.items()}
 
