@@ -137,7 +137,7 @@ def run_to_the_end(
     warn(*parts.warnings)
     console = Console(quiet=True) if quiet else out_console
     metric, device = parts.task.train.outputs.metric, versions(experiment)["device"]
-    means = ", averaged and fused: mean over prototypes" if len(parts.prototypes) > 1 else ""
+    means = ", mean over the prototypes (each of them)" if len(parts.prototypes) > 1 else ""
     console.print(f"device: {device}; test {metric} in %{means}", soft_wrap=True)
     title = title or f"{experiment.name}, {method_name(flat(experiment.model_dump()))}"
     view = View(f"{title}, seed {experiment.seed}", experiment.rounds, len(folder.records()), later, console)
