@@ -12,7 +12,7 @@ import typer
 from feddf.cli.arguments import App, complain, out_console
 from feddf.cli.data_sets import data_app
 from feddf.cli.doctor import doctor
-from feddf.cli.fusing import fuse, inspect, predict
+from feddf.cli.fusing import ask, contributions, fuse, inspect, pool, predict
 from feddf.cli.reporting import config, list_presets, report, watch
 from feddf.cli.running import resume, run
 from feddf.cli.studies import compare, partition, tune
@@ -28,6 +28,8 @@ app = App(
 )
 for command in (run, resume, compare, watch, report, config, tune, partition, doctor, fuse, inspect, predict):
     app.command()(command)
+for further in (pool, ask, contributions):
+    app.command()(further)
 app.command("presets")(list_presets)
 app.add_typer(data_app, name="data")
 

@@ -1,4 +1,4 @@
-"""``feddf fuse``, ``feddf inspect`` and ``feddf predict``."""
+"""``feddf fuse``, ``inspect``, ``predict``; and ``pool``, ``ask``, ``contributions`` for sites that keep their models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,19 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Column, Table
 
-from feddf.cli.arguments import AsJson, Trust, argument, complain, option, out_console, plain, print_json, remark, say
+from feddf.cli.arguments import (
+    AsJson,
+    Overrides,
+    Trust,
+    argument,
+    complain,
+    option,
+    out_console,
+    plain,
+    print_json,
+    remark,
+    say,
+)
 from feddf.config.errors import ConfigError, FeddfError, one_line
 from feddf.config.foreign import parse_toml
 from feddf.runtime.atomic import write_atomically
@@ -118,6 +130,95 @@ def _check(config: FuseConfig, as_json: bool, trust: bool) -> None:
     say(f"about {cost}, {steps:.0f} s for all {config.distill.steps} steps, {memory / 2**20:.0f} MB of memory")
     if as_json:
         print_json(found)
+
+
+def _asked(teacher: str, unlabeled: list[str], overrides: list[str] | None) -> FuseConfig:
+    """Return the configuration of one teacher and a pool; nothing is distilled, so the student is any."""
+    from feddf.config.fuse_config import load_fuse
+
+    pool = {"sources": [_source(one) for one in unlabeled]}
+    return load_fuse(None, {"teachers": [_value(teacher, "path")], "student": "linear", "pool": pool}, overrides or [])
+
+
+_POOL = "The agreed inputs: a folder of images, a text file, a table, or a data set."
+
+
+def pool(
+    unlabeled: Annotated[list[str], option(help=_POOL)],
+    out: Annotated[Path, option(help="The file to write, pool.json.")],
+    overrides: Overrides = None,
+    json: AsJson = False,
+    trust: Trust = False,
+) -> None:
+    """Write down which inputs a pool has, in order, so that all sites answer for the same ones.
+
+    For instance: feddf pool --unlabeled images/ --out pool.json
+    """
+    from feddf.fusing.asking import pool_identity
+
+    found = pool_identity(_asked("nobody", unlabeled, overrides), trust=trust)
+    write_atomically(out, found.describe().encode())
+    if found.duplicates:
+        complain(f"{found.duplicates} of {len(found.hashes)} inputs are there twice")
+    say(f"{len(found.hashes)} inputs, fingerprint {found.fingerprint[:16]}: {out}")
+    if json:
+        print_json({"pool": str(out), "inputs": len(found.hashes), "fingerprint": found.fingerprint})
+
+
+def ask(
+    model: Annotated[str, argument(metavar="MODEL", help=_TEACHER)],
+    unlabeled: Annotated[list[str], option(help=_POOL)],
+    out: Annotated[Path, option(help="The file to write, FILE.answers.")],
+    overrides: Overrides = None,
+    pool: Annotated[Path | None, option(help="A pool.json that the inputs must be.")] = None,
+    bits: Annotated[int, option(help="16, or 8.", min=8, max=16)] = 16,
+    largest: Annotated[int | None, option(help="Store only so many classes of each input, the largest.", min=1)] = None,
+    json: AsJson = False,
+    trust: Trust = False,
+) -> None:
+    """Let a model answer for unlabeled inputs: a site hands out the answers, and keeps the model.
+
+    For instance: feddf ask model.onnx --unlabeled images/ --pool pool.json --out site-a.answers
+    """
+    from feddf.fusing import asking
+
+    if bits not in (8, 16):
+        raise ConfigError.at("--bits", bits, "must be 8 or 16")
+    out_console.quiet = out_console.quiet or json
+    with _progress() as progress:
+        found = asking.ask(
+            _asked(model, unlabeled, overrides), out, bits=8 if bits == 8 else 16, largest=largest, agreed=pool,
+            progress=progress, trust=trust,
+        )  # fmt: skip
+    if found["duplicates"]:
+        complain(f"{found['duplicates']} of {found['inputs']} inputs are there twice")
+    say(f"fed {found['fed']}; classes: {', '.join(found['classes'][:12])}")
+    rounding = f"rounding has changed probabilities by at most {found['lost']:.1e}"
+    say(f"{found['inputs']} answers, {found['bytes'] / 1000:.1f} kB, {rounding}: {out}")
+    if json:
+        print_json(found)
+
+
+def contributions(
+    folder: Annotated[Path, argument(metavar="FOLDER", help="A folder that feddf fuse wrote.")], json: AsJson = False
+) -> None:
+    """Show what each teacher of a fusion added: what the ensemble would lose without it.
+
+    On the pool, that is the share of its answers that would change; on labeled data, points of accuracy.
+    """
+    from feddf.config.foreign import parse_json, validated
+    from feddf.runtime.atomic import read_regular
+
+    with one_line(FeddfError, f"{folder} holds no report of a fusion", (OSError, ValueError, KeyError)):
+        report = parse_json(read_regular(folder / "report.json"))
+        found: dict[str, dict[str, float]] = validated(dict[str, dict[str, float]], report["contributions"])
+    table = Table("teacher", *(f"{which} %" for which in found))
+    for name in dict.fromkeys(name for one in found.values() for name in one):
+        table.add_row(name, *(f"{100 * one[name]:.1f}" if name in one else "" for one in found.values()))
+    if json:
+        print_json(found)
+    else:
+        out_console.print(table)
 
 
 def inspect(

@@ -13,7 +13,7 @@ from feddf.config.experiment import parse, read
 from feddf.config.names import DATASETS, DROP_RULES, MODELS, TARGETS, TEACHER_FORMATS, TEACHER_WEIGHTS
 from feddf.config.sections import DistillConfig, PoolConfig, RunConfig, Section, key, method_key
 
-TEACHER_FILES = (".safetensors", ".onnx", ".pt2")
+TEACHER_FILES = (".safetensors", ".onnx", ".pt2", ".answers")
 
 
 class InputsConfig(Section):
@@ -34,7 +34,9 @@ class TeacherConfig(InputsConfig):
     place = "teachers"
     word = "path"
 
-    path: str = key(..., "a folder of feddf, a .safetensors, .pt2 or .onnx file, or a Hugging Face folder or name")
+    path: str = key(
+        ..., "a folder of feddf or Hugging Face (or its name), or a .safetensors, .pt2, .onnx, .answers or table file"
+    )
     name: str = key("", "its name in the report (default: from its path)", max_length=64)
     format: str | None = key(None, "what it is (default: by its path)", names=TEACHER_FORMATS)
     model: str | None = key(None, "the architecture of a .safetensors file", names=MODELS)

@@ -156,6 +156,8 @@ TEACHER_FORMATS = Names("teachers.format", {
     "hugging-face": "feddf.fusing.formats:of_pretrained",
     "timm": "feddf.fusing.timm_files:of_timm",
     "monai": "feddf.fusing.formats:of_bundle",
+    "answers": "feddf.fusing.asking:of_answers",
+    "table": "feddf.fusing.asking:of_table",
 })  # fmt: skip
 """(an entry of [[teachers]], trust) -> the trained models that it stands for."""
 

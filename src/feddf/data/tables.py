@@ -55,19 +55,23 @@ class Table:
         return Table(tuple(columns), self.rows[:, [self.columns.index(name) for name in columns]], self.labels)
 
 
-def read_table(name: str, *, labeled: bool = False) -> Table:
-    """Return the table in ``PATH`` or ``PATH#COLUMN``; every column but that of the labels must hold numbers."""
+def read_table(name: str, *, labeled: bool = False, needed: bool = True) -> Table:
+    """Return the table in ``PATH`` or ``PATH#COLUMN``; every column but that of the labels must hold numbers.
+
+    A column that is not ``needed`` may be absent; then no other is taken for it.
+    """
     place, _, wanted = name.partition("#")
     path = Path(place).expanduser()
     if path.suffix.lower() not in SUFFIXES or not path.is_file():
         raise ValueError(f"there is no table {path}; known are files that end in {' or '.join(SUFFIXES)}")
     rows = _parquet(path) if path.suffix.lower() == ".parquet" else _csv(path)
     columns = tuple(next(rows, ()))
-    if wanted and wanted not in columns:
+    if needed and wanted and wanted not in columns:
         raise ValueError(f"it has no column '{wanted}', but {', '.join(columns[:8]):.200}")
     if len(set(columns)) < len(columns):
         raise ValueError(f"its columns must have different names, and are {', '.join(columns[:8]):.200}")
     label = wanted or next((one for one in columns if one.lower() in LABELS), "")
+    label = label if label in columns else ""
     if labeled and not label:
         known = f"{', '.join(columns[:8]):.200}"
         raise ValueError(f"which column holds the labels? Name it: table:{name}#COLUMN ({known})")

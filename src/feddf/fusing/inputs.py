@@ -23,7 +23,7 @@ from feddf.data.tables import read_table
 from feddf.data.text import TEXTS, Texts
 from feddf.data.unlabeled import all_rows, choose, resize
 from feddf.fusing.classes import columns_of
-from feddf.fusing.feeding import POOL, Feeding
+from feddf.fusing.feeding import POOL, Feeding, assumed
 from feddf.outputs import classes
 from feddf.runs.loading import PoolTask, load_dataset, load_named, pool_of
 from feddf.saved.model import Features, Images, Preprocess, Tokens
@@ -164,6 +164,13 @@ def load_pool(config: FuseConfig, preprocesses: Sequence[Preprocess | None], *, 
 
     rows, views = pool_of(pool, PoolTask(shape, dtype, load, pool.size, trust=trust, columns=columns), seed)
     return RawInputs(rows, views=views, columns=columns)
+
+
+def own_rows(config: FuseConfig, *, trust: bool = False) -> RawInputs:
+    """Return the pool in its own form, whatever models take: texts, or inputs as its first source has them."""
+    if any(source.name.startswith(LINES) or source.name in TEXTS for source in config.pool.sources):
+        return RawInputs(_texts(config.pool, config.folder, derive(config.seed, "pool")))
+    return load_pool(config, [assumed(pool_form(config)).preprocess], trust=trust)
 
 
 def pool_form(config: FuseConfig) -> Feeding:

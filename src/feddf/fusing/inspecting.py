@@ -33,6 +33,9 @@ def inspect_teacher(
     teacher: TrainedModel, labeled: Labeled | None = None, raw: RawInputs | None = None
 ) -> dict[str, Any]:
     """Return, as JSON, what a teacher says to a few inputs: labeled ones, others, or such as it takes, made up."""
+    if teacher.table is not None:
+        said = f"it is a table of answers for {', '.join(teacher.classes[:6]) or 'classes without names'}"
+        raise TeacherError(f"teacher {teacher.id}: {said}; there is no model to inspect")
     rows = raw.rows if raw else labeled.raw.rows if labeled else None
     images = isinstance(rows, Tensor) and rows.ndim == 4
     own = teacher.feeding.settled(tabular=not images)

@@ -82,7 +82,18 @@ class PredictionCache:
         """Return what a teacher's outputs are: as it says, or as its answers to the first set look."""
         return teacher.outputs or kind_of(teacher.id, self._outputs(teacher, next(iter(self.sets))))
 
+    def answers(self, teacher: TrainedModel, name: str) -> bool:
+        """Say whether a teacher can answer for a set: a table has answers for the pool alone."""
+        return teacher.table is None or name == "pool"
+
     def _outputs(self, teacher: TrainedModel, name: str) -> Tensor:
+        if teacher.table is not None:
+            if not self.answers(teacher, name):
+                said = f"it is a table of answers for the pool, and has none for {name} inputs"
+                raise TeacherError(f"teacher {teacher.id}: {said}; it cannot be weighed or left out by these")
+            answers = teacher.table(len(self.sets[name]))
+            teacher.check_outputs(answers.shape[1])
+            return answers
         path, count = self._path(teacher, name), len(self.sets[name])
         found = read_cached(path, count, np.float32)
         if found is None:

@@ -73,12 +73,15 @@ def measure(
     for model in models:
         named[model.id] = _predicted(ensemble.logits(model, "pool"))
         for name, one in labeled.items():
+            if not ensemble.predictions.answers(model, name):
+                continue
             probabilities = ensemble.logits(model, name).softmax(dim=1)
             sets[name][model.id] = figures(probabilities, one.labels, knows[model.id])
     named |= {ENSEMBLE: _predicted(targets), STUDENT: _predicted(answer(pool))}
     everything = torch.ones(len(classes))
     for name, one in labeled.items():
-        sets[name][ENSEMBLE] = figures(ensemble.probabilities(name, 1.0), one.labels, everything)
+        if all(ensemble.predictions.answers(model, name) for model in models):
+            sets[name][ENSEMBLE] = figures(ensemble.probabilities(name, 1.0), one.labels, everything)
         sets[name][STUDENT] = figures(answer(one.raw).softmax(dim=1), one.labels, everything)
     agreement = [[float((one == other).double().mean()) for other in named.values()] for one in named.values()]
     return Report(
@@ -91,13 +94,18 @@ def measure(
         outliers=outliers({name: row[len(models)] for name, row in zip(knows, agreement, strict=False)}),
         sets=sets,
         sizes={name: len(one.labels) for name, one in labeled.items()},
-        contributions={name: contributions(ensemble, name, one.labels) for name, one in labeled.items()},
+        contributions={"pool": contributions(ensemble, "pool", named[ENSEMBLE].long())}
+        | {name: contributions(ensemble, name, one.labels) for name, one in labeled.items() if ENSEMBLE in sets[name]},
         **more,
     )
 
 
 def contributions(ensemble: TeacherEnsemble, name: str, labels: Tensor) -> dict[str, float]:
-    """Return by how much the ensemble's accuracy would fall without each teacher; for more than 40, for none."""
+    """Return by how much the ensemble's accuracy would fall without each teacher; for more than 40, for none.
+
+    Where the labels are what all teachers together say, that is the share of inputs about which they would say
+    something else.
+    """
     teachers = ensemble.ensemble.teachers
     if not 1 < len(teachers) <= 40:
         return {}

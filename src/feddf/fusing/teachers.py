@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from feddf.config.errors import ConfigError, FeddfError, nearest, one_line
 from feddf.config.fuse_config import TEACHER_FILES, TeacherConfig
 from feddf.config.names import TEACHER_FORMATS
+from feddf.data.tables import SUFFIXES
 from feddf.evaluate import evaluation_mode, fold_batchnorm
 from feddf.fusing.beside import BUNDLE, About
 from feddf.fusing.feeding import HAND, Feeding, fed_as
@@ -50,7 +51,8 @@ class TrainedModel:
     known of how it is fed; the student says the rest. ``classes`` are empty where its outputs have no names, and
     ``outputs`` is ``None`` where its answers will show what they are. ``spec`` and ``state`` are those of an
     architecture of feddf, which a student can start as; ``license`` and ``datasets`` are those of its card, and
-    ``size`` the bytes of its files; ``takes`` is the form of its input that a file prescribes.
+    ``size`` the bytes of its files; ``takes`` is the form of its input that a file prescribes. With a ``table`` it has
+    answered already, for the pool alone: (the number of inputs, the pool's identity where it is known) -> outputs.
     """
 
     id: str
@@ -68,6 +70,7 @@ class TrainedModel:
     datasets: tuple[str, ...] = ()
     size: int = 0
     takes: str = ""
+    table: Callable[..., Tensor] | None = None
 
     @property
     def preprocess(self) -> Preprocess | None:
@@ -89,7 +92,9 @@ class TrainedModel:
         return cls(id, open, said.classes, said.feeding, license=said.license, datasets=said.datasets, **rest)
 
     def fed_like(self, student: Feeding) -> Self:
-        """Return it with all of how it is fed: as is said of it, else as the student is."""
+        """Return it with all of how it is fed: as is said of it, else as the student is; a table is not fed."""
+        if self.table is not None:
+            return self
         with one_line(TeacherError, f"teacher {self.id}", ConfigError):
             return replace(self, feeding=fed_as(self.feeding, student))
 
@@ -197,6 +202,8 @@ def format_of(path: Path) -> str:
     if not path.is_dir() and (help := remedy(path)):
         what = "can run any code when it is read" if path.suffix not in OTHERS else "is no model that can be read here"
         raise TeacherError(f"teacher {path}: a {path.suffix} file {what}; {help}")
+    if path.suffix.lower() in SUFFIXES:
+        return "table"
     return path.suffix[1:] if path.suffix in TEACHER_FILES else "hugging-face"
 
 

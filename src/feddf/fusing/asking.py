@@ -1,0 +1,225 @@
+"""Sites that hand out no model: their answers for an agreed pool, as files that teach like models.
+
+All sites must answer for the same inputs in the same order, so a pool has an identity: the SHA-256 of each input in the
+form in which the pool itself has it, whatever size a model takes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor
+
+from feddf.config.errors import ConfigError, one_line
+from feddf.config.foreign import parse_json, validated
+from feddf.config.fuse_config import FuseConfig, TeacherConfig
+from feddf.data.files import image_files
+from feddf.data.tables import read_table
+from feddf.fusing.answer_files import SUFFIX, AnswerFile, Bits, Coding, write_answers
+from feddf.fusing.beside import About
+from feddf.fusing.feeding import assumed
+from feddf.fusing.inputs import load_pool, own_rows, pool_form
+from feddf.fusing.predictions import Progress, as_logits, kind_of, open_teacher, quiet
+from feddf.fusing.teachers import OutputKind, TeacherError, TrainedModel, read_teachers
+from feddf.outputs import classes
+from feddf.runtime.atomic import read_regular
+
+POOL_FORMAT = "feddf pool 1"
+INPUT = "input"
+"""The column of a table that says which input a row is about: its name or number in the pool, or its SHA-256."""
+
+
+@dataclass(frozen=True)
+class PoolIdentity:
+    """Which inputs a pool has, in order: the name (a file's, or its number) and the SHA-256 of each."""
+
+    names: tuple[str, ...]
+    hashes: tuple[str, ...]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """One hash for all inputs in their order."""
+        return hashlib.sha256("\n".join(self.hashes).encode()).hexdigest()
+
+    @property
+    def duplicates(self) -> int:
+        """How many inputs are there before."""
+        return len(self.hashes) - len(set(self.hashes))
+
+    def describe(self) -> str:
+        """Return it as the text of a ``pool.json``."""
+        inputs = [{"name": name, "sha256": sha} for name, sha in zip(self.names, self.hashes, strict=True)]
+        values = {"format": POOL_FORMAT, "count": len(inputs), "fingerprint": self.fingerprint, "inputs": inputs}
+        return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
+
+    def check(self, file: Path) -> None:
+        """Raise :class:`ConfigError` where a ``pool.json`` has other inputs, or another order."""
+        with one_line(partial(ConfigError.at, "--pool", str(file)), of=(OSError, ValueError)):
+            said: _PoolFile = validated(_PoolFile, parse_json(read_regular(file)))
+            if said.format != POOL_FORMAT:
+                raise ValueError(f"it does not say that it is '{POOL_FORMAT}'")
+        theirs = tuple(one.sha256 for one in said.inputs)
+        if theirs == self.hashes:
+            return
+        if len(theirs) != len(self.hashes):
+            raise ConfigError.at("--pool", str(file), f"it has {len(theirs)} inputs, and this pool {len(self.hashes)}")
+        at = next(number for number, sha in enumerate(theirs) if sha != self.hashes[number])
+        order = "the same in another order" if Counter(theirs) == Counter(self.hashes) else "others"
+        both = f"'{said.inputs[at].name}' there, '{self.names[at]}' here"
+        raise ConfigError.at("--pool", str(file), f"its inputs are {order}, first at number {at} ({both})")
+
+
+class _PoolInput(BaseModel):
+    name: str
+    sha256: str
+
+
+class _PoolFile(BaseModel):
+    format: str
+    inputs: tuple[_PoolInput, ...]
+
+
+def pool_identity(config: FuseConfig, *, trust: bool = False) -> PoolIdentity:
+    """Return the identity of a configuration's pool, read in its own form."""
+    rows = own_rows(config, trust=trust).rows
+    content = (one.encode() if isinstance(one, str) else one.contiguous().numpy().tobytes() for one in rows)
+    hashes = tuple(hashlib.sha256(one).hexdigest() for one in content)
+    kind, _, place = config.pool.sources[0].name.partition(":")
+    files = image_files(Path(place).expanduser()) if kind == "images" and len(config.pool.sources) == 1 else []
+    named = [path.relative_to(Path(place).expanduser()).as_posix() for path in files]
+    return PoolIdentity(tuple(named) if len(named) == len(rows) else tuple(map(str, range(len(rows)))), hashes)
+
+
+def ask(
+    config: FuseConfig,
+    out: Path,
+    *,
+    bits: Bits = 16,
+    largest: int | None = None,
+    agreed: Path | None = None,
+    progress: Progress = quiet,
+    trust: bool = False,
+) -> dict[str, Any]:
+    """Let the one teacher of a configuration answer for its pool, and write the answers; return what is said of them.
+
+    Args:
+        config: the teacher and the pool.
+        out: the file to write.
+        bits: 16, or 8.
+        largest: store only so many channels, the largest.
+        agreed: a ``pool.json`` that the pool must be.
+        progress: called as the teacher answers.
+        trust: run code that the teacher's file holds.
+    """
+    if out.suffix != SUFFIX:
+        raise ConfigError.at("--out", str(out), f"must end in {SUFFIX}")
+    (teacher, *others) = read_teachers(config.teachers, trust=trust)
+    if others or teacher.table is not None:
+        raise TeacherError(f"teacher {teacher.id}: one model is asked at a time, and no table")
+    identity = pool_identity(config, trust=trust)
+    if agreed is not None:
+        identity.check(agreed)
+    teacher = teacher.fed_like(assumed(pool_form(config)))
+    pool = load_pool(config, [teacher.preprocess], trust=trust)
+    with open_teacher(teacher, teacher.preprocess) as predict:
+        batches, done = predict(pool), 0
+        first = next(batches)
+        kind, names = teacher.outputs or kind_of(teacher.id, first), teacher.classes
+        teacher.check_outputs(first.shape[1])
+
+        def logits() -> Iterator[Tensor]:
+            nonlocal done
+            for outputs in (first, *batches):
+                done += len(outputs)
+                progress(teacher.id, done, len(pool))
+                yield as_logits(teacher, kind, outputs)
+
+        about = {"names": names or [str(number) for number in range(first.shape[1])], "pool": identity.fingerprint}
+        about |= {
+            "model": teacher.content or "",
+            "name": teacher.id,
+            "made": datetime.now(UTC).isoformat("T", "seconds"),
+        }
+        coding = Coding.of(classes(first.shape[1]), bits, largest)
+        lost = write_answers(out, logits(), len(pool), coding, about)
+    found = {"answers": str(out), "inputs": len(pool), "duplicates": identity.duplicates, "bytes": out.stat().st_size}
+    return {**found, "classes": list(about["names"]), "fed": teacher.feeding.line, "lost": lost}
+
+
+# As teachers
+
+
+def of_answers(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
+    """Return a file of answers as a teacher."""
+    path, file = config.file, AnswerFile(config.file)
+    file.check()
+    if not file.outputs.counts_classes:
+        raise TeacherError(
+            f"teacher {config.id}: its answers are {file.outputs.title}, and only one class is fused here"
+        )
+
+    def rows(count: int, identity: PoolIdentity | None = None) -> Tensor:
+        if identity is not None and file.about.pool != identity.fingerprint:
+            raise TeacherError(
+                f"teacher {config.id}: its answers are for another pool, or for another order of this one"
+            )
+        return _of_length(config.id, file[torch.arange(len(file))], count)
+
+    return [_of_table(config, path, rows, file.about.names, "logits")]
+
+
+def of_table(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
+    """Return a CSV or Parquet file as a teacher: a row for each input, a column of probabilities for each class.
+
+    A column ``input`` says which input a row is about; without it rows are in the pool's order.
+    """
+    with one_line(TeacherError, f"teacher {config.id}", ValueError):
+        table = read_table(f"{config.file}#{INPUT}", needed=False)
+
+    def rows(count: int, identity: PoolIdentity | None = None) -> Tensor:
+        if not table.labels:
+            return _of_length(config.id, table.rows, count)
+        return table.rows[_places(config.id, table.labels, count, identity)]
+
+    return [_of_table(config, config.file, rows, table.columns, "probabilities")]
+
+
+def _places(id: str, said: Sequence[str], count: int, identity: PoolIdentity | None) -> Tensor:
+    """Return which row is about each input of the pool."""
+    if twice := [name for name, times in Counter(said).items() if times > 1]:
+        raise TeacherError(f"teacher {id}: it has two rows for the input '{twice[0]}'")
+    rows = {name: row for row, name in enumerate(said)}
+    known = [tuple(map(str, range(count))), *([identity.names, identity.hashes] if identity else [])]
+    names = max(known, key=lambda one: sum(name in rows for name in one))
+    if missing := [name for name in names if name not in rows]:
+        raise TeacherError(f"teacher {id}: it has no row for {len(missing)} of {count} inputs, first '{missing[0]}'")
+    if len(rows) > count:
+        other = next(name for name in rows if name not in set(names))
+        raise TeacherError(f"teacher {id}: it has a row for the input '{other}', which is not in the pool")
+    return torch.tensor([rows[name] for name in names])
+
+
+def _of_length(id: str, rows: Tensor, count: int) -> Tensor:
+    if len(rows) != count:
+        raise TeacherError(f"teacher {id}: it has answers for {len(rows)} inputs, and the pool has {count}")
+    return rows
+
+
+def _of_table(config: TeacherConfig, path: Path, rows: Any, names: tuple[str, ...], kind: OutputKind) -> TrainedModel:
+    said = About(classes=() if all(name.isdigit() for name in names) else names)
+    found = TrainedModel.of_files(config.id, partial(_refuse, config.id), [path], said, source=str(path), outputs=kind)
+    return replace(found, table=rows, takes="nothing: it is a table of answers")
+
+
+def _refuse(id: str, device: torch.device) -> NoReturn:
+    raise TeacherError(f"teacher {id}: it is a table of answers for the pool, and cannot be asked about other inputs")
