@@ -1,4 +1,4 @@
-"""``feddf fuse``, ``inspect``, ``predict``; and ``pool``, ``ask``, ``contributions`` for sites that keep their models."""
+"""``feddf fuse``, ``inspect``, ``predict``; ``pool``, ``ask`` and ``contributions`` where models are not handed out."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _fuse(config: FuseConfig, out: Path, resume: bool, as_json: bool, trust: boo
         return
     planned = None if out.exists() else plan(config, trust=trust)
     for teacher in planned.teachers if planned else ():
-        say(f"{teacher.id}: {teacher.feeding.line}")
+        say(f"{teacher.id}: {teacher.feeding.line if teacher.table is None else 'a table of answers'}")
     try:
         with _progress() as progress, warnings.catch_warnings(action="ignore"):
             warnings.simplefilter("always", FeedingWarning)
@@ -156,6 +156,7 @@ def pool(
     """
     from feddf.fusing.asking import pool_identity
 
+    out_console.quiet = out_console.quiet or json
     found = pool_identity(_asked("nobody", unlabeled, overrides), trust=trust)
     write_atomically(out, found.describe().encode())
     if found.duplicates:

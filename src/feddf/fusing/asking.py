@@ -216,9 +216,9 @@ def _of_length(id: str, rows: Tensor, count: int) -> Tensor:
 
 
 def _of_table(config: TeacherConfig, path: Path, rows: Any, names: tuple[str, ...], kind: OutputKind) -> TrainedModel:
-    said = About(classes=() if all(name.isdigit() for name in names) else names)
+    said = About(classes=names)
     found = TrainedModel.of_files(config.id, partial(_refuse, config.id), [path], said, source=str(path), outputs=kind)
-    return replace(found, table=rows, takes="nothing: it is a table of answers")
+    return replace(found, table=rows, takes="nothing: a table of answers")
 
 
 def _refuse(id: str, device: torch.device) -> NoReturn:
