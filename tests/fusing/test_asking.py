@@ -183,7 +183,11 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     said = json.loads(done.stdout)
     assert said["inputs"] == 13
     assert 0 < said["lost"] < 0.02
-    words = ["fuse", "--teacher", "a.answers", "--student", "mlp", "--unlabeled", "pool", "--out", "out"]
+    for number, name in enumerate(CLASSES):
+        (tmp_path / "labeled").mkdir(exist_ok=True)
+        pictures(tmp_path / "labeled" / name, seed=number)
+    words = ["fuse", "--teacher", "a.answers", "--student", "mlp", "--unlabeled", "pool", "--test", "labeled"]
+    words += ["--out", "out"]
     fused = feddf(*words, "student.size=4", "distill.steps=4", "distill.eval_every=2", "ensemble.combine=logits")
     assert (fused.returncode, "a: a table of answers" in fused.stdout) == (0, True), fused.stderr
     shown = feddf("contributions", "out", "--json")

@@ -70,7 +70,8 @@ def _measured(report: Report, which: str) -> str:
     figures = report.sets[which]
     teachers = [one.accuracy for name, one in figures.items() if name not in (ENSEMBLE, STUDENT)]
     rows = [[name, *map(percent, (one.accuracy, one.own_accuracy, one.ece))] for name, one in figures.items()]
-    rows.insert(len(teachers), ["mean of the teachers", percent(sum(teachers) / len(teachers)), "", ""])
+    if teachers:  # tables of answers have none for these inputs
+        rows.insert(len(teachers), ["mean of the teachers", percent(sum(teachers) / len(teachers)), "", ""])
     seen = ", which early stopping looked at" if which == "validation" else ""
     table = markdown_table(["model", "accuracy %", "of classes that it knows %", "calibration error %"], rows)
     return f"## On {report.sizes[which]} {which} examples{seen}\n\n{table}\n\n![reliability]({plot_name(which)})"
@@ -85,11 +86,14 @@ def _teachers(report: Report) -> str:
         + [f"{100 * found[one['name']]:+.1f}" if one["name"] in found else "" for found in gains.values()]
         for one in report.teachers
     ]
-    told = "A contribution is what the ensemble's accuracy would lose without the teacher, in points." if gains else ""
+    told = (
+        "A contribution is what the ensemble's accuracy would lose without the teacher, in points; on the pool, the "
+        "share of its answers that would be others."
+    )
     fed = [[one["name"], one["fed"], one["outputs"]] for one in report.teachers]
     fed += [["student", report.student["fed"], "logits"]] if report.student else []
     said = [f"- {_cell(text)}" for text in [*report.notes.get("warnings", ()), *matched(report)]]
-    parts = ["## Teachers", markdown_table(header, rows), told, "## How they are fed"]
+    parts = ["## Teachers", markdown_table(header, rows), told if gains else "", "## How they are fed"]
     return _joined([*parts, markdown_table(["model", "fed (who said so)", "outputs"], fed), "\n".join(said)])
 
 
@@ -109,7 +113,7 @@ def _classes(report: Report) -> str:
     if not report.sets:
         return known
     which, figures = list(report.sets.items())[-1]
-    shown = figures if len(figures) <= 12 else {name: figures[name] for name in (ENSEMBLE, STUDENT)}
+    shown = figures if len(figures) <= 12 else {name: figures[name] for name in (ENSEMBLE, STUDENT) if name in figures}
     columns = [[percent(value) for value in one.per_class] for one in shown.values()]
     table = markdown_table(["class", *shown], zip(report.classes, *columns, strict=True))
     return f"{known}\n\n## Accuracy on each class ({which}, in %)\n\n{table}"
