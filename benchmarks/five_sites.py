@@ -42,7 +42,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "cnn": ("cnn", {"norm": "none"}),
     "wide": ("cnn", {"width": 32, "norm": "group"}),
 }
-FUSE = ["--student", "cnn", "--unlabeled", "digits", "--test", "mnist-5k"]
+FUSE = ["--student", '{model = "cnn", options = {norm = "none"}}', "--unlabeled", "digits", "--test", "mnist-5k"]
 STUDENT = ["distill.steps=2000", "ensemble.combine=logits"]
 
 
@@ -85,7 +85,7 @@ def named(path: Path) -> str:
     beside = path.with_suffix(".classes.json")
     if path.suffix != ".onnx":
         return str(path)
-    return f'{{path = "{path}", classes = {beside.read_text()}}}'
+    return f'{{path = "{path}", classes = {beside.read_text()}, mean = [0.0], std = [1.0]}}'
 
 
 def feddf_command(*words: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 
@@ -207,26 +207,38 @@ KEPT_PLACES = {
     "between log line and checkpoint": ("feddf.runs.store.RunFolder", "append", 2, "after"),
     "after a checkpoint": ("feddf.runs.store.RunFolder", "save", 2, "after"),
 }
+ANSWER_PLACES = {
+    **{name: KEPT_PLACES[name] for name in ("before a client's state is written", "after an update is in the spool")},
+    "while a client learns from the others' answers": ("feddf.fusion.answers.Digest", "distance", 3, "before"),
+    "while a client answers": ("feddf.fusion.answers", "as_answers", 6, "before"),
+    "while students learn": ("feddf.fusion.ensemble.CachedTargets", "__call__", 4 * STEPS + 10, "before"),
+    "between log line and checkpoint": ("feddf.runs.store.RunFolder", "append", 2, "after"),
+}
+KEEPING = [("feddf+scaffold", place) for place in KEPT_PLACES] + [("feddf+answers", place) for place in ANSWER_PLACES]
 
 
 @pytest.fixture(scope="module")
-def whole_scaffold(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("scaffold") / "run"
-    experiment = load(str(config), ["engine=in-process", "method=feddf+scaffold"])
-    list(run_experiment(build(experiment), RunFolder.create(path, experiment)))
-    return path
+def whole(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @cache
+    def path_of(method: str) -> Path:
+        path = tmp_path_factory.mktemp("whole") / "run"
+        experiment = load(str(config), ["engine=in-process", f"method={method}"])
+        list(run_experiment(build(experiment), RunFolder.create(path, experiment)))
+        return path
+
+    return path_of
 
 
-@pytest.mark.parametrize("place", KEPT_PLACES)
+@pytest.mark.parametrize(("method", "place"), KEEPING)
 def test_killed_while_clients_keep_states(
-    place: str, kill: Kill, config: Path, whole_scaffold: Path, tmp_path: Path
+    method: str, place: str, kill: Kill, config: Path, whole: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """SCAFFOLD's control variates, the server's and the clients', are those of a run that was never killed."""
-    run = tmp_path / "run"
-    words = ["run", str(config), "engine=in-process", "method=feddf+scaffold", "--out", str(run)]
-    assert kill(KEPT_PLACES[place], words) == -signal.SIGKILL
+    """What clients keep (SCAFFOLD's control variates, or their own models) is that of a run that was never killed."""
+    run, reference = tmp_path / "run", whole(method)
+    words = ["run", str(config), "engine=in-process", f"method={method}", "--out", str(run)]
+    assert kill({**KEPT_PLACES, **ANSWER_PLACES}[place], words) == -signal.SIGKILL
     resume_here(run)
-    (expected, _), (found, _) = (RunFolder.open(path).latest() for path in (whole_scaffold, run))
+    (expected, _), (found, _) = (RunFolder.open(path).latest() for path in (reference, run))
     assert expected is not None
     assert found is not None
     assert digest(found.models) == digest(expected.models)
@@ -235,7 +247,7 @@ def test_killed_while_clients_keep_states(
     }
     newest = [
         {path.parent.name: path.read_bytes() for path in sorted((folder / "clients").glob("*/round-*.safetensors"))}
-        for folder in (whole_scaffold, run)
+        for folder in (reference, run)
     ]
     assert newest[0] == newest[1]
 
