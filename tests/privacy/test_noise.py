@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from itertools import count
-
 import pytest
 import scipy.stats
 import torch
+from sources import Counted
 
 from feddf.privacy.noise import coins, normal, uniform
-
-
-class Counted:
-    """A source that a test can repeat: SHA-256 of a counter."""
-
-    def __init__(self) -> None:
-        self._numbers = count()
-
-    def __call__(self, n: int) -> bytes:
-        found = b""
-        while len(found) < n:
-            found += hashlib.sha256(str(next(self._numbers)).encode()).digest()
-        return found[:n]
 
 
 def test_the_noise_is_standard_normal() -> None:

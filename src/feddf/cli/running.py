@@ -58,7 +58,8 @@ def run(
     method = experiment.fusion.method.replace(":", ".")
     place = Path("runs") / f"{experiment.name}-{method}-seed{experiment.seed}"
     path = out or unused(place)
-    if not out and not profile and (equal := _equal_run(place, experiment)):
+    private = experiment.privacy.level != "none"  # its noise is another every time
+    if not (out or profile or private) and (equal := _equal_run(place, experiment)):
         remark(f"an equal run is finished, {equal}, and would be repeated bit for bit; --out FOLDER runs it again")
         summary([equal], as_json=as_json)
         return
@@ -91,10 +92,11 @@ def resume(
     """
     from feddf.config import parse
     from feddf.runs import build, store
+    from feddf.runs.private import as_begun
 
     folder = store.RunFolder.open(run)
     folder.check_trust(trust)
-    experiment = parse(folder.experiment().model_dump(), overrides=overrides or [])
+    experiment = as_begun(run, parse(folder.experiment().model_dump(), overrides=overrides or []))
     check_versions(folder, experiment, strict)
     parts = build.build(experiment, trust=trust)
     warn(folder.continue_as(experiment))
@@ -170,6 +172,8 @@ def run_to_the_end(
     warn(parts.warnings)
     console = Console(quiet=True) if quiet else out_console
     console.print(f"device: {versions(experiment)['device']}", soft_wrap=True)
+    if parts.privacy:
+        console.print(str(parts.privacy.plan), soft_wrap=True)
     title = title or f"{experiment.name}, {method_name(flat(experiment.model_dump()))}"
     metric, known = parts.task.train.outputs.metric, len(folder.records())
     view = View(f"{title}, seed {experiment.seed}", experiment.rounds, known, later, metric)

@@ -23,7 +23,7 @@ from feddf.config.sections import PrototypeConfig, Section, SourceConfig
 
 SECTIONS = [
     *("", "data", "partition", "clients", "prototypes", "local", "pool", "pool.sources"),
-    *("fusion", "ensemble", "distill", "fedma", "attack", "run"),
+    *("fusion", "ensemble", "distill", "fedma", "privacy", "attack", "run"),
 ]
 """The sections in the order in which a reader wants them."""
 

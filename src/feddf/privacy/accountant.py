@@ -1,8 +1,8 @@
 """How much privacy noise buys: ε of planned releases, and the noise for an ε. Neighbors differ by add/remove of one.
 
 Every mechanism here is Gaussian noise of z times the sensitivity: the most by which adding or removing one record, or
-one client, moves what is released. Without sampling the composition of any number of them is one Gaussian mechanism, whose
-(ε, δ) has a closed form; with secret Poisson sampling of records it is computed from privacy loss distributions by
+one client, moves what is released. Without sampling any number of them compose to one Gaussian mechanism, whose (ε, δ)
+has a closed form; with secret Poisson sampling of records it is computed from privacy loss distributions by
 ``dp-accounting`` (``pip install 'feddf[privacy]'``).
 """
 

@@ -25,7 +25,7 @@ from feddf.fusion.ensemble import Ensemble
 from feddf.models.binary import wire
 from feddf.report.read import TESTED, read_run
 from feddf.robust.rules import MOST_EXAMPLES_OF_MEDIAN
-from feddf.rounds import run_rounds
+from feddf.rounds import Spool, run_rounds
 from feddf.runs.build import Parts
 from feddf.runs.card import card
 from feddf.runs.loading import with_tokenizer
@@ -67,12 +67,15 @@ def run_experiment(
     with folder.locked(), open_engines(experiment.run, experiment.clients.timeout) as engines:
         server = folder.latest(parts.server.models)[0] or parts.server
         folder.forget_after(server.round)
-        groups, n_groups = task.train.partitioned_by
-        held = {"classes": task.data.group_names, "counts": class_counts(groups, task.shards, n_groups).tolist()}
-        write_atomically(folder.path / "partition.json", json.dumps(held).encode())
+        if not parts.privacy:  # with privacy, who holds what is told to nobody
+            groups, n_groups = task.train.partitioned_by
+            held = {"classes": task.data.group_names, "counts": class_counts(groups, task.shards, n_groups).tolist()}
+            write_atomically(folder.path / "partition.json", json.dumps(held).encode())
         tried = staged(engines.server, "evaluate")
         knows = {client.id: client.known for client in federation.clients if client.known is not None}
-        recorder = Recorder(tried, parts.prototypes, task.data.test, task.validation, experiment.run, knows)
+        alone = parts.privacy is not None and parts.privacy.plan.level == "client"  # single clients are not shown
+        run = experiment.run.model_copy(update={"log_ensemble": False}) if alone else experiment.run
+        recorder = Recorder(tried, parts.prototypes, task.data.test, task.validation, run, knows)
         parts.engine.become(staged(engines.server, "fuse"))
         engine = staged(engines.clients, "train")
         if parts.attack:
@@ -82,13 +85,18 @@ def run_experiment(
         kept.forget_others([client.id for client in federation.clients] if keeps else [])
         engine = kept.engine(engine) if keeps else engine
         # attackers look at all updates of a round: one that was interrupted begins anew
-        spool = None if parts.attack else DiskSpool(folder.spool)
+        spool: Spool | None = None if parts.attack else DiskSpool(folder.spool)
+        if parts.privacy and spool:
+            engine, spool = parts.privacy.open(folder.path, folder.records(), engine, spool)
         rounds = run_rounds(
             server, federation, engine=engine, train=parts.train, fuse=method.fuse, parts=method.parts, spool=spool
         )
 
         def extend(record: Record, server: ServerState) -> Record:
             record = {**record, "kept_by_clients": kept.size()} if keeps else record
+            if parts.privacy:
+                parts.privacy.releases.forget_before(server.round - experiment.run.keep_checkpoints)
+                record = parts.privacy.noted(record)
             return {**record, "attack": dict(parts.attack.note(record, server))} if parts.attack else record
 
         yield from record_rounds(rounds, server, folder, experiment, recorder, extend, complain)
@@ -334,4 +342,5 @@ def describe(parts: Parts, folder: RunFolder, recorder: Recorder) -> None:
     counts = class_counts(groups, parts.task.shards, n_groups)
     names = classes if outputs.counts_classes else data.group_names or [str(group) for group in range(n_groups)]
     models = {name: spec.model for name, spec in specs.items()}
-    write_atomically(path / CARD, card(read_run(path), models, names, counts, confusion).encode())
+    said = f"{parts.privacy.plan}" if parts.privacy else ""
+    write_atomically(path / CARD, card(read_run(path), models, names, counts, confusion, said).encode())

@@ -108,7 +108,7 @@ class RunFolder:
         many rounds from the start. Only a fusion of the user's own may look at them: return a warning for it.
         """
         asked = self.experiment()
-        if changed := differences(asked, experiment, also_free=["rounds"]):
+        if changed := differences(asked, experiment, also_free=["rounds", "privacy.epsilon", "privacy.noise"]):
             raise StoreError(f"{self.path} was started with another configuration: {'; '.join(changed)}")
         done = max((record["round"] for record in self.records()), default=0)
         if experiment.rounds < max(done, 1):
@@ -116,7 +116,11 @@ class RunFolder:
         if experiment.rounds == asked.rounds:
             return []
         with self.locked():
-            self._write_config({**self._config(), "rounds": experiment.rounds})
+            privacy = {
+                "privacy": experiment.privacy.model_dump(exclude_none=True)
+            }  # its ε and noise go with the rounds
+            kept = privacy if experiment.privacy.level != "none" else {}
+            self._write_config({**self._config(), "rounds": experiment.rounds, **kept})
         own = experiment.fusion.method
         warning = f"bytes may differ from a run of {experiment.rounds} rounds if {own} looks at rounds"
         return [warning] if ":" in own else []
