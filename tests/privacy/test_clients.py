@@ -57,7 +57,7 @@ def fused(updates: Sequence[Update], seen: list[Update] | None = None, **keys: o
             seen.extend(given)
         return inner(server, given, seed)
 
-    given = {"noise": 1.0, "clip": 2.0, "source": zero, **keys}
+    given = {"noise": 1.0, "clip": 2.0, "groups": 1, "quantile": None, "source": zero, **keys}
     return noisy_groups(spy, fresh, **given)(SERVER, updates, 5)  # type: ignore[arg-type]
 
 
@@ -79,7 +79,7 @@ def test_a_client_moves_the_sum_by_the_clip_at_the_most(values: list[list[float]
 def test_the_noise_on_weights_has_the_planned_deviation() -> None:
     server = ServerState(0, {"m": {"w": torch.zeros(20_000)}})
     updates = [Update(f"c{k}", "m", 1, {"w": torch.zeros(20_000)}, 1) for k in range(5)]
-    given = {"noise": 3.0, "clip": 0.5, "source": Counted()}
+    given = {"noise": 3.0, "clip": 0.5, "groups": 1, "quantile": None, "source": Counted()}
     after = noisy_groups(fedavg(uniform_average), fresh, **given)(server, updates, 0).server.models["m"]["w"]  # type: ignore[arg-type]
     assert float(after.std()) == pytest.approx(3.0 * 0.5 / 5, rel=0.03)
 
@@ -105,9 +105,9 @@ def test_an_adaptive_clip_goes_to_the_quantile_and_costs_the_same() -> None:
             client(k, float(server.models["m"]["w"][0] + size), float(server.models["m"]["w"][1]))
             for k, size in enumerate(sizes)
         ]
-        one = noisy_groups(fedavg(uniform_average), fresh, noise=1.0, clip=0.2, quantile=0.5, source=Counted())(
-            server, updates, 1
-        )
+        one = noisy_groups(
+            fedavg(uniform_average), fresh, noise=1.0, clip=0.2, groups=1, quantile=0.5, source=Counted()
+        )(server, updates, 1)
         server = one.server
         clips.append(float(one.notes["clip"]))
     assert clips[0] == pytest.approx(0.2)

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, erfc, exp, floor, inf, isinf, log10, sqrt
-from typing import Any, Literal
+from typing import Literal
 
 from feddf.config.errors import FeddfError
 
 MOST_NOISE = 1e4  # beyond it nothing of a release is left
+MOST_EPSILON = 700.0  # beyond it e^ε overflows, and nothing is promised
 
 
 class PrivacyError(FeddfError):
@@ -78,39 +79,24 @@ def epsilon_of(mechanism: Mechanism, delta: float, accountant: Literal["pld", "r
     noise = mechanism.noise / sqrt(mechanism.times)  # the composition of Gaussian mechanisms is one
     if gaussian_delta(0.0, noise) <= delta:
         return 0.0
-    most = 0.5 / noise**2 + 40 / noise  # where Φ(1/2z − εz) is below 1e-300
-    if exp_overflows(most):
+    if gaussian_delta(MOST_EPSILON, noise) > delta:
         return inf
-    return _least(lambda epsilon: gaussian_delta(epsilon, noise) <= delta, 0.0, most)
-
-
-def exp_overflows(epsilon: float) -> bool:
-    """Say whether e^ε is too large for a floating-point number; such an ε promises nothing anyway."""
-    return epsilon > 700
+    return _least(lambda epsilon: gaussian_delta(epsilon, noise) <= delta, 0.0, MOST_EPSILON)
 
 
 @lru_cache(maxsize=256)
 def _composed_epsilon(mechanism: Mechanism, delta: float, accountant: str) -> float:
-    library = _library()
-    event = library.GaussianDpEvent(mechanism.noise)
-    if mechanism.sampling < 1:
-        event = library.PoissonSampledDpEvent(mechanism.sampling, event)
-    from dp_accounting.pld import PLDAccountant
-    from dp_accounting.rdp import RdpAccountant
-
-    composed = (PLDAccountant() if accountant == "pld" else RdpAccountant()).compose(event, mechanism.times)
-    return float(composed.get_epsilon(delta))
-
-
-def _library() -> Any:
     logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of each fractional order
     try:
-        import dp_accounting
+        from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+        from dp_accounting.pld import PLDAccountant
+        from dp_accounting.rdp import RdpAccountant
     except ImportError as error:
-        raise PrivacyError(
-            "sampled batches are accounted for by dp-accounting: pip install 'feddf[privacy]'"
-        ) from error
-    return dp_accounting
+        raise PrivacyError("sampled batches need dp-accounting: pip install 'feddf[privacy]'") from error
+    event = GaussianDpEvent(mechanism.noise)
+    event = PoissonSampledDpEvent(mechanism.sampling, event) if mechanism.sampling < 1 else event
+    composed = (PLDAccountant() if accountant == "pld" else RdpAccountant()).compose(event, mechanism.times)
+    return float(composed.get_epsilon(delta))
 
 
 def noise_for(epsilon: float, delta: float, times: int = 1, sampling: float = 1.0) -> float:
@@ -136,13 +122,9 @@ def noise_for(epsilon: float, delta: float, times: int = 1, sampling: float = 1.
             )
     high = _least(lambda noise: enough(noise, quick), high / 2 if high > 1 else 0.01, high, 1e-3)
     low = next(share * high for share in (0.8, 0.5, 0.01) if not enough(share * high, "pld"))
-    return _rounded_up(_least(lambda noise: enough(noise, "pld"), low, high, 2e-4))
-
-
-def _rounded_up(noise: float) -> float:
-    """Return a number with four digits that is not below another."""
-    step = 10.0 ** (floor(log10(noise)) - 3)
-    return float(f"{ceil(noise / step - 1e-9) * step:.4g}")
+    found = _least(lambda noise: enough(noise, "pld"), low, high, 2e-4)
+    step = 10.0 ** (floor(log10(found)) - 3)
+    return float(f"{ceil(found / step) * step:.4g}")
 
 
 def _least(holds: Callable[[float], bool], low: float, high: float, precision: float = 1e-12) -> float:

@@ -34,14 +34,7 @@ SINGLE = "single clients are not shown at client level"
 
 
 def noisy_groups(
-    inner: Fusion,
-    release: Release,
-    *,
-    noise: float,
-    clip: float,
-    groups: int = 1,
-    quantile: float | None = None,
-    source: Source,
+    inner: Fusion, release: Release, *, noise: float, clip: float, groups: int, quantile: float | None, source: Source
 ) -> Fusion:
     """Return DP-FedAvg (McMahan et al. 2018) around any fusion, which gets noisy averages of groups as its updates.
 
@@ -113,9 +106,7 @@ def clipped_changes(before: State, members: Sequence[Update], clip: float) -> tu
 def split_noise(noise: float, spread: float) -> float:
     """Return the noise on changes such that it and the noisy count together cost what ``noise`` alone would."""
     if 2 * spread <= noise:
-        raise PrivacyError(
-            f"privacy.quantile: with noise {noise:g} an adaptive clip needs above {10 * noise:.0f} clients a round"
-        )
+        raise PrivacyError(f"privacy.quantile: with noise {noise:g} it needs above {10 * noise:.0f} clients a round")
     return 1 / sqrt(noise**-2 - (2 * spread) ** -2)
 
 

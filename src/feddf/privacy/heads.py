@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 from feddf.config.privacy import PrivacyConfig
 from feddf.privacy.noise import Source, normal, system
-from feddf.states import init_state
-from feddf.types import Examples, Job, Prototype, Reply
+from feddf.types import Examples, Job, Reply
 
 TOLERANCE = 1e-3  # the norm of the gradient at which a head counts as solved
 MOST_STEPS = 100_000
@@ -98,18 +97,12 @@ def private_heads(
     return heads[..., :-1] / (clip * sqrt(2)), heads[..., -1] / sqrt(2)
 
 
-def head_update(
-    job: Job, *, prototypes: dict[str, Prototype], train: Examples, privacy: PrivacyConfig, noise: float, source: Source
-) -> Reply:
+def head_update(job: Job, *, train: Examples, privacy: PrivacyConfig, noise: float, source: Source) -> Reply:
     """Let a client solve for its head instead of training: the reply has the weights of a linear model."""
     indices = job.client.indices
     assert indices is not None, f"client {job.client.id} has no indices: its data are not here"
-    state = job.state or init_state(prototypes[job.client.prototype], job.seed)
-    weight, bias = private_heads(
-        train.inputs.batch(indices).flatten(1).unsqueeze(0), train.labels[indices].unsqueeze(0), train.n_classes,
-        noise=noise, clip=privacy.clip, regularization=privacy.regularization, source=source,
-    )  # fmt: skip
-    (of_weight,) = (key for key in state if key.endswith("weight"))
-    (of_bias,) = (key for key in state if key.endswith("bias"))
-    found = {of_weight: weight[0].to(state[of_weight]), of_bias: bias[0].to(state[of_bias])}
-    return Reply(job.id, job.client.prototype, job.round, found, len(indices))
+    features, labels = train.inputs.batch(indices).flatten(1)[None], train.labels[indices][None]
+    given = {"noise": noise, "clip": privacy.clip, "regularization": privacy.regularization}
+    weight, bias = private_heads(features, labels, train.n_classes, source=source, **given)
+    state = {key: (weight if key.endswith("weight") else bias)[0].to(old) for key, old in job.state.items()}
+    return Reply(job.id, job.client.prototype, job.round, state, len(indices))

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -26,6 +26,7 @@ from feddf.runtime import atomic
 from feddf.states import digest
 from feddf.types import Engine, Failure, Job, State, Update
 
+T = TypeVar("T")
 LEDGER = "releases.jsonl"
 LOST = "its release of this round is written down and lost; a second noisy version would spend twice"
 
@@ -33,20 +34,18 @@ LOST = "its release of this round is written down and lost; a second noisy versi
 class Releases:
     """The ledger of a run and the store beside it. In memory until :meth:`open` gives them a folder."""
 
+    _folder: Path | None
+
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self._folder: Path | None = None
+        self.plan, self._folder, self._chain = plan, None, ""
         self._known: dict[tuple[int, str], str] = {}
-        self._chain = ""
 
     def open(self, folder: Path, told: int = 0) -> None:
         """Go on with the ledger in a run's folder, or begin one; ``told`` is how many lines its records speak of."""
-        self._folder, self._known, self._chain = folder, {}, ""
         lines = read_ledger(folder)
         plan = {"noise": self.plan.noise, "level": self.plan.level, "on": self.plan.on, "delta": self.plan.delta}
-        for line in lines[1:]:
-            self._known[line["round"], line["what"]] = line["sha256"]
-        self._chain = lines[-1]["chain"] if lines else ""
+        self._folder, self._chain = folder, lines[-1]["chain"] if lines else ""
+        self._known = {(line["round"], line["what"]): line["sha256"] for line in lines[1:]}
         if not lines:
             self._append({"plan": plan})
         elif lines[0].get("plan") != plan:
@@ -59,8 +58,7 @@ class Releases:
 
     def rounds_spent(self) -> int:
         """Return in how many rounds one client's data were used at the most: of those it released in, or of all."""
-        counts = Counter(what for _, what in self._known)
-        return max(counts.values(), default=0)
+        return max(Counter(what for _, what in self._known).values(), default=0)
 
     def released(self, number: int, what: str) -> str | None:
         """Return the SHA-256 of a release that is written down."""
@@ -118,8 +116,7 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
     lines, damaged = atomic.read_json_lines(path)
     chain = ""
     for line in lines:
-        said = {key: value for key, value in line.items() if key != "chain"}
-        chain = _chained(chain, said)
+        chain = _chained(chain, {key: value for key, value in line.items() if key != "chain"})
         if damaged or line.get("chain") != chain:
             raise PrivacyError(f"{path} was changed: what it says of spent privacy cannot be relied on")
     if path.exists() and not atomic.read_regular(path).endswith(b"\n"):
@@ -154,13 +151,14 @@ class LedgerSpool:
     def keep(self, job: Job, update: Update) -> Update | Failure:
         """Keep an admitted update and write it down."""
         kept: Update | Failure = self.spool.keep(job, update)
-        return kept if isinstance(kept, Failure) else self._written(job, kept)
+        return self._written(job, kept)
 
     def recall(self, job: Job) -> Update | None:
         """Return the update that answers this job, if it is on disk; it is written down unless it is already."""
-        update: Update | None = self.spool.recall(job)
-        return None if update is None else self._written(job, update)
+        found: Update | None = self.spool.recall(job)
+        return self._written(job, found)
 
-    def _written(self, job: Job, update: Update) -> Update:
-        self.releases.write_down(job.round, job.id, digest({"weights": update.state}))
+    def _written(self, job: Job, update: T) -> T:
+        if isinstance(update, Update):
+            self.releases.write_down(job.round, job.id, digest({"weights": update.state}))
         return update

@@ -19,18 +19,14 @@ MOST_ROWS = 20
 
 
 def card(
-    run: Run,
-    models: Mapping[str, str],
-    classes: Sequence[str],
-    counts: NDArray[Any],
-    confusion: Mapping[str, Any],
+    run: Run, models: Mapping[str, str], classes: Sequence[str], counts: NDArray[Any], confusion: Mapping[str, Any],
     privacy: str = "",
-) -> str:
+) -> str:  # fmt: skip
     """Return the card's text.
 
     ``models`` are the architectures of the prototypes, ``counts`` the examples of each class that every client has, and
-    ``confusion`` the final models' answers (columns) to the test inputs of each class (rows). With ``privacy``, a line
-    about its plan, the counts are withheld.
+    ``confusion`` the final models' answers (columns) to the test inputs of each class (rows). Where there is
+    something to say of ``privacy``, the counts are withheld.
     """
     chosen = f', prototype="{next(iter(models))}"' if len(models) > 1 else ""
     picture = "![learning curves](curves.png)" if (run.path / "curves.png").is_file() else ""
@@ -43,7 +39,7 @@ def card(
     if confusion:
         parts += ["## Test accuracy by class, in %", _classes(classes, confusion)]
     versions = [(name.partition(".")[2], value) for name, value in run.config.items() if name.startswith("versions.")]
-    parts += ["## Privacy", _privacy(run, privacy)] if privacy else ["## Who holds what", _partition(counts, classes)]
+    parts += ["## Privacy", privacy] if privacy else ["## Who holds what", _partition(counts, classes)]
     parts += ["## Versions", markdown_table(["package", "version"], versions)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -56,16 +52,6 @@ def _compared(run: Run, models: Mapping[str, str]) -> str:
     notes = f"\n\nThe last round's ensemble has {percent(run.ensemble()[-1])}"
     notes += f", its clients alone have {percent(min(alone))} to {percent(max(alone))}" if alone else ""
     return f"{markdown_table(['prototype', 'architecture', 'averaged', 'fused'], rows)}{notes}."
-
-
-def _privacy(run: Run, plan: str) -> str:
-    """Return what is promised, what was spent, and what is not protected."""
-    spent = run.records[-1].get("privacy", {}).get("epsilon") if run.records else None
-    return (
-        f"{plan[0].upper()}{plan[1:]}. Spent: ε = {spent} (`releases.jsonl` has every release). Not protected: which "
-        "clients took part, when, and the sizes of messages. Withheld: how many examples of which class clients hold, "
-        "and their losses."
-    )
 
 
 def _classes(classes: Sequence[str], confusion: Mapping[str, Any]) -> str:

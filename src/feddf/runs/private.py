@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from feddf.config import ConfigError, Experiment, Record, with_values
 from feddf.fusion import feddf as algorithm
+from feddf.fusion.ensemble import MakeTargets
 from feddf.privacy.clients import keep_previous, noisy_answers, noisy_groups, noisy_votes
 from feddf.privacy.dpsgd import dp_sgd, refuse_batchnorm
 from feddf.privacy.heads import head_update
@@ -17,7 +19,12 @@ from feddf.privacy.plan import Plan, make_plan, refuse_absurd
 from feddf.privacy.releases import LedgerSpool, Releases, planned_noise
 from feddf.rounds import Spool
 from feddf.runs import methods
-from feddf.types import Engine, Examples, Fusion, Job, LocalTrain, Method, Part, Prototype, Reply, Resources, State
+from feddf.types import Engine, Examples, Job, LocalTrain, Method, Part, Reply, Resources, State
+
+NOT_PROTECTED = (
+    "Not protected: which clients took part, when, and the sizes of messages. Withheld: how many examples of which "
+    "class clients hold, and their losses."
+)
 
 
 @dataclass(frozen=True)
@@ -30,47 +37,29 @@ class Private:
 
     def protect(self, method: Method, experiment: Experiment, resources: Resources, engine: Engine) -> Method:
         """Return the method with noise in its place. n_k is withheld: all clients count alike."""
-        privacy, on, noise = experiment.privacy, self.plan.on, self.plan.noise
-        withheld = Part(tells_count=False)
-        if on == "dp-sgd":
-            batch, rate = experiment.local.batch_size, privacy.sampling
-            half = dp_sgd(noise=noise, clip=privacy.clip, sampling=rate, batch_size=batch, source=self.source)
-            withheld = replace(withheld, half=half)
-        fuse = method.fuse
-        if on == "weights":
-            adapt = {"clip": privacy.clip, "groups": privacy.groups, "quantile": privacy.quantile}
-            fuse = noisy_groups(fuse, self.releases.once, noise=noise, source=self.source, **adapt)  # type: ignore[arg-type]
-        elif on in ("answers", "votes"):
-            fuse = self._from_answers(experiment, resources, engine)
-        return replace(method, fuse=fuse, parts=(*method.parts, withheld))
+        privacy, noise, source, once = experiment.privacy, self.plan.noise, self.source, self.releases.once
+        half, fuse = None, method.fuse
+        if self.plan.on == "dp-sgd":
+            batch = experiment.local.batch_size
+            half = dp_sgd(noise=noise, clip=privacy.clip, sampling=privacy.sampling, batch_size=batch, source=source)
+        elif self.plan.on == "weights":
+            adapt: dict[str, Any] = {"clip": privacy.clip, "groups": privacy.groups, "quantile": privacy.quantile}
+            fuse = noisy_groups(fuse, once, noise=noise, source=source, **adapt)
+        elif self.plan.level == "client":  # students know the noisy answers alone
+            counted = {"ensemble.combine": "feddf.privacy.clients:votes", "privacy.level": "none"}  # it asks for sums
+            asked = with_values(experiment, counted) if self.plan.on == "votes" else experiment
+            few = {"threshold": privacy.threshold, "answered": privacy.answered} if self.plan.on == "votes" else {}
+            make: Callable[..., MakeTargets] = noisy_votes if self.plan.on == "votes" else noisy_answers
+            targets = make(methods.ensemble(resources, asked, engine), once, noise=noise, source=source, **few)
+            students = methods.students(resources, experiment, engine)
+            fuse = algorithm.feddf(keep_previous, targets, students, algorithm.from_previous)
+        return replace(method, fuse=fuse, parts=(*method.parts, Part(half=half, tells_count=False)))
 
-    def _from_answers(self, experiment: Experiment, resources: Resources, engine: Engine) -> Fusion:
-        """Return FedDF whose students know the noisy answers alone."""
-        privacy, release, given = (
-            experiment.privacy,
-            self.releases.once,
-            {"noise": self.plan.noise, "source": self.source},
-        )
-        if self.plan.on == "answers":
-            targets = noisy_answers(methods.ensemble(resources, experiment, engine), release, **given)  # type: ignore[arg-type]
-        else:
-            counted = {
-                "ensemble.combine": "feddf.privacy.clients:votes",
-                "privacy.level": "none",
-            }  # which asks for a sum
-            experiment = with_values(experiment, counted)
-            few = {"threshold": privacy.threshold, "answered": privacy.answered, **given}
-            targets = noisy_votes(methods.ensemble(resources, experiment, engine), release, **few)  # type: ignore[arg-type]
-        students = methods.students(resources, experiment, engine)
-        return algorithm.feddf(keep_previous, targets, students, algorithm.from_previous)
-
-    def local(
-        self, train: LocalTrain, experiment: Experiment, prototypes: Mapping[str, Prototype], examples: Examples
-    ) -> LocalTrain:
+    def local(self, train: LocalTrain, experiment: Experiment, examples: Examples) -> LocalTrain:
         """Return what a client does: with private heads it solves for one; in any case it tells nothing but weights."""
         if self.plan.on == "heads":
-            solve = {"privacy": experiment.privacy, "noise": self.plan.noise, "source": self.source}
-            train = partial(head_update, prototypes=prototypes, train=examples, **solve)  # type: ignore[arg-type]
+            solve = partial(head_update, train=examples, privacy=experiment.privacy)
+            train = partial(solve, noise=self.plan.noise, source=self.source)
         return partial(withhold, train=train)
 
     def open(self, folder: Path, records: list[Record], engine: Engine, spool: Spool) -> tuple[Engine, Spool]:
@@ -86,6 +75,11 @@ class Private:
         spent = self.plan.described(self.releases.rounds_spent())
         return {**record, "privacy": {**spent, "releases": len(self.releases)}}
 
+    def said(self) -> str:
+        """Return what the card says."""
+        spent = round(self.plan.spent(self.releases.rounds_spent()), 4)
+        return f"{self.plan}. Spent: ε = {spent} (`releases.jsonl` has every release). {NOT_PROTECTED}"
+
 
 def make_private(
     experiment: Experiment, resources: Resources, models: Mapping[str, State], source: Source
@@ -96,9 +90,7 @@ def make_private(
         return None
     kind, on = resources.outputs, privacy.chosen
     if not kind.counts_classes and on != "weights":
-        raise ConfigError.at(
-            "privacy.mechanism", on, f"it is for one class an example, and the outputs are {kind.title}"
-        )
+        raise ConfigError.at("privacy.mechanism", on, f"it is for one class each, and the outputs are {kind.title}")
     for name, prototype in resources.prototypes.items():
         try:
             if on in ("dp-sgd", "weights"):

@@ -342,5 +342,5 @@ def describe(parts: Parts, folder: RunFolder, recorder: Recorder) -> None:
     counts = class_counts(groups, parts.task.shards, n_groups)
     names = classes if outputs.counts_classes else data.group_names or [str(group) for group in range(n_groups)]
     models = {name: spec.model for name, spec in specs.items()}
-    said = f"{parts.privacy.plan}" if parts.privacy else ""
+    said = parts.privacy.said() if parts.privacy else ""
     write_atomically(path / CARD, card(read_run(path), models, names, counts, confusion, said).encode())

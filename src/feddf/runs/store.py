@@ -116,11 +116,10 @@ class RunFolder:
         if experiment.rounds == asked.rounds:
             return []
         with self.locked():
-            privacy = {
-                "privacy": experiment.privacy.model_dump(exclude_none=True)
-            }  # its ε and noise go with the rounds
-            kept = privacy if experiment.privacy.level != "none" else {}
-            self._write_config({**self._config(), "rounds": experiment.rounds, **kept})
+            more: dict[str, Any] = {"rounds": experiment.rounds}
+            if experiment.privacy.level != "none":  # its ε goes with the rounds
+                more["privacy"] = experiment.privacy.model_dump(exclude_none=True)
+            self._write_config({**self._config(), **more})
         own = experiment.fusion.method
         warning = f"bytes may differ from a run of {experiment.rounds} rounds if {own} looks at rounds"
         return [warning] if ":" in own else []
