@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sources import Counted
 
 from feddf.privacy.heads import TOLERANCE, extended, private_heads, sensitivity, solve_heads
+from feddf.privacy.noise import system
 
 
 def sphere(n: int, d: int, seed: int) -> torch.Tensor:
@@ -90,7 +91,7 @@ def test_rows_are_cut_to_the_clip() -> None:
 
 def test_noise_is_of_the_sensitivity_and_heads_are_for_the_features_as_they_are() -> None:
     inputs, labels = 4 * sphere(40, 30, 1)[None], (torch.arange(40) % 10)[None]
-    exact = private_heads(inputs, labels, 10, noise=0.0, clip=4.0, regularization=2.0)
+    exact = private_heads(inputs, labels, 10, noise=0.0, clip=4.0, regularization=2.0, source=system)
     drawn = private_heads(inputs, labels, 10, noise=3.0, clip=4.0, regularization=2.0, source=Counted())
     spread = float((drawn[0] - exact[0]).std()) * 4 * sqrt(2)
     assert spread == pytest.approx(3.0 * sensitivity(2.0), rel=0.1)

@@ -112,18 +112,6 @@ def test_another_plan_is_refused_and_the_noise_is_remembered(tmp_path: Path) -> 
         Releases(replace(PLAN, a_round=Mechanism(1.0))).open(tmp_path)
 
 
-def test_old_releases_leave_the_store_and_stay_in_the_ledger(tmp_path: Path) -> None:
-    releases = opened(tmp_path)
-    for number in (1, 2, 3):
-        releases.once(number, "weights", noisy)
-    releases.forget_before(3)
-    assert {path.name for path in (tmp_path / "releases").iterdir()} == {
-        "round-0003-weights.safetensors",
-        "round-0003-weights.sha256",
-    }
-    assert opened(tmp_path).rounds_spent() == 3
-
-
 def job(name: str, number: int = 1) -> Job:
     return Job(Client(name, "mlp"), number, {"w": torch.zeros(3)}, 7)
 

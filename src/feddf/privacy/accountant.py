@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, erfc, exp, floor, inf, isinf, log10, sqrt
-from typing import Literal
+from typing import Any, Literal
 
 from feddf.config.errors import FeddfError
 
@@ -59,13 +59,7 @@ def _cdf(x: float) -> float:
 
 
 def epsilon_of(mechanism: Mechanism, delta: float, accountant: Literal["pld", "rdp"] = "pld") -> float:
-    """Return the ε that a mechanism spends at a δ.
-
-    Args:
-        mechanism: the noise, how often it is used, and the sampling.
-        delta: δ.
-        accountant: for sampled mechanisms, privacy loss distributions ('pld') or Rényi's divergence ('rdp', an upper
-            bound).
+    """Return the ε that a mechanism spends at a δ; by Rényi's divergence ('rdp') it is an upper bound.
 
     >>> round(epsilon_of(Mechanism(1.0), 1e-5), 3)
     4.377
@@ -81,11 +75,15 @@ def epsilon_of(mechanism: Mechanism, delta: float, accountant: Literal["pld", "r
         return 0.0
     if gaussian_delta(MOST_EPSILON, noise) > delta:
         return inf
-    return _least(lambda epsilon: gaussian_delta(epsilon, noise) <= delta, 0.0, MOST_EPSILON)
+    return least(lambda epsilon: gaussian_delta(epsilon, noise) <= delta, 0.0, MOST_EPSILON)
 
 
 @lru_cache(maxsize=256)
 def _composed_epsilon(mechanism: Mechanism, delta: float, accountant: str) -> float:
+    return float(_composed(mechanism, accountant).get_epsilon(delta))
+
+
+def _composed(mechanism: Mechanism, accountant: str = "pld") -> Any:
     logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of each fractional order
     try:
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
@@ -95,8 +93,15 @@ def _composed_epsilon(mechanism: Mechanism, delta: float, accountant: str) -> fl
         raise PrivacyError("sampled batches need dp-accounting: pip install 'feddf[privacy]'") from error
     event = GaussianDpEvent(mechanism.noise)
     event = PoissonSampledDpEvent(mechanism.sampling, event) if mechanism.sampling < 1 else event
-    composed = (PLDAccountant() if accountant == "pld" else RdpAccountant()).compose(event, mechanism.times)
-    return float(composed.get_epsilon(delta))
+    return (PLDAccountant() if accountant == "pld" else RdpAccountant()).compose(event, mechanism.times)
+
+
+@lru_cache(maxsize=256)
+def deltas_of(mechanism: Mechanism, epsilons: tuple[float, ...]) -> list[float]:
+    """Return the δ at each ε ≥ 0: the mechanism's whole trade-off curve."""
+    if mechanism.sampling < 1:
+        return [float(delta) for delta in _composed(mechanism).get_delta(list(epsilons))]
+    return [gaussian_delta(epsilon, mechanism.noise / sqrt(mechanism.times)) for epsilon in epsilons]
 
 
 def noise_for(epsilon: float, delta: float, times: int = 1, sampling: float = 1.0) -> float:
@@ -120,14 +125,14 @@ def noise_for(epsilon: float, delta: float, times: int = 1, sampling: float = 1.
                 f"privacy.epsilon = {epsilon:g}: {times} releases at δ = {delta:g} cannot meet it with useful noise; "
                 "plan fewer rounds or epochs, or a larger ε"
             )
-    high = _least(lambda noise: enough(noise, quick), high / 2 if high > 1 else 0.01, high, 1e-3)
+    high = least(lambda noise: enough(noise, quick), high / 2 if high > 1 else 0.01, high, 1e-3)
     low = next(share * high for share in (0.8, 0.5, 0.01) if not enough(share * high, "pld"))
-    found = _least(lambda noise: enough(noise, "pld"), low, high, 2e-4)
+    found = least(lambda noise: enough(noise, "pld"), low, high, 2e-4)
     step = 10.0 ** (floor(log10(found)) - 3)
     return float(f"{ceil(found / step) * step:.4g}")
 
 
-def _least(holds: Callable[[float], bool], low: float, high: float, precision: float = 1e-12) -> float:
+def least(holds: Callable[[float], bool], low: float, high: float, precision: float = 1e-12) -> float:
     """Return the least value between two for which something holds that holds for all above it."""
     while high - low > precision * high:
         middle = (low + high) / 2

@@ -120,11 +120,6 @@ def _average(name: str, members: Sequence[Update], server: ServerState, released
 # Answers and votes
 
 
-def keep_previous(previous: State, updates: Sequence[Update]) -> State:
-    """Average nothing: weights of clients are not released."""
-    return previous
-
-
 def noisy_answers(inner: MakeTargets, release: Release, *, noise: float, source: Source) -> MakeTargets:
     """Return targets from the noisy mean of the teachers' probabilities, projected onto the simplex.
 
@@ -134,7 +129,7 @@ def noisy_answers(inner: MakeTargets, release: Release, *, noise: float, source:
 
     def ask(updates: Sequence[Update], seed: int, past: Memory) -> EnsembleTargets:
         def make() -> State:
-            mean = _of_pool(inner(updates, seed, past))
+            mean: Tensor = inner(updates, seed, past).targets.probabilities.double()  # type: ignore[attr-defined]
             return {"answers": mean + noise * sqrt(len(mean)) / len(updates) * normal(mean.shape, source)}
 
         answers = release(updates[0].round, "answers", make)["answers"]
@@ -157,7 +152,8 @@ def noisy_votes(
 
     def ask(updates: Sequence[Update], seed: int, past: Memory) -> EnsembleTargets:
         def make() -> State:
-            counts = _of_pool(inner(updates, seed, past)) * len(updates)
+            mean: Tensor = inner(updates, seed, past).targets.probabilities.double()  # type: ignore[attr-defined]
+            counts = mean * len(updates)
             most = min(answered, len(counts))
             tested = counts.max(dim=1).values + noise * sqrt(2 * len(counts)) * normal((len(counts),), source)
             chosen = (tested >= threshold * len(updates)).nonzero().flatten()[:most]
@@ -183,17 +179,8 @@ def votes(answers: Iterable[WeightedLogits], temperature: float, outputs: Output
     return total / max(1, count)
 
 
-def _of_pool(taught: EnsembleTargets) -> Tensor:
-    assert isinstance(taught.targets, CachedTargets), "answers are asked once for the whole pool"
-    return taught.targets.probabilities.double()
-
-
 def on_simplex(rows: Tensor) -> Tensor:
-    """Return the nearest probabilities to each row (Duchi et al. 2008).
-
-    >>> on_simplex(torch.tensor([[0.5, 0.9, -1.0]]))
-    tensor([[0.3000, 0.7000, 0.0000]])
-    """
+    """Return the nearest probabilities to each row (Duchi et al. 2008)."""
     falling = rows.sort(dim=1, descending=True).values
     excess = (falling.cumsum(dim=1) - 1) / torch.arange(1, rows.shape[1] + 1)
     positive = (falling > excess).sum(dim=1, keepdim=True)

@@ -27,14 +27,8 @@ def dp_sgd(*, noise: float, clip: float, sampling: float, batch_size: int, sourc
     A step's gradient is (Σ_i g_i min(1, S/‖g_i‖) + N(0, (z S)²)) / B. Its records are a secret Poisson sample, each
     with probability q, and 1/q steps are an epoch: neither the number of steps nor the divisor depends on how many
     records a client has, so that they do not tell its n_k. A sample without records is noise alone. What follows from
-    the noisy gradients, the sent model above all, is post-processing.
-
-    Args:
-        noise: z, the deviation of the noise over the clip.
-        clip: S, the largest norm of a record's gradient.
-        sampling: q, the chance that a record is in a step's sample.
-        batch_size: B, by which sums are divided: a constant, best near q n_k.
-        source: where the secret bytes are from.
+    the noisy gradients, the sent model above all, is post-processing. (z is ``noise``, S ``clip``, q ``sampling`` and B
+    ``batch_size``, best near q n_k.)
     """
     return partial(_begin, noise=noise, clip=clip, sampling=sampling, batch_size=batch_size, source=source)
 
@@ -47,7 +41,7 @@ def _begin(
     drawn: deque[bool] = deque()  # batches may be drawn ahead of their use
 
     def batches(indices: Tensor) -> Iterator[Tensor]:
-        for _ in range(max(1, round(1 / sampling))):
+        for _ in range(steps_of_epoch(sampling)):
             chosen = indices[coins(len(indices), sampling, source)]
             drawn.append(len(chosen) > 0)
             yield chosen if len(chosen) else indices[:1]  # the one of an empty sample is not looked at
@@ -62,6 +56,11 @@ def _begin(
             weight.grad = (total + noise * clip * normal(total.shape, source).to(total)) / batch_size
 
     return Steps(loss=loss, correct=correct, batches=batches)
+
+
+def steps_of_epoch(sampling: float) -> int:
+    """Return how many samples make an epoch."""
+    return max(1, round(1 / sampling))
 
 
 def refuse_batchnorm(model: nn.Module) -> None:

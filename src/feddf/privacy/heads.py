@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from feddf.config.privacy import PrivacyConfig
-from feddf.privacy.noise import Source, normal, system
+from feddf.privacy.noise import Source, normal
 from feddf.types import Examples, Job, Reply
 
 TOLERANCE = 1e-3  # the norm of the gradient at which a head counts as solved
@@ -44,13 +44,7 @@ def solve_heads(inputs: Tensor, labels: Tensor, channels: int, regularization: f
     """Return the minima of J of K clients at once (K × M × d), by Nesterov's steps on one matrix product.
 
     J is smooth with n/2 + Λ, because softmax's Hessian is at most 1/2, and steps end when every gradient is within
-    :data:`TOLERANCE`.
-
-    Args:
-        inputs: K × n × d, with norms of at most 1.
-        labels: K × n; −1 where a client has fewer than n examples.
-        channels: M, the number of classes.
-        regularization: Λ.
+    :data:`TOLERANCE`. Inputs (K × n × d) have norms of at most 1; labels are −1 where a client has fewer than n.
     """
     there = (labels >= 0).unsqueeze(-1)
     wanted = F.one_hot(labels.clamp(min=0), channels).double()
@@ -72,25 +66,12 @@ def solve_heads(inputs: Tensor, labels: Tensor, channels: int, regularization: f
 
 
 def private_heads(
-    features: Tensor,
-    labels: Tensor,
-    channels: int,
-    *,
-    noise: float,
-    clip: float = 1.0,
-    regularization: float = 10.0,
-    source: Source = system,
+    features: Tensor, labels: Tensor, channels: int, *, noise: float, clip: float, regularization: float, source: Source
 ) -> tuple[Tensor, Tensor]:
     """Return the noisy heads of K clients: weights (K × M × d) and biases (K × M) for the features as they are.
 
-    Args:
-        features: K × n × d, what the frozen extractor gives.
-        labels: K × n; −1 where a client has fewer than n examples.
-        channels: M, the number of classes.
-        noise: z, the deviation of the noise over the sensitivity (:func:`feddf.privacy.accountant.noise_for`).
-        clip: S, the norm to which features are cut.
-        regularization: Λ.
-        source: where the secret bytes are from.
+    Features (K × n × d) are cut to the norm ``clip``; labels are −1 where a client has fewer than n examples. The noise
+    is z times the sensitivity (:func:`feddf.privacy.accountant.noise_for`).
     """
     heads = solve_heads(extended(features, clip), labels, channels, regularization)
     heads = heads + noise * sensitivity(regularization) * normal(heads.shape, source)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, isfinite, sqrt
-from typing import Any
 
 from feddf.config.errors import ConfigError
 from feddf.config.privacy import PrivacyConfig
 from feddf.config.sections import ClientsConfig
 from feddf.privacy.accountant import Mechanism, epsilon_of, noise_for
+from feddf.privacy.dpsgd import steps_of_epoch
 
 RELATION = "add/remove"
 UNITS = {
@@ -44,22 +44,11 @@ class Plan:
         """Return the ε after so many rounds in which one client's, or record's, data were used."""
         return epsilon_of(self.a_round.repeated(rounds), self.delta)
 
-    def described(self, rounds: int) -> dict[str, Any]:
-        """Return what a record says about the privacy that so many rounds have spent."""
-        spent = {
-            "epsilon": round(self.spent(rounds), 4),
-            "delta": self.delta,
-            "planned": round(self.spent(self.rounds), 4),
-        }
-        return {"level": self.level, "relation": RELATION, **spent, "noise": self.noise}
-
     def __str__(self) -> str:
         """Return the plan in one line."""
         promise = f"ε = {self.spent(self.rounds):.3g}, δ = {self.delta:g} after {self.rounds} rounds"
-        unit = f"{RELATION} of {UNITS[self.level]}"
-        return (
-            f"privacy at {self.level} level: {promise}, for {unit}; noise of {self.noise:g} × the clip on {ON[self.on]}"
-        )
+        added = f"noise of {self.noise:g} × the clip on {ON[self.on]}"
+        return f"privacy at {self.level} level: {promise}, for {RELATION} of {UNITS[self.level]}; {added}"
 
 
 def make_plan(privacy: PrivacyConfig, rounds: int, epochs: int) -> Plan:
@@ -69,7 +58,7 @@ def make_plan(privacy: PrivacyConfig, rounds: int, epochs: int) -> Plan:
     cohort follows from the seed, so there is no amplification by it.
     """
     sampled = privacy.chosen == "dp-sgd"
-    times, sampling = (epochs * steps_of_epoch(privacy), privacy.sampling) if sampled else (1, 1.0)
+    times, sampling = (epochs * steps_of_epoch(privacy.sampling), privacy.sampling) if sampled else (1, 1.0)
     assert privacy.epsilon is not None, "a configuration with a level has an ε"
     noise = privacy.noise or noise_for(privacy.epsilon, privacy.delta, times * rounds, sampling)
     plan = Plan(privacy.level, privacy.chosen, Mechanism(noise, times, sampling), rounds, privacy.delta)
@@ -80,13 +69,8 @@ def make_plan(privacy: PrivacyConfig, rounds: int, epochs: int) -> Plan:
     return plan
 
 
-def steps_of_epoch(privacy: PrivacyConfig) -> int:
-    """Return how many samples of DP-SGD make an epoch."""
-    return max(1, round(1 / privacy.sampling))
-
-
 def refuse_absurd(plan: Plan, privacy: PrivacyConfig, clients: ClientsConfig, weights: int, pool: int) -> None:
-    """Raise :class:`ConfigError` where noise drowns everything that a cohort could say, with the number that would do.
+    """Raise :class:`ConfigError` where noise drowns all that a cohort could say, with the number that would do.
 
     The noise in the mean of K clients' changes has the norm z S √d √G / K for d weights and G groups, and no change is
     larger than S. In the mean of K answers to n inputs it has the deviation z √n / K a class, and no probability is

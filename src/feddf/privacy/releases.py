@@ -34,10 +34,9 @@ LOST = "its release of this round is written down and lost; a second noisy versi
 class Releases:
     """The ledger of a run and the store beside it. In memory until :meth:`open` gives them a folder."""
 
-    _folder: Path | None
-
     def __init__(self, plan: Plan) -> None:
-        self.plan, self._folder, self._chain = plan, None, ""
+        self.plan, self._chain = plan, ""
+        self._folder: Path | None = None
         self._known: dict[tuple[int, str], str] = {}
 
     def open(self, folder: Path, told: int = 0) -> None:
@@ -60,13 +59,9 @@ class Releases:
         """Return in how many rounds one client's data were used at the most: of those it released in, or of all."""
         return max(Counter(what for _, what in self._known).values(), default=0)
 
-    def released(self, number: int, what: str) -> str | None:
-        """Return the SHA-256 of a release that is written down."""
-        return self._known.get((number, what))
-
     def write_down(self, number: int, what: str, sha256: str) -> None:
         """Add a release, which must be the one that is written down already if there is one."""
-        known = self.released(number, what)
+        known = self._known.get((number, what))
         if known is None:
             self._append({"round": number, "what": what, "sha256": sha256})
             self._known[number, what] = sha256
@@ -78,7 +73,7 @@ class Releases:
         path = None if self._folder is None else self._folder / "releases" / f"round-{number:04d}-{what}.safetensors"
         state = None if path is None else _stored(path)
         if state is None:
-            if self.released(number, what) is not None:
+            if (number, what) in self._known:
                 raise PrivacyError(f"round {number}, {what}: {LOST}")
             state = dict(make())
             if path is not None:
@@ -87,18 +82,11 @@ class Releases:
         self.write_down(number, what, digest({what: state}))
         return state
 
-    def forget_before(self, number: int) -> None:
-        """Remove stored releases of earlier rounds, to which no checkpoint leads back. Their lines stay."""
-        folder = self._folder / "releases" if self._folder else None
-        for path in folder.glob("round-*") if folder else ():
-            if int(path.name.split("-")[1]) < number:
-                path.unlink()
-
     def engine(self, engine: Engine) -> Engine:
         """Return the clients' engine, in which nobody trains again whose release of this round is written down."""
 
         def run(function: Callable[[Any], Any], jobs: Sequence[Any], /) -> Iterator[Any | Failure]:
-            lost = [job for job in jobs if self.released(job.round, job.id) is not None]
+            lost = [job for job in jobs if (job.round, job.id) in self._known]
             yield from (Failure(job.id, LOST) for job in lost)
             yield from engine(function, [job for job in jobs if job not in lost])
 

@@ -11,20 +11,15 @@ from typing import Any
 from feddf.config import ConfigError, Experiment, Record, with_values
 from feddf.fusion import feddf as algorithm
 from feddf.fusion.ensemble import MakeTargets
-from feddf.privacy.clients import keep_previous, noisy_answers, noisy_groups, noisy_votes
+from feddf.privacy.clients import noisy_answers, noisy_groups, noisy_votes
 from feddf.privacy.dpsgd import dp_sgd, refuse_batchnorm
 from feddf.privacy.heads import head_update
 from feddf.privacy.noise import Source
-from feddf.privacy.plan import Plan, make_plan, refuse_absurd
+from feddf.privacy.plan import RELATION, Plan, make_plan, refuse_absurd
 from feddf.privacy.releases import LedgerSpool, Releases, planned_noise
 from feddf.rounds import Spool
 from feddf.runs import methods
 from feddf.types import Engine, Examples, Job, LocalTrain, Method, Part, Reply, Resources, State
-
-NOT_PROTECTED = (
-    "Not protected: which clients took part, when, and the sizes of messages. Withheld: how many examples of which "
-    "class clients hold, and their losses."
-)
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Private:
             make: Callable[..., MakeTargets] = noisy_votes if self.plan.on == "votes" else noisy_answers
             targets = make(methods.ensemble(resources, asked, engine), once, noise=noise, source=source, **few)
             students = methods.students(resources, experiment, engine)
-            fuse = algorithm.feddf(keep_previous, targets, students, algorithm.from_previous)
+            fuse = algorithm.feddf(lambda previous, updates: previous, targets, students, algorithm.from_previous)
         return replace(method, fuse=fuse, parts=(*method.parts, Part(half=half, tells_count=False)))
 
     def local(self, train: LocalTrain, experiment: Experiment, examples: Examples) -> LocalTrain:
@@ -72,13 +67,17 @@ class Private:
 
     def noted(self, record: Record) -> Record:
         """Return a round's record with the ε that is spent."""
-        spent = self.plan.described(self.releases.rounds_spent())
-        return {**record, "privacy": {**spent, "releases": len(self.releases)}}
+        plan, releases = self.plan, self.releases
+        spent, planned = (round(plan.spent(rounds), 4) for rounds in (releases.rounds_spent(), plan.rounds))
+        about = {"level": plan.level, "relation": RELATION, "noise": plan.noise, "delta": plan.delta}
+        return {**record, "privacy": {**about, "epsilon": spent, "planned": planned, "releases": len(releases)}}
 
     def said(self) -> str:
         """Return what the card says."""
         spent = round(self.plan.spent(self.releases.rounds_spent()), 4)
-        return f"{self.plan}. Spent: ε = {spent} (`releases.jsonl` has every release). {NOT_PROTECTED}"
+        open_ = "Not protected: which clients took part, when, and the sizes of messages. Withheld: how many examples"
+        held = "of which class clients hold, and their losses."
+        return f"{self.plan}. Spent: ε = {spent} (`releases.jsonl` has every release). {open_} {held}"
 
 
 def make_private(

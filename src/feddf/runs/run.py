@@ -73,8 +73,8 @@ def run_experiment(
             write_atomically(folder.path / "partition.json", json.dumps(held).encode())
         tried = staged(engines.server, "evaluate")
         knows = {client.id: client.known for client in federation.clients if client.known is not None}
-        alone = parts.privacy is not None and parts.privacy.plan.level == "client"  # single clients are not shown
-        run = experiment.run.model_copy(update={"log_ensemble": False}) if alone else experiment.run
+        hidden = {"log_ensemble": False} if experiment.privacy.level == "client" else {}  # it shows single clients
+        run = experiment.run.model_copy(update=hidden)
         recorder = Recorder(tried, parts.prototypes, task.data.test, task.validation, run, knows)
         parts.engine.become(staged(engines.server, "fuse"))
         engine = staged(engines.clients, "train")
@@ -95,7 +95,6 @@ def run_experiment(
         def extend(record: Record, server: ServerState) -> Record:
             record = {**record, "kept_by_clients": kept.size()} if keeps else record
             if parts.privacy:
-                parts.privacy.releases.forget_before(server.round - experiment.run.keep_checkpoints)
                 record = parts.privacy.noted(record)
             return {**record, "attack": dict(parts.attack.note(record, server))} if parts.attack else record
 
