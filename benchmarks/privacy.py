@@ -112,7 +112,7 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"level": "client", "mechanism": "weights", "clip": 0.5},
     ),
     "answers": ({**CROWD, **STUDENTS}, {"level": "client", "mechanism": "answers"}),
-    "votes": ({**CROWD, **STUDENTS}, {"level": "client", "mechanism": "votes", "threshold": 0.4, "answered": 150}),
+    "votes": ({**CROWD, **STUDENTS}, {"level": "client", "mechanism": "votes", "threshold": 0.2, "answered": 150}),
 }
 
 

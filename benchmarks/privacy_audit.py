@@ -1,10 +1,10 @@
 """Attacks on what is claimed private: ``python -m benchmarks.privacy_audit``.
 
-``canaries``: the one-run audit of ``feddf audit`` at ε = 1 and 2, with the planned noise, half of it and none. ``lira``:
-a membership attack from answers, LiRA (Carlini et al. 2022) in its distillation form (arXiv 2502.08001): the server
-distills what a client's head answers to a pool into a student, and compares the student's confidence about a record with
-that of students of shadow clients, which had the record or had not. It needs the features of ``benchmarks.privacy``.
-Figures go to ``benchmarks/results/privacy_audit.json``, ROC curves to ``docs/pictures/privacy-roc.svg``.
+The one-run audit of ``feddf audit`` at ε = 1 and 2, with the planned noise, half of it and none; and a membership
+attack from answers, LiRA (Carlini et al. 2022) in its distillation form (arXiv 2502.08001): the server distills what a
+client's head answers to a pool into a student, and compares the student's confidence about a record with that of
+students of shadow clients, which had the record or had not. It needs the features of ``benchmarks.privacy``. Figures
+go to ``benchmarks/results/privacy_audit.json``, ROC curves to ``docs/pictures/privacy-roc.svg``.
 """
 
 from __future__ import annotations
