@@ -32,7 +32,7 @@ def admit(reply: object, jobs: Mapping[str, Job], parts: Sequence[Part] = ()) ->
     job = jobs[reply.client_id]
     try:
         reason = _sender(reply, job) or _weights(reply.state, job.state, weights_due(parts))
-        reason = reason or _count(reply, job) or _metrics(reply) or _payload(reply, job, parts)
+        reason = reason or _count(reply, job, parts) or _metrics(reply) or _payload(reply, job, parts)
     except Exception as error:  # whatever a hostile object does when it is looked at, the round goes on
         reason = f"it could not be checked: {type(error).__name__}"
     if reason:
@@ -120,10 +120,12 @@ def _values(state: State, manifest: State) -> str | None:
     return None
 
 
-def _count(update: Reply, job: Job) -> str | None:
+def _count(update: Reply, job: Job, parts: Sequence[Part]) -> str | None:
     count = update.n_examples
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_EXAMPLES:
         return f"n_k = {_shown(count)} is not a number of examples (0 to {MOST_EXAMPLES:.0e})"
+    if not all(part.tells_count for part in parts):
+        return None if count == 1 else f"n_k = {count}, which clients are to withhold: they say 1"
     known = job.client.indices
     if known is not None and count != len(known):
         return f"n_k = {count}, and the client holds {len(known)} examples"

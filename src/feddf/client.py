@@ -96,7 +96,7 @@ def _train(
     with seed_torch(derive(seed, "dropout"), device):
         for _ in range(local.epochs):  # line 3
             losses = []
-            order = mini_batches(indices, local.batch_size, shuffle)
+            order = places.batches(indices) if places.batches else mini_batches(indices, local.batch_size, shuffle)
             for chosen, raw in batches(train.inputs.raw, order, device):  # line 4
                 inputs = train.inputs.encode(augment(raw, distort) if augment else raw)
                 outputs, wanted = forward(inputs), labels[chosen]
@@ -132,7 +132,7 @@ def halves_of(local: LocalConfig) -> list[ClientHalf]:
 def combine_halves(halves: Sequence[ClientHalf | None]) -> ClientHalf:
     """Return several halves as one. They begin, correct and finish in the order given; ``None`` does nothing.
 
-    One of them at the most may have a loss of its own, and one a way to make the weights that are sent.
+    One of them at the most may have a loss of its own, one batches, and one a way to make the weights that are sent.
     """
     return partial(_begin_all, halves=tuple(half for half in halves if half))
 
@@ -142,7 +142,8 @@ def _begin_all(model: nn.Module, training: Training, *, halves: Sequence[ClientH
     losses = [one.loss for one in begun if one.loss]
     corrections = [one.correct for one in begun if one.correct]
     ends = [one.finish for one in begun if one.finish]
-    if len(losses) > 1:
+    batches = [one.batches for one in begun if one.batches]
+    if max(len(losses), len(batches)) > 1:
         raise ValueError("two parts of the method change the clients' loss; only one can")
 
     def correct() -> None:
@@ -158,7 +159,8 @@ def _begin_all(model: nn.Module, training: Training, *, halves: Sequence[ClientH
         kept = {name: state for one in sent for name, state in one.kept.items()}
         return Sent(states[0] if states else None, payload, kept)
 
-    return Steps(losses[0] if losses else None, correct if corrections else None, finish if ends else None)
+    places = losses[0] if losses else None, correct if corrections else None, finish if ends else None
+    return Steps(*places, batches[0] if batches else None)
 
 
 def proximal_term(model: nn.Module, training: Training, *, mu: float) -> Steps:

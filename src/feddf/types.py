@@ -343,12 +343,14 @@ class Sent:
 class Steps:
     """The open places of a training: the loss, a correction of the gradient after ``backward``, and its end.
 
-    The ``loss`` is one of (outputs, labels, encoded inputs) of a mini-batch.
+    The ``loss`` is one of (outputs, labels, encoded inputs) of a mini-batch. ``batches`` makes an epoch's mini-batches
+    of a client's indices in another way than in random order.
     """
 
     loss: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     correct: Callable[[], None] | None = None
     finish: Callable[[], Sent] | None = None
+    batches: Callable[[Tensor], Iterator[Tensor]] | None = None
 
 
 ClientHalf = Callable[[nn.Module, Training], Steps]
@@ -381,7 +383,8 @@ class Part:
 
     Weights travel in both directions unless a part says that they do not (``weights_down``, ``weights_up``). A client
     that is sent none begins from ones drawn by its seed, which its half may replace; one that sends none returns an
-    empty state. Clients that run elsewhere find their half by its ``name``, and make it of what they are ``told``.
+    empty state. Without ``tells_count`` clients withhold how many examples they have, and say 1. Clients that run
+    elsewhere find their half by its ``name``, and make it of what they are ``told``.
     """
 
     half: ClientHalf | None = None
@@ -393,6 +396,7 @@ class Part:
     fit: Callable[[nn.Module, State], None] | None = None
     weights_down: bool = True
     weights_up: bool = True
+    tells_count: bool = True
     name: str = ""
     told: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 

@@ -13,16 +13,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
 
 import pytest
+import safetensors
 
 from feddf.config import load, with_values
+from feddf.config.foreign import parse_json
+from feddf.privacy.releases import read_ledger
 from feddf.runs.build import build
 from feddf.runs.run import run_experiment
+from feddf.runs.spool import StateOnDisk
 from feddf.runs.store import RunFolder
 from feddf.states import digest
 from test_cli import feddf as feddf_here
@@ -329,3 +334,77 @@ def test_a_clock_that_is_set_back_changes_nothing(
     assert digest(server.models) == reference[0]
     assert all(seconds >= 0 for record in records for seconds in record["seconds"].values())
     assert not any(record["dropped"] for record in records)
+
+
+PRIVATE = {
+    "record": [
+        "privacy.level=record",
+        "privacy.epsilon=200",
+        "privacy.noise=0.6",
+        "privacy.sampling=0.25",
+        "local.epochs=2",
+    ],
+    "client": ["privacy.level=client", "privacy.epsilon=600", "prototypes=linear", "privacy.clip=5"],
+}
+PRIVATE_PLACES = {
+    ("record", "while clients train"): ("feddf.rounds", "admit", 5, "before"),
+    ("record", "before an update is stored"): ("feddf.runs.spool.DiskSpool", "keep", 5, "before"),
+    ("record", "between store and ledger"): ("feddf.privacy.releases.Releases", "write_down", 5, "before"),
+    ("record", "after the ledger's line"): ("feddf.privacy.releases.Releases", "write_down", 5, "after"),
+    ("record", "between log line and checkpoint"): ("feddf.runs.store.RunFolder", "append", 2, "after"),
+    ("client", "before the noise"): ("feddf.privacy.clients", "normal", 3, "before"),
+    ("client", "between store and ledger"): ("feddf.privacy.releases.Releases", "write_down", 2, "before"),
+    ("client", "after the ledger's line"): ("feddf.privacy.releases.Releases", "write_down", 2, "after"),
+    ("client", "while students learn"): ("feddf.fusion.ensemble.CachedTargets", "__call__", STEPS + 10, "before"),
+    ("client", "between log line and checkpoint"): ("feddf.runs.store.RunFolder", "append", 2, "after"),
+    ("client", "after a checkpoint"): ("feddf.runs.store.RunFolder", "save", 2, "after"),
+}
+
+
+@pytest.mark.parametrize("place", PRIVATE_PLACES, ids=" ".join)
+def test_killed_with_privacy_it_spends_the_same_and_releases_nothing_twice(
+    place: tuple[str, str], kill: Kill, config: Path, tmp_path: Path
+) -> None:
+    run, words = tmp_path / "run", PRIVATE[place[0]]
+    code = kill(PRIVATE_PLACES[place], ["run", str(config), "engine=in-process", *words, "--out", str(run)])
+    assert code == -signal.SIGKILL
+    before = read_ledger(run)
+    stored = {path.name: path.read_bytes() for path in (*run.glob("spool/*.safe*"), *run.glob("releases/*.safe*"))}
+    resume_here(run)
+    after, records = read_ledger(run), RunFolder.open(run).records()
+    assert after[: len(before)] == before  # nothing is taken back
+    names = [(line["round"], line["what"]) for line in after[1:]]
+    assert len(set(names)) == len(names)  # nothing is released twice
+    trained = sum(len(record["clients"]) for record in records)
+    assert len(names) == (trained if place[0] == "record" else ROUNDS)
+    assert all(not record["dropped"] for record in records)
+    for name, content in stored.items():  # what was stored before the kill is what was used
+        if (run / "releases" / name).exists():
+            assert (run / "releases" / name).read_bytes() == content
+    untouched = build(RunFolder.open(run).experiment()).privacy
+    assert untouched is not None
+    counts = Counter(what for _, what in names)
+    assert records[-1]["privacy"]["epsilon"] == pytest.approx(untouched.plan.spent(max(counts.values())), abs=1e-3)
+
+
+def test_an_update_that_was_stored_before_the_kill_is_the_one_that_is_released(
+    kill: Kill, config: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    place = PRIVATE_PLACES["record", "between store and ledger"]
+    assert (
+        kill(place, ["run", str(config), "engine=in-process", *PRIVATE["record"], "--out", str(run)]) == -signal.SIGKILL
+    )
+    found = [
+        parse_json(safetensors.safe_open(path, "pt").metadata()["feddf"]) for path in run.glob("spool/*.safetensors")
+    ]
+    unwritten = {(one["round"], one["client_id"]) for one in found} - {
+        (line["round"], line["what"]) for line in read_ledger(run)[1:]
+    }
+    assert len(unwritten) == 1
+    (number, client) = unwritten.pop()
+    (path,) = (path for path in run.glob("spool/*.safetensors") if f"round-{number:04d}-{client}-" in path.name)
+    expected = digest({"weights": dict(StateOnDisk(path, "state"))})
+    resume_here(run)
+    lines = {(line["round"], line["what"]): line["sha256"] for line in read_ledger(run)[1:]}
+    assert lines[number, client] == expected

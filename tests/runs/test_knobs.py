@@ -128,6 +128,7 @@ def test_each_changes_the_outcome(knob: str) -> None:
 def test_no_key_of_a_method_is_left_out_here() -> None:
     tried = {key for changes in KNOBS.values() for key in changes}
     methods = {name for name, key in all_keys().items() if key.kind == "method"}
+    methods -= {name for name in methods if name.startswith("privacy.")}  # noise differs anyway; see tests/privacy
     assert methods - tried == {"fusion.options"}  # which no method of ours reads; see tests/runs/test_build.py
 
 

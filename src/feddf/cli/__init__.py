@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from feddf.cli.arguments import App, complain, out_console
+from feddf.cli.auditing import audit
 from feddf.cli.data_sets import data_app
 from feddf.cli.doctor import doctor
 from feddf.cli.fusing import ask, contributions, fuse, inspect, pool, predict
@@ -26,7 +27,7 @@ app = App(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for command in (run, resume, compare, watch, report, config, tune, partition, doctor, fuse, inspect, predict):
+for command in (run, resume, compare, watch, report, config, tune, partition, audit, doctor, fuse, inspect, predict):
     app.command()(command)
 for further in (pool, ask, contributions):
     app.command()(further)

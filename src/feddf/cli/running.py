@@ -46,7 +46,8 @@ def run(
     experiment = load(name_or_file, overrides or [])
     method = experiment.fusion.method.replace(":", ".")
     place = Path("runs") / f"{experiment.name}-{method}-seed{experiment.seed}"
-    equal = None if out or profile else equal_folder(place, {"": experiment}, is_complete)
+    private = experiment.privacy.level != "none"  # its noise is another every time
+    equal = None if out or profile or private else equal_folder(place, {"": experiment}, is_complete)
     if equal:
         remark(f"an equal run is finished, {equal}, and would be repeated bit for bit; --out FOLDER runs it again")
         _show(equal, as_json)
@@ -77,10 +78,11 @@ def resume(
     The models are those of a run that was never interrupted.
     """
     from feddf.runs import build, store
+    from feddf.runs.private import as_begun
 
     folder = store.RunFolder.open(run)
     folder.check_trust(trust)
-    experiment = parse(folder.experiment().model_dump(), overrides=overrides or [])
+    experiment = as_begun(run, parse(folder.experiment().model_dump(), overrides=overrides or []))
     check_versions(folder, experiment, strict)
     parts = build.build(experiment, trust=trust)
     warn(*folder.continue_as(experiment))
@@ -139,6 +141,8 @@ def run_to_the_end(
     metric, device = parts.task.train.outputs.metric, versions(experiment)["device"]
     means = ", mean over the prototypes (each of them)" if len(parts.prototypes) > 1 else ""
     console.print(f"device: {device}; test {metric} in %{means}", soft_wrap=True)
+    if parts.privacy:
+        console.print(str(parts.privacy.plan), soft_wrap=True)
     title = title or f"{experiment.name}, {method_name(flat(experiment.model_dump()))}"
     view = View(f"{title}, seed {experiment.seed}", experiment.rounds, len(folder.records()), later, console)
     try:

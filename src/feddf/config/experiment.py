@@ -14,6 +14,7 @@ from feddf.config.errors import ConfigError, nearest, shown
 from feddf.config.foreign import parse_toml
 from feddf.config.keys import RENAMED, changes_of, default_of, flat, is_free, keys_of, nested, resolve, suggestion
 from feddf.config.names import METHODS
+from feddf.config.privacy import PrivacyConfig, privacy_mistakes
 from feddf.config.sections import Section, key
 
 Mistake = tuple[bool, str, str]
@@ -141,6 +142,7 @@ class Experiment(Settings):
     partition: sections.PartitionConfig = sections.PartitionConfig()
     prototypes: tuple[sections.PrototypeConfig, ...] = key(..., "architectures, dealt to clients in turn", min_length=1)
     pool: sections.PoolConfig = sections.PoolConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     attack: sections.AttackConfig = sections.AttackConfig()
 
     @field_validator("prototypes", mode="before")
@@ -157,6 +159,7 @@ class Experiment(Settings):
             raise ConfigError.at("prototypes", labels, f"there are more prototypes than clients ({self.clients.total})")
         self.refuse(self.mistakes(labeled=self.data.validation > 0, pooled=bool(self.pool.sources)))
         self.refuse(self._mistakes_in_pool())
+        self.refuse(privacy_mistakes(self))
         return self
 
     def _mistakes_in_pool(self) -> Iterator[Mistake]:

@@ -23,7 +23,7 @@ from feddf.config.sections import PrototypeConfig, Section, SourceConfig
 
 SECTIONS = [
     *("", "data", "partition", "clients", "prototypes", "local", "pool", "pool.sources"),
-    *("fusion", "ensemble", "distill", "answers", "fedma", "attack", "run"),
+    *("fusion", "ensemble", "distill", "answers", "fedma", "privacy", "attack", "run"),
 ]
 """The sections in the order in which a reader wants them."""
 

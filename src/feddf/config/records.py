@@ -70,6 +70,8 @@ class Record(TypedDict):
     fedma: NotRequired[dict[str, Any]]
     evaluated_by_clients: NotRequired[dict[str, Any]]
     kept_by_clients: NotRequired[int]
+    privacy: NotRequired[dict[str, Any]]
+    clip: NotRequired[float]
     lost_states: NotRequired[list[str]]
 
 

@@ -25,10 +25,12 @@ from feddf.engines.open import DeferredEngine
 from feddf.evaluate import output_shape
 from feddf.models.small import build_network
 from feddf.outputs import Outputs
+from feddf.privacy.noise import Source, system
 from feddf.rounds import Federation
 from feddf.runs.loading import PoolTask, check_vocabulary, load_dataset, load_named, pool_of, with_tokenizer
 from feddf.runs.loggers import check_installed
 from feddf.runs.methods import build_method
+from feddf.runs.private import Private, make_private
 from feddf.runtime.execution import of_clients
 from feddf.seeds import derive
 from feddf.states import init_state
@@ -78,14 +80,16 @@ class Parts:
     engine: DeferredEngine
     warnings: tuple[str, ...] = ()
     attack: Attack | None = None
+    privacy: Private | None = None
 
 
-def build(experiment: Experiment, *, trust: bool = False) -> Parts:
+def build(experiment: Experiment, *, trust: bool = False, secrets: Source = system) -> Parts:
     """Return the experiment's parts, or raise :class:`ConfigError` where names and data do not fit together.
 
     Args:
         experiment: the configuration, as :func:`feddf.load` returns it.
         trust: run programs in files that the experiment names (a generator's ``.pt2``).
+        secrets: where the noise of ``[privacy]`` is from; no seed decides it.
     """
     check_installed(experiment.run.loggers)
     task, seed = build_task(experiment, trust=trust), experiment.seed
@@ -101,14 +105,19 @@ def build(experiment: Experiment, *, trust: bool = False) -> Parts:
         prototypes, task.pool, task.validation, augment, task.train.outputs, counts.__getitem__, known
     )
     engine = DeferredEngine()
+    private = make_private(experiment, resources, models, secrets)
     method, fitted = build_method(resources, experiment, engine, models)
+    if private:
+        method = private.protect(method, experiment, resources, engine)
     federation = Federation(clients, experiment.clients, seed, method.rounds_per_cohort)
     half = combine_halves([part.half for part in method.parts])
     cropped = flip_crop if augments(experiment, task.data) else None
-    train = partial(local_update, prototypes=fitted, train=task.train, local=experiment.local)
-    train = partial(train, half=half, augment=cropped, execution=of_clients(experiment.run))
+    local = partial(local_update, prototypes=fitted, train=task.train, local=experiment.local)
+    train: LocalTrain = partial(local, half=half, augment=cropped, execution=of_clients(experiment.run))
+    if private:
+        train = private.local(train, experiment, task.train)
     server = ServerState(0, models)
-    parts = Parts(experiment, task, fitted, federation, server, train, method, engine, _warnings(task))
+    parts = Parts(experiment, task, fitted, federation, server, train, method, engine, _warnings(task), None, private)
     if experiment.attack.kind == "none":
         return parts
     attack: Attack = ATTACKS[experiment.attack.kind](parts)

@@ -20,12 +20,14 @@ MOST_ROWS = 20
 
 
 def card(
-    run: Run, models: Mapping[str, str], classes: Sequence[str], counts: NDArray[Any], confusion: Mapping[str, Any]
-) -> str:
+    run: Run, models: Mapping[str, str], classes: Sequence[str], counts: NDArray[Any], confusion: Mapping[str, Any],
+    privacy: str = "",
+) -> str:  # fmt: skip
     """Return the card's text.
 
     ``models`` are the architectures of the prototypes, ``counts`` the examples of each class that every client has, and
-    ``confusion`` the final models' answers (columns) to the test inputs of each class (rows).
+    ``confusion`` the final models' answers (columns) to the test inputs of each class (rows). Where there is
+    something to say of ``privacy``, the counts are withheld.
     """
     chosen = f', prototype="{next(iter(models))}"' if len(models) > 1 else ""
     parts = [FRONT, f"# {run.value('name')}: {title_of(run.method)} on {run.value('data.name')}"]
@@ -37,7 +39,7 @@ def card(
     if confusion:
         parts += ["## Test accuracy by class, in %", _classes(classes, confusion)]
     versions = [(name.partition(".")[2], value) for name, value in run.config.items() if name.startswith("versions.")]
-    parts += ["## Who holds what", _partition(counts, classes)]
+    parts += ["## Privacy", privacy] if privacy else ["## Who holds what", _partition(counts, classes)]
     parts += ["## Versions", markdown_table(["package", "version"], versions)]
     return "\n\n".join(filter(None, parts)) + "\n"
 

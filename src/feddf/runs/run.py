@@ -24,7 +24,7 @@ from feddf.fusion.ensemble import Ensemble
 from feddf.models.binary import wire
 from feddf.report.read import TESTED, read_run, side_by_side
 from feddf.robust.rules import MOST_EXAMPLES_OF_MEDIAN
-from feddf.rounds import run_rounds
+from feddf.rounds import Spool, run_rounds
 from feddf.runs.build import Parts
 from feddf.runs.card import CURVES, card
 from feddf.runs.loading import with_tokenizer
@@ -66,11 +66,14 @@ def run_experiment(
     with folder.locked(), open_engines(experiment.run, experiment.clients.timeout) as engines:
         server = folder.latest(parts.server.models)[0] or parts.server
         folder.forget_after(server.round)
-        held = {"classes": task.data.group_names, "counts": task.counts().tolist()}
-        write_atomically(folder.path / "partition.json", json.dumps(held).encode())
+        if not parts.privacy:  # with privacy, who holds what is told to nobody
+            held = {"classes": task.data.group_names, "counts": task.counts().tolist()}
+            write_atomically(folder.path / "partition.json", json.dumps(held).encode())
         tried = staged(engines.server, "evaluate")
         knows = {client.id: client.known for client in federation.clients if client.known is not None}
-        recorder = Recorder(tried, parts.prototypes, task.data.test, task.validation, experiment.run, knows)
+        hidden = {"log_ensemble": False} if experiment.privacy.level == "client" else {}  # it shows single clients
+        run = experiment.run.model_copy(update=hidden)
+        recorder = Recorder(tried, parts.prototypes, task.data.test, task.validation, run, knows)
         parts.engine.become(staged(engines.server, "fuse"))
         engine = staged(engines.clients, "train")
         if parts.attack:
@@ -80,13 +83,17 @@ def run_experiment(
         kept.forget_others([client.id for client in federation.clients] if keeps else [])
         engine = kept.engine(engine) if keeps else engine
         # attackers look at all updates of a round: one that was interrupted begins anew
-        spool = None if parts.attack else DiskSpool(folder.spool)
+        spool: Spool | None = None if parts.attack else DiskSpool(folder.spool)
+        if parts.privacy and spool:
+            engine, spool = parts.privacy.open(folder.path, folder.records(), engine, spool)
         rounds = run_rounds(
             server, federation, engine=engine, train=parts.train, fuse=method.fuse, parts=method.parts, spool=spool
         )
 
         def extend(record: Record, server: ServerState) -> Record:
             record = {**record, "kept_by_clients": kept.size()} if keeps else record
+            if parts.privacy:
+                record = parts.privacy.noted(record)
             return {**record, "attack": dict(parts.attack.note(record, server))} if parts.attack else record
 
         yield from record_rounds(rounds, server, folder, experiment, recorder, extend, complain)
@@ -334,4 +341,5 @@ def describe(parts: Parts, folder: RunFolder, recorder: Recorder) -> None:
         from feddf.report.plots import learning_curves  # matplotlib takes a second to load
 
         learning_curves([run], path / CURVES)
-    write_atomically(path / CARD, card(run, models, names, counts, confusion).encode())
+    said = parts.privacy.said() if parts.privacy else ""
+    write_atomically(path / CARD, card(run, models, names, counts, confusion, said).encode())

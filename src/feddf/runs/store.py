@@ -108,7 +108,7 @@ class RunFolder:
         many rounds from the start. Only a fusion of the user's own may look at them: return a warning for it.
         """
         asked = self.experiment()
-        if changed := differences(asked, experiment, also_free=["rounds"]):
+        if changed := differences(asked, experiment, also_free=["rounds", "privacy.epsilon", "privacy.noise"]):
             raise StoreError(f"{self.path} was started with another configuration: {'; '.join(changed)}")
         done = max((record["round"] for record in self.records()), default=0)
         if experiment.rounds < max(done, 1):
@@ -116,7 +116,10 @@ class RunFolder:
         if experiment.rounds == asked.rounds:
             return []
         with self.locked():
-            self._write_config({**self._config(), "rounds": experiment.rounds})
+            more: dict[str, Any] = {"rounds": experiment.rounds}
+            if experiment.privacy.level != "none":  # its ε goes with the rounds
+                more["privacy"] = experiment.privacy.model_dump(exclude_none=True)
+            self._write_config({**self._config(), **more})
         own = experiment.fusion.method
         warning = f"bytes may differ from a run of {experiment.rounds} rounds if {own} looks at rounds"
         return [warning] if ":" in own else []

@@ -1,0 +1,140 @@
+"""How much privacy noise buys: ε of planned releases, and the noise for an ε. Neighbors differ by add/remove of one.
+
+Every mechanism here is Gaussian noise of z times the sensitivity: the most by which adding or removing one record, or
+one client, moves what is released. Without sampling any number of them compose to one Gaussian mechanism, whose (ε, δ)
+has a closed form; with secret Poisson sampling of records it is computed from privacy loss distributions by
+``dp-accounting`` (``pip install 'feddf[privacy]'``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil, erfc, exp, floor, inf, isinf, log10, sqrt
+from typing import Any, Literal
+
+from feddf.config.errors import FeddfError
+
+MOST_NOISE = 1e4  # beyond it nothing of a release is left
+MOST_EPSILON = 700.0  # beyond it e^ε overflows, and nothing is promised
+
+
+class PrivacyError(FeddfError):
+    """A privacy plan that cannot be met, or a run that would break its promise."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """Gaussian noise of ``noise`` times the sensitivity, used ``times`` times.
+
+    Each use is of a secret Poisson sample that has every record with probability ``sampling``; 1 is no sampling. A
+    cohort that the configuration's seed decides is not secret, so nothing is amplified by it.
+    """
+
+    noise: float
+    times: int = 1
+    sampling: float = 1.0
+
+    def repeated(self, times: int) -> Mechanism:
+        """Return the mechanism used so many times as often."""
+        return replace(self, times=self.times * times)
+
+
+def gaussian_delta(epsilon: float, noise: float) -> float:
+    """Return the δ of one Gaussian mechanism at an ε: Φ(1/2z − εz) − e^ε Φ(−1/2z − εz).
+
+    Exact for sensitivity 1 and standard deviation z (Balle and Wang 2018, theorem 8).
+    """
+    if noise <= 0:
+        return 1.0
+    return max(0.0, _cdf(0.5 / noise - epsilon * noise) - exp(epsilon) * _cdf(-0.5 / noise - epsilon * noise))
+
+
+def _cdf(x: float) -> float:
+    return 0.5 * erfc(-x / sqrt(2))
+
+
+def epsilon_of(mechanism: Mechanism, delta: float, accountant: Literal["pld", "rdp"] = "pld") -> float:
+    """Return the ε that a mechanism spends at a δ; by Rényi's divergence ('rdp') it is an upper bound.
+
+    >>> round(epsilon_of(Mechanism(1.0), 1e-5), 3)
+    4.377
+    """
+    if mechanism.noise <= 0:
+        return inf
+    if mechanism.times == 0:
+        return 0.0
+    if mechanism.sampling < 1 or accountant == "rdp":
+        return _composed_epsilon(mechanism, delta, accountant)
+    noise = mechanism.noise / sqrt(mechanism.times)  # the composition of Gaussian mechanisms is one
+    if gaussian_delta(0.0, noise) <= delta:
+        return 0.0
+    if gaussian_delta(MOST_EPSILON, noise) > delta:
+        return inf
+    return least(lambda epsilon: gaussian_delta(epsilon, noise) <= delta, 0.0, MOST_EPSILON)
+
+
+@lru_cache(maxsize=256)
+def _composed_epsilon(mechanism: Mechanism, delta: float, accountant: str) -> float:
+    return float(_composed(mechanism, accountant).get_epsilon(delta))
+
+
+def _composed(mechanism: Mechanism, accountant: str = "pld") -> Any:
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of each fractional order
+    try:
+        from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+        from dp_accounting.pld import PLDAccountant
+        from dp_accounting.rdp import RdpAccountant
+    except ImportError as error:
+        raise PrivacyError("sampled batches need dp-accounting: pip install 'feddf[privacy]'") from error
+    event = GaussianDpEvent(mechanism.noise)
+    event = PoissonSampledDpEvent(mechanism.sampling, event) if mechanism.sampling < 1 else event
+    return (PLDAccountant() if accountant == "pld" else RdpAccountant()).compose(event, mechanism.times)
+
+
+@lru_cache(maxsize=256)
+def deltas_of(mechanism: Mechanism, epsilons: tuple[float, ...]) -> list[float]:
+    """Return the δ at each ε ≥ 0: the mechanism's whole trade-off curve."""
+    if mechanism.sampling < 1:
+        return [float(delta) for delta in _composed(mechanism).get_delta(list(epsilons))]
+    return [gaussian_delta(epsilon, mechanism.noise / sqrt(mechanism.times)) for epsilon in epsilons]
+
+
+def noise_for(epsilon: float, delta: float, times: int = 1, sampling: float = 1.0) -> float:
+    """Return the least noise multiplier z with which so many uses stay within (ε, δ), rounded up by at most 0.1 %.
+
+    >>> noise_for(1.0, 1e-5)
+    3.731
+    """
+    if isinf(epsilon):
+        return 0.0
+
+    def enough(noise: float, accountant: Literal["pld", "rdp"]) -> bool:
+        return epsilon_of(Mechanism(noise, times, sampling), delta, accountant) <= epsilon
+
+    quick: Literal["pld", "rdp"] = "rdp" if sampling < 1 else "pld"  # quicker, and an upper bound
+    high = 1.0
+    while not enough(high, quick):
+        high *= 2
+        if high > MOST_NOISE:
+            raise PrivacyError(
+                f"privacy.epsilon = {epsilon:g}: {times} releases at δ = {delta:g} cannot meet it with useful noise; "
+                "plan fewer rounds or epochs, or a larger ε"
+            )
+    high = least(lambda noise: enough(noise, quick), high / 2 if high > 1 else 0.01, high, 1e-3)
+    low = next(share * high for share in (0.8, 0.5, 0.01) if not enough(share * high, "pld"))
+    found = least(lambda noise: enough(noise, "pld"), low, high, 2e-4)
+    step = 10.0 ** (floor(log10(found)) - 3)
+    return float(f"{ceil(found / step) * step:.4g}")
+
+
+def least(holds: Callable[[float], bool], low: float, high: float, precision: float = 1e-12) -> float:
+    """Return the least value between two for which something holds that holds for all above it."""
+    while high - low > precision * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

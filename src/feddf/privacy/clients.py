@@ -1,0 +1,187 @@
+"""Privacy at client level: noise on the sum of clients' changes, answers or votes, and nothing else is used of them.
+
+A client more or less (its change, answers or vote being zero) moves a sum by the sensitivity at the most. How many
+clients answered is public; sums are divided by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from math import sqrt
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from feddf.fusion.ensemble import CachedTargets, EnsembleTargets, MakeTargets, Memory
+from feddf.outputs import Outputs
+from feddf.privacy.accountant import PrivacyError
+from feddf.privacy.noise import Source, normal
+from feddf.scores import CHANNELS
+from feddf.seeds import derive, torch_generator
+from feddf.types import Fused, Fusion, ServerState, State, Update, WeightedLogits
+
+Release = Callable[[int, str, Callable[[], State]], State]
+"""(round, what, how it is made) -> its one noisy version (:meth:`feddf.privacy.releases.Releases.once`)."""
+
+CLIP = "clip"  # what the clip is called in the server's memory, where it adapts
+RATE = 0.2  # η of the adaptive clip (Andrew et al. 2021)
+SINGLE = "single clients are not shown at client level"
+
+
+# Weights: DP-FedAvg
+
+
+def noisy_groups(
+    inner: Fusion, release: Release, *, noise: float, clip: float, groups: int, quantile: float | None, source: Source
+) -> Fusion:
+    """Return DP-FedAvg (McMahan et al. 2018) around any fusion, which gets noisy averages of groups as its updates.
+
+    Clients are dealt to G groups of their architecture, in an order that the seed decides. A group's average is
+    x_{t−1} + (Σ_k Δ_k min(1, S/‖Δ_k‖) + N(0, (z S)²)) / K_g. Each client is in one group, so that all groups together
+    are one Gaussian mechanism with noise z. Averages, ensembles of the groups and students are post-processing.
+
+    With a ``quantile`` γ the clip follows it: S ← S exp(−η (b − γ)), b being the share of changes within S with noise
+    of deviation K/20 on its sum (Andrew et al. 2021). That release is paid for by more noise on the changes,
+    (z⁻² − (2σ_b)⁻²)^(−1/2): a client moves the sum of (1[‖Δ_k‖ ≤ S] − 1/2) by 1/2.
+    """
+
+    def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
+        bound = float(server.memory.get(CLIP, {}).get(CLIP, {}).get(CLIP, torch.tensor(clip, dtype=torch.float64)))
+        dealt = deal(updates, groups, seed)
+        spread = len(updates) / 20  # of the noise on the number of changes within the clip
+
+        def make() -> State:
+            on_changes = split_noise(noise, spread) if quantile is not None else noise
+            found: dict[str, Tensor] = {}
+            within = 0.0
+            for name, members in dealt.items():
+                before = server.models[members[0].prototype]
+                total, small = clipped_changes(before, members, bound)
+                within += small - len(members) / 2
+                for key, value in total.items():
+                    noisy = value + on_changes * bound * normal(value.shape, source)
+                    found[f"{name} {key}"] = (before[key].double() + noisy / len(members)).to(before[key].dtype)
+            if quantile is not None:
+                found[CLIP] = (within + spread * normal((), source)) / len(updates) + 0.5
+            return found
+
+        released = release(server.round + 1, "weights", make)
+        fused = inner(server, [_average(name, members, server, released) for name, members in dealt.items()], seed)
+        if quantile is None:
+            return fused
+        after = (torch.tensor(bound).double() * (-RATE * (released[CLIP] - quantile)).exp()).clone()
+        memory = {**fused.server.memory, CLIP: {CLIP: {CLIP: after}}}
+        return replace(fused, server=replace(fused.server, memory=memory), notes={**fused.notes, CLIP: round(bound, 5)})
+
+    return fuse
+
+
+def deal(updates: Sequence[Update], groups: int, seed: int) -> dict[str, list[Update]]:
+    """Return the clients of each architecture in groups of nearly equal size, by a name."""
+    dealt: dict[str, list[Update]] = {}
+    for prototype in sorted({update.prototype for update in updates}):
+        members = [update for update in updates if update.prototype == prototype]
+        order = torch.randperm(len(members), generator=torch_generator(derive(seed, "groups", prototype))).tolist()
+        for place, number in enumerate(order):
+            dealt.setdefault(f"{prototype} group-{place % groups}", []).append(members[number])
+    return dealt
+
+
+def clipped_changes(before: State, members: Sequence[Update], clip: float) -> tuple[dict[str, Tensor], int]:
+    """Return Σ_k Δ_k min(1, S/‖Δ_k‖) over floating tensors, and how many changes were within the clip S."""
+    keys = [key for key, value in before.items() if value.is_floating_point()]
+    total = {key: torch.zeros(before[key].shape, dtype=torch.float64) for key in keys}
+    within = 0
+    for member in members:
+        change = {key: member.state[key].double() - before[key].double() for key in keys}
+        norm = sqrt(sum(float(one.square().sum()) for one in change.values()))
+        within += norm <= clip
+        for key, one in change.items():
+            total[key] += one * min(1.0, clip / max(norm, 1e-300))
+    return total, within
+
+
+def split_noise(noise: float, spread: float) -> float:
+    """Return the noise on changes such that it and the noisy count together cost what ``noise`` alone would."""
+    if 2 * spread <= noise:
+        raise PrivacyError(f"privacy.quantile: with noise {noise:g} it needs above {10 * noise:.0f} clients a round")
+    return 1 / sqrt(noise**-2 - (2 * spread) ** -2)
+
+
+def _average(name: str, members: Sequence[Update], server: ServerState, released: State) -> Update:
+    """Return a group's noisy average as an update; what is no floating number stays as it was."""
+    before = server.models[members[0].prototype]
+    state = {key: released.get(f"{name} {key}", value) for key, value in before.items()}
+    return Update(name, members[0].prototype, members[0].round, state, 1)
+
+
+# Answers and votes
+
+
+def noisy_answers(inner: MakeTargets, release: Release, *, noise: float, source: Source) -> MakeTargets:
+    """Return targets from the noisy mean of the teachers' probabilities, projected onto the simplex.
+
+    A teacher's answer to an input has norm 1 at the most, and those to all n inputs of the pool √n: that is the
+    sensitivity of the sum. The projection and the student are post-processing.
+    """
+
+    def ask(updates: Sequence[Update], seed: int, past: Memory) -> EnsembleTargets:
+        def make() -> State:
+            mean: Tensor = inner(updates, seed, past).targets.probabilities.double()  # type: ignore[attr-defined]
+            return {"answers": mean + noise * sqrt(len(mean)) / len(updates) * normal(mean.shape, source)}
+
+        answers = release(updates[0].round, "answers", make)["answers"]
+        return EnsembleTargets(CachedTargets(on_simplex(answers).float()), None, {}, SINGLE)
+
+    return ask
+
+
+def noisy_votes(
+    inner: MakeTargets, release: Release, *, noise: float, threshold: float, answered: int, source: Source
+) -> MakeTargets:
+    """Return targets by the confident GNMax of PATE (Papernot et al. 2018): noisy majorities where they are clear.
+
+    An input is answered with argmax_c (n_c + N(0, σ₂²)) if max_c n_c + N(0, σ₁²) reaches the threshold's share of K
+    votes, until A of n are answered. One vote moves the largest count, and the vector of counts, by 1 at the most: n
+    tests with σ₁ = z √(2n) and A answers with σ₂ = z √(2A) cost what one Gaussian mechanism with noise z does. That is
+    the bound that holds for any votes; PATE's data-dependent one, which is lower where teachers agree, is not used. An
+    input without an answer has a target of zeros, from which nothing is learned.
+    """
+
+    def ask(updates: Sequence[Update], seed: int, past: Memory) -> EnsembleTargets:
+        def make() -> State:
+            mean: Tensor = inner(updates, seed, past).targets.probabilities.double()  # type: ignore[attr-defined]
+            counts = mean * len(updates)
+            most = min(answered, len(counts))
+            tested = counts.max(dim=1).values + noise * sqrt(2 * len(counts)) * normal((len(counts),), source)
+            chosen = (tested >= threshold * len(updates)).nonzero().flatten()[:most]
+            heard = counts[chosen] + noise * sqrt(2 * most) * normal(counts[chosen].shape, source)
+            labels = torch.full((len(counts),), -1)
+            labels[chosen] = heard.argmax(dim=1)
+            return {"labels": labels, "classes": torch.tensor(counts.shape[1])}
+
+        released = release(updates[0].round, "votes", make)
+        labels = released["labels"]
+        targets = F.one_hot(labels.clamp(min=0), int(released["classes"])) * (labels >= 0).unsqueeze(1)
+        return EnsembleTargets(CachedTargets(targets.float()), None, {}, SINGLE)
+
+    return ask
+
+
+def votes(answers: Iterable[WeightedLogits], temperature: float, outputs: Outputs) -> Tensor:
+    """Return the share of the teachers' votes for each class."""
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for answer in answers:
+        total = total + F.one_hot(answer.logits.argmax(dim=CHANNELS), answer.logits.shape[CHANNELS]).double()
+        count += 1
+    return total / max(1, count)
+
+
+def on_simplex(rows: Tensor) -> Tensor:
+    """Return the nearest probabilities to each row (Duchi et al. 2008)."""
+    falling = rows.sort(dim=1, descending=True).values
+    excess = (falling.cumsum(dim=1) - 1) / torch.arange(1, rows.shape[1] + 1)
+    positive = (falling > excess).sum(dim=1, keepdim=True)
+    return (rows - excess.gather(1, positive - 1)).clamp(min=0)

@@ -1,0 +1,42 @@
+"""Secret randomness: Gaussian noise and coin flips, made of bytes of the operating system and never of a seed.
+
+A seed can be read in a run's configuration; whoever knows it could subtract the noise. So no key can set these bytes: a
+test hands in another :data:`Source`. The noise is made of floating-point numbers, whose gaps an attacker who sees all
+bits of a release could use (Mironov 2012); that is not defended against.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Source = Callable[[int], bytes]
+"""(number of bytes) -> so many bytes that nobody can predict. It travels to workers: a function of a module."""
+
+system: Source = os.urandom
+"""The operating system's source."""
+
+
+def uniform(n: int, source: Source = system) -> Tensor:
+    """Return n numbers between 0 and 1, both excluded, with 53 random bits each, as float64."""
+    bits = np.frombuffer(source(8 * n), dtype=np.uint64) >> np.uint64(11)
+    return torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-53)
+
+
+def normal(shape: Sequence[int], source: Source = system) -> Tensor:
+    """Return standard normal numbers (Box and Muller 1958): √(−2 ln u) cos 2πv and √(−2 ln u) sin 2πv, as float64."""
+    n = prod(shape)
+    half = (n + 1) // 2
+    u, v = uniform(2 * half, source).reshape(2, half)
+    radius, angle = (-2 * u.log()).sqrt(), 2 * torch.pi * v
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:n].reshape(tuple(shape))
+
+
+def coins(n: int, probability: float, source: Source = system) -> Tensor:
+    """Return n coin flips, each true with a probability."""
+    return uniform(n, source) < probability

@@ -1,0 +1,113 @@
+"""The way from ``[privacy]`` to a method, clients and a run that keep its promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from feddf.config import ConfigError, Experiment, Record, with_values
+from feddf.fusion import feddf as algorithm
+from feddf.fusion.ensemble import MakeTargets
+from feddf.privacy.clients import noisy_answers, noisy_groups, noisy_votes
+from feddf.privacy.dpsgd import dp_sgd, refuse_batchnorm
+from feddf.privacy.heads import head_update
+from feddf.privacy.noise import Source
+from feddf.privacy.plan import RELATION, Plan, make_plan, refuse_absurd
+from feddf.privacy.releases import LedgerSpool, Releases, planned_noise
+from feddf.rounds import Spool
+from feddf.runs import methods
+from feddf.types import Engine, Examples, Job, LocalTrain, Method, Part, Reply, Resources, State
+
+
+@dataclass(frozen=True)
+class Private:
+    """The privacy of a run: its plan, the ledger of its releases, and where secret bytes are from."""
+
+    plan: Plan
+    releases: Releases
+    source: Source
+
+    def protect(self, method: Method, experiment: Experiment, resources: Resources, engine: Engine) -> Method:
+        """Return the method with noise in its place. n_k is withheld: all clients count alike."""
+        privacy, noise, source, once = experiment.privacy, self.plan.noise, self.source, self.releases.once
+        half, fuse = None, method.fuse
+        if self.plan.on == "dp-sgd":
+            batch = experiment.local.batch_size
+            half = dp_sgd(noise=noise, clip=privacy.clip, sampling=privacy.sampling, batch_size=batch, source=source)
+        elif self.plan.on == "weights":
+            adapt: dict[str, Any] = {"clip": privacy.clip, "groups": privacy.groups, "quantile": privacy.quantile}
+            fuse = noisy_groups(fuse, once, noise=noise, source=source, **adapt)
+        elif self.plan.level == "client":  # students know the noisy answers alone
+            counted = {"ensemble.combine": "feddf.privacy.clients:votes", "privacy.level": "none"}  # it asks for sums
+            asked = with_values(experiment, counted) if self.plan.on == "votes" else experiment
+            few = {"threshold": privacy.threshold, "answered": privacy.answered} if self.plan.on == "votes" else {}
+            make: Callable[..., MakeTargets] = noisy_votes if self.plan.on == "votes" else noisy_answers
+            targets = make(methods.ensemble(resources, asked, engine), once, noise=noise, source=source, **few)
+            students = methods.students(resources, experiment, engine)
+            fuse = algorithm.feddf(lambda previous, updates: previous, targets, students, algorithm.from_previous)
+        return replace(method, fuse=fuse, parts=(*method.parts, Part(half=half, tells_count=False)))
+
+    def local(self, train: LocalTrain, experiment: Experiment, examples: Examples) -> LocalTrain:
+        """Return what a client does: with private heads it solves for one; in any case it tells nothing but weights."""
+        if self.plan.on == "heads":
+            solve = partial(head_update, train=examples, privacy=experiment.privacy)
+            train = partial(solve, noise=self.plan.noise, source=self.source)
+        return partial(withhold, train=train)
+
+    def open(self, folder: Path, records: list[Record], engine: Engine, spool: Spool) -> tuple[Engine, Spool]:
+        """Go on with a run's ledger; return the clients' engine and the spool of a run whose updates are releases."""
+        told = max((int(one.get("privacy", {}).get("releases", 0)) for one in records), default=0)
+        self.releases.open(folder, told)
+        if self.plan.level == "client":
+            return engine, spool
+        return self.releases.engine(engine), LedgerSpool(spool, self.releases)
+
+    def noted(self, record: Record) -> Record:
+        """Return a round's record with the ε that is spent."""
+        plan, releases = self.plan, self.releases
+        spent, planned = (round(plan.spent(rounds), 4) for rounds in (releases.rounds_spent(), plan.rounds))
+        about = {"level": plan.level, "relation": RELATION, "noise": plan.noise, "delta": plan.delta}
+        return {**record, "privacy": {**about, "epsilon": spent, "planned": planned, "releases": len(releases)}}
+
+    def said(self) -> str:
+        """Return what the card says."""
+        spent = round(self.plan.spent(self.releases.rounds_spent()), 4)
+        open_ = "Not protected: which clients took part, when, and the sizes of messages. Withheld: how many examples"
+        held = "of which class clients hold, and their losses."
+        return f"{self.plan}. Spent: ε = {spent} (`releases.jsonl` has every release). {open_} {held}"
+
+
+def make_private(
+    experiment: Experiment, resources: Resources, models: Mapping[str, State], source: Source
+) -> Private | None:
+    """Return the privacy that an experiment asks for, or raise :class:`ConfigError` where it cannot be had."""
+    privacy = experiment.privacy
+    if privacy.level == "none":
+        return None
+    kind, on = resources.outputs, privacy.chosen
+    if not kind.counts_classes and on != "weights":
+        raise ConfigError.at("privacy.mechanism", on, f"it is for one class each, and the outputs are {kind.title}")
+    for name, prototype in resources.prototypes.items():
+        try:
+            if on in ("dp-sgd", "weights"):
+                refuse_batchnorm(prototype.load(models[name]))
+        except ValueError as error:
+            raise ConfigError.at("prototypes", name, str(error)) from None
+    plan = make_plan(privacy, experiment.rounds, experiment.local.epochs)
+    weights = max(sum(tensor.numel() for tensor in state.values()) for state in models.values())
+    refuse_absurd(plan, privacy, experiment.clients, weights, len(resources.pool or ()))
+    return Private(plan, Releases(plan), source)
+
+
+def withhold(job: Job, *, train: LocalTrain) -> Reply:
+    """Train, and tell neither the number of examples nor the losses."""
+    return replace(train(job), n_examples=1, metrics={})
+
+
+def as_begun(folder: Path, experiment: Experiment) -> Experiment:
+    """Return an experiment with the noise that its run was begun with: noise that was used cannot be planned again."""
+    noise = planned_noise(folder) if experiment.privacy.level != "none" else None
+    return experiment if noise is None else with_values(experiment, {"privacy.noise": noise})

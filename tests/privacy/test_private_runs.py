@@ -1,0 +1,193 @@
+"""``[privacy]`` in whole runs: what is said, spent and withheld, and what is refused before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from sources import Counted
+from typer.testing import CliRunner
+
+from feddf.admit import admit
+from feddf.cli import app
+from feddf.config import ConfigError, Experiment, parse
+from feddf.config.keys import nested
+from feddf.privacy.accountant import Mechanism, epsilon_of
+from feddf.privacy.noise import Source
+from feddf.privacy.releases import LEDGER, read_ledger
+from feddf.rounds import jobs_for, sample
+from feddf.runs.build import build
+from feddf.runs.run import run_experiment
+from feddf.runs.store import RunFolder
+from feddf.states import digest
+
+BASE: dict[str, Any] = {
+    "rounds": 2,
+    "prototypes": ["linear"],
+    "data": {"name": "digits", "train_size": 400, "test_size": 60},
+    "pool": {"sources": ["train"]},
+    "clients": {"total": 8, "fraction": 0.5},
+    "partition": {"scheme": "iid"},
+    "local": {"epochs": 1, "batch_size": 8},
+    "distill": {"steps": 12, "batch_size": 16, "early_stopping": "none", "lr": 1e-2},
+    "run": {"engine": "in-process", "threads": 1},
+}
+ANSWERS = {"distill.init": "previous", "ensemble.combine": "probabilities"}
+KINDS: dict[str, dict[str, Any]] = {
+    "dp-sgd": {"privacy": {"level": "record", "epsilon": 60.0, "noise": 0.7, "sampling": 0.25}},
+    "heads": {"privacy": {"level": "record", "epsilon": 8.0, "mechanism": "heads", "clip": 4.0}, "rounds": 1},
+    "weights": {"privacy": {"level": "client", "epsilon": 300.0, "groups": 2}, "clients.fraction": 1.0},
+    "adaptive": {"privacy": {"level": "client", "epsilon": 300.0, "quantile": 0.5}, "fusion.method": "fedavg"},
+    "answers": {"privacy": {"level": "client", "epsilon": 300.0, "mechanism": "answers"}, **ANSWERS},
+    "votes": {"privacy": {"level": "client", "epsilon": 300.0, "mechanism": "votes", "answered": 40}, **ANSWERS},
+}
+
+
+def experiment(kind: str = "", changes: dict[str, Any] | None = None) -> Experiment:
+    return parse(nested(nested(deepcopy(BASE), deepcopy(KINDS.get(kind, {}))), changes or {}))
+
+
+def ran(path: Path, given: Experiment, secrets: Source | None = None) -> list[Any]:
+    parts = build(given, secrets=secrets) if secrets else build(given)
+    return list(run_experiment(parts, RunFolder.create(path, given)))
+
+
+def digest_of(path: Path) -> str:
+    server, _ = RunFolder.open(path).latest()
+    assert server is not None
+    return digest(server.models)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_spent_stands_in_every_record_and_in_the_card(kind: str, tmp_path: Path) -> None:
+    given = experiment(kind)
+    records = ran(tmp_path / "run", given)
+    plan = build(given).privacy.plan  # type: ignore[union-attr]
+    spent = [record["privacy"]["epsilon"] for record in records]
+    assert spent == sorted(spent)
+    assert 0 < spent[-1] <= given.privacy.epsilon
+    assert records[-1]["privacy"]["planned"] == pytest.approx(plan.spent(given.rounds), abs=1e-3)
+    assert {record["privacy"]["relation"] for record in records} == {"add/remove"}
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert f"Spent: ε = {spent[-1]}" in card
+    assert str(plan) in card
+    assert len(read_ledger(tmp_path / "run")) == 1 + records[-1]["privacy"]["releases"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_else_would_leave_a_client_is_withheld(kind: str, tmp_path: Path) -> None:
+    records = ran(tmp_path / "run", experiment(kind))
+    assert not (tmp_path / "run" / "partition.json").exists()
+    assert all(record["metrics_of_clients"] == {} for record in records)
+    assert "Who holds what" not in (tmp_path / "run" / "README.md").read_text()
+    if experiment(kind).privacy.level == "client":
+        assert all("accuracy_of_clients" not in record and record["avg_logits"] is None for record in records)
+        assert all("drift_of_clients" not in record for record in records)
+    else:
+        assert all(len(set(record["bytes_up"].values())) == 1 for record in records)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bytes_follow_from_the_noise_and_from_no_seed(kind: str, tmp_path: Path) -> None:
+    for name, secrets in (("a", Counted()), ("b", Counted()), ("c", None)):
+        ran(tmp_path / name, experiment(kind), secrets)
+    assert digest_of(tmp_path / "a") == digest_of(tmp_path / "b")
+    assert digest_of(tmp_path / "a") != digest_of(tmp_path / "c")
+
+
+@pytest.mark.parametrize("kind", ["weights", "answers"])
+def test_at_client_level_models_follow_from_the_releases_alone(kind: str, tmp_path: Path) -> None:
+    """With the releases of another run in its store, a run on other data ends with that run's models."""
+    given = experiment(kind, {"rounds": 1})
+    ran(tmp_path / "a", given)
+    other = parse(nested(given.model_dump(), {"partition.scheme": "shards", "local.epochs": 3}))
+    folder = RunFolder.create(tmp_path / "b", other)
+    (tmp_path / "a" / "releases").rename(tmp_path / "b" / "releases")
+    (tmp_path / "b" / LEDGER).write_text((tmp_path / "a" / LEDGER).read_text())
+    list(run_experiment(build(other), folder))
+    assert digest_of(tmp_path / "a") == digest_of(tmp_path / "b")
+
+
+def test_without_privacy_nothing_is_written_and_nothing_changes(tmp_path: Path) -> None:
+    records = ran(tmp_path / "run", experiment(), Counted())
+    assert not (tmp_path / "run" / LEDGER).exists()
+    assert "privacy" not in records[0]
+    assert (tmp_path / "run" / "partition.json").exists()
+
+
+MISTAKES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no ε": ("", {"privacy.level": "record"}, "privacy.epsilon"),
+    "a mechanism of the other level": ("dp-sgd", {"privacy.mechanism": "votes"}, "privacy.mechanism"),
+    "FedMA": ("dp-sgd", {"fusion.method": "fedma"}, "fusion.method"),
+    "control variates": ("dp-sgd", {"fusion.parts": ["scaffold"]}, "fusion.parts"),
+    "class counts": ("dp-sgd", {"ensemble.weights": "class-counts"}, "ensemble.weights"),
+    "the client's prior": ("dp-sgd", {"local.logit_adjustment": 1.0}, "local.logit_adjustment"),
+    "a second round of heads": ("heads", {"rounds": 2}, "rounds"),
+    "a head that is a network": ("heads", {"prototypes": ["mlp"]}, "prototypes"),
+    "a start from averaged weights": ("answers", {"distill.init": "average"}, "distill.init"),
+    "logits, which have no bound": ("answers", {"ensemble.combine": "logits"}, "ensemble.combine"),
+    "remembered answers": ("answers", {"ensemble.ema": 0.5}, "ensemble.ema"),
+    "answers for each batch": ("votes", {"ensemble.cache": False}, "ensemble.cache"),
+    "a guard": ("weights", {"fusion.guard": 0.1}, "fusion.guard"),
+    "trust in single clients": ("weights", {"fusion.trust": "expguard"}, "fusion.trust"),
+    "BatchNorm": ("dp-sgd", {"prototypes": ["resnet8"]}, "BatchNorm"),
+    "BatchNorm of clients": ("weights", {"prototypes": ["resnet8"]}, "BatchNorm"),
+    "eight clients at ε = 1": ("weights", {"privacy.epsilon": 1.0}, "a round needs"),
+    "answers of eight clients": ("answers", {"privacy.epsilon": 0.5}, "a smaller pool"),
+    "less noise than ε allows": ("weights", {"privacy.noise": 0.06}, "would accept that"),
+    "hardly any noise": ("weights", {"privacy.noise": 0.01}, "cost ε = inf"),
+    "nothing that noise could do": ("weights", {"privacy.epsilon": 1e-6, "privacy.delta": 1e-30}, "cannot meet it"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_cannot_be_private_is_one_line_before_any_training(mistake: str) -> None:
+    kind, changes, said = MISTAKES[mistake]
+    with pytest.raises((ConfigError, Exception)) as refused:
+        build(experiment(kind, changes))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert refused.value.exit_code == 2
+
+
+def test_how_many_clients_would_be_needed_would_do() -> None:
+    few = {"privacy.epsilon": 4.0, "rounds": 1, "clients.fraction": 1.0}
+    with pytest.raises(ConfigError, match=r"a round needs \d+") as refused:
+        build(experiment("weights", few))
+    needed = int(str(refused.value).partition("a round needs ")[2].partition(",")[0])
+    enough = {**few, "data.train_size": None, "partition.min_size": 2, "clients.total": needed}
+    assert build(experiment("weights", enough)).privacy is not None
+    with pytest.raises(ConfigError, match=f"needs {needed}"):
+        build(experiment("weights", {**enough, "clients.total": needed - 1}))
+
+
+def test_extending_a_finished_run_says_what_it_costs_and_needs_consent(tmp_path: Path) -> None:
+    run, config = tmp_path / "run", tmp_path / "c.toml"
+    config.write_text(tomli_w.dumps(experiment("weights").model_dump(exclude_none=True)))
+    said = CliRunner().invoke(app, ["run", str(config), "--out", str(run)])
+    assert said.exit_code == 0, said.output
+    assert "privacy at client level: ε = 300, δ = 1e-05 after 2 rounds" in said.output
+    noise = read_ledger(run)[0]["plan"]["noise"]
+    cost = epsilon_of(Mechanism(noise, 4), 1e-5)
+    refused = CliRunner().invoke(app, ["resume", str(run), "rounds=4"])
+    assert f"4 rounds with noise {noise:g} cost ε = {cost:.4g}" in str(refused.exception)
+    accepted = CliRunner().invoke(app, ["resume", str(run), "rounds=4", f"privacy.epsilon={cost + 0.01}"])
+    assert accepted.exit_code == 0, accepted.exception
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["privacy"]["epsilon"] == pytest.approx(cost, abs=1e-3)
+    assert last["privacy"]["noise"] == noise
+
+
+def test_a_client_that_tells_its_count_is_refused(tmp_path: Path) -> None:
+    parts = build(experiment("dp-sgd"))
+    job = jobs_for(parts.server, parts.federation, sample(parts.federation, 1), parts.method.parts)[0]
+    reply = parts.train(job)
+    assert (reply.n_examples, reply.metrics) == (1, {})
+    assert "withhold" in admit(replace(reply, n_examples=45), {job.id: job}, parts.method.parts).reason  # type: ignore[union-attr]
+    assert torch.isfinite(torch.cat([value.flatten() for value in reply.state.values()])).all()
