@@ -42,8 +42,9 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "cnn": ("cnn", {"norm": "none"}),
     "wide": ("cnn", {"width": 32, "norm": "group"}),
 }
-FUSE = ["--student", '{model = "cnn", options = {norm = "none"}}', "--unlabeled", "digits", "--test", "mnist-5k"]
-STUDENT = ["distill.steps=2000", "ensemble.combine=logits"]
+STUDENT = '{model = "cnn", size = 28, channels = 1, mean = [0.1307], std = [0.3081], options = {norm = "none"}}'
+FUSE = ["--student", STUDENT, "--unlabeled", "digits", "--test", "mnist-5k"]
+STEPS = ["distill.steps=2000", "ensemble.combine=logits"]
 
 
 def make_sites(out: Path) -> None:
@@ -116,7 +117,7 @@ def main(out: Path) -> None:
     print("| what was handed out | kB of five sites | teachers % | ensemble % | student % |\n|---|---:|---|---:|---:|")
     for title, files in tables.items():
         given = [word for file in files for word in ("--teacher", named(file))]
-        report = feddf_command("fuse", *given, *FUSE, "--out", str(out / f"fused {title}"), *STUDENT)
+        report = feddf_command("fuse", *given, *FUSE, "--out", str(out / f"fused {title}"), *STEPS)
         figures = {name: 100 * one["accuracy"] for name, one in report["sets"]["test"].items()}
         size = sum(
             path.stat().st_size for file in files for path in ([file] if file.is_file() else file.rglob("*.safe*"))

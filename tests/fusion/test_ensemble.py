@@ -37,7 +37,7 @@ def test_is_the_softmax_of_the_mean_logits(logits: np.ndarray) -> None:
     np.testing.assert_allclose(probabilities, softmax(logits.astype(np.float64).mean(axis=0), axis=1), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", sorted(set(TARGETS) - {"entropy-reduced"}))  # which makes another of any
 def test_one_teacher_alone_is_its_own_ensemble(name: str) -> None:
     logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(TARGETS[name]([WeightedLogits(logits)]), logits.softmax(dim=1))

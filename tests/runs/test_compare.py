@@ -53,7 +53,7 @@ def test_every_part_is_a_change_of_the_configuration(part: str) -> None:
     ("method", "right"),
     [
         ("fedsgd", r"did you mean 'fed\w+'"),
-        ("", "known are: fedavg, feddf, fedma, fedprox, fedavgm, feddistill, feddf-plus"),
+        ("", "known are: fedavg, feddf, fedma, fd, fedprox, fedavgm, feddistill, feddf-plus"),
         ("feddf+magic", r"parts that can be added to a method are \+prox, "),
         ("+prox", r"parts that can be added to a method are \+prox, "),
     ],

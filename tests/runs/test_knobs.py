@@ -84,6 +84,10 @@ KNOBS: dict[str, dict[str, Any]] = {
     "views": {"pool.views": 3},
     "augmented pool": {"ensemble.cache": False, "pool.augment": True},
     "SCAFFOLD": {"fusion.parts": ["scaffold"]},
+    "answers": {"fusion.exchange": "answers"},
+    "digests": {"fusion.exchange": "answers", "answers.digest_epochs": 4},
+    "a digest's rate": {"fusion.exchange": "answers", "answers.digest_lr": 0.05},
+    "FedMD": {"fusion.exchange": "answers", "answers.distance": "absolute"},
     "FedMA's growth": {"fusion.method": "fedma", "fedma.growth": 1.0, "prototypes": MATCHED},
     "FedMA's start": {"fusion.method": "fedma", "fedma.own_start": False, "prototypes": MATCHED},
     "FedMA's weights": {"fusion.method": "fedma", "fedma.neuron_weights": "examples", "prototypes": MATCHED},
@@ -129,7 +133,14 @@ def test_no_key_of_a_method_is_left_out_here() -> None:
     tried = {key for changes in KNOBS.values() for key in changes}
     methods = {name for name, key in all_keys().items() if key.kind == "method"}
     methods -= {name for name in methods if name.startswith("privacy.")}  # noise differs anyway; see tests/privacy
-    assert methods - tried == {"fusion.options"}  # which no method of ours reads; see tests/runs/test_build.py
+    assert methods - tried == {"fusion.options", "answers.gamma"}  # read by no method of ours; by FD, see below
+
+
+def test_fds_server_learns_nothing_and_its_clients_by_gamma() -> None:
+    (models, records), (same, others) = (outcome({"fusion.method": "fd", "answers.gamma": one}) for one in (0.1, 5.0))
+    assert models == same
+    assert records[0]["metrics_of_clients"] == others[0]["metrics_of_clients"]  # before there are means
+    assert records[1]["metrics_of_clients"] != others[1]["metrics_of_clients"]
 
 
 def test_what_happens_to_a_lost_state_matters_only_where_one_is_lost() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import UnionType
@@ -309,12 +309,19 @@ def changes_of(method: str) -> tuple[str, dict[str, Any]]:
     return name, {**changes, "fusion.parts": named} if named else changes
 
 
-def short_name(method: str, keys: Collection[str]) -> str:
-    """Return the name of a method in which some keys are not at their default: that which stands for most of them.
+def short_name(method: str, values: Mapping[str, Any]) -> str:
+    """Return the name of a method in which some keys have other values: that which stands for most of them.
 
-    >>> short_name("fedavg", ["local.prox_mu"]), short_name("feddf", ["local.prox_mu"])
+    A number may be another than the name's own, a word may not.
+
+    >>> short_name("fedavg", {"local.prox_mu": 0.1}), short_name("feddf", {"local.prox_mu": 0.1})
     ('fedprox', 'feddf')
     """
     stands_for = {name: changes_of(name) for name in SHORT}
-    fitting = [name for name, (plain, implied) in stands_for.items() if plain == method and implied.keys() <= set(keys)]
+    fitting = [
+        name
+        for name, (plain, implied) in stands_for.items()
+        if plain == method and implied.keys() <= values.keys()
+        if all(values[key] == value for key, value in implied.items() if isinstance(value, str))
+    ]
     return max(fitting, key=lambda name: len(stands_for[name][1]), default=method)

@@ -231,8 +231,8 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTa
         raise ValueError("an ensemble answers for an unlabeled pool, and there is none")
     if resources.augment is not None and config.cache:
         raise ValueError("cached predictions are for the pool as it is; an augmented pool needs ensemble.cache = false")
-    each_batch = not config.cache or too_large(resources.outputs, len(resources.pool))
-    if each_batch and (config.ema or config.swag_samples):
+    large = too_large(resources.outputs, len(resources.pool))
+    if large and (config.ema or config.swag_samples):
         raise ValueError("these answers are too large to be kept for the whole pool, which ema and swag_samples need")
     measure: Accuracies = validation_accuracies(resources, engine, execution) if resources.validation else _unmeasured
     return make_ensemble(
@@ -243,7 +243,7 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTa
         weigh=partial(names.TEACHER_WEIGHTS[config.weights], resources=resources, accuracies=measure),
         temperature=settings.distill.temperature,
         outputs=resources.outputs,
-        each_batch=each_batch,
+        each_batch=large or not config.cache,
         memory=config.ema,
         swag_samples=config.swag_samples,
         swag_scale=config.swag_scale,
