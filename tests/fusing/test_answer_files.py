@@ -15,7 +15,8 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from feddf.fusing import answer_files
-from feddf.fusing.answer_files import AnswerFile, AnswersError, Coding, write_answers
+from feddf.fusing.answer_files import AnswerFile, Coding, write_answers
+from feddf.fusing.teachers import TeacherError
 from feddf.outputs import Outputs, classes, labels, values
 
 KINDS = {
@@ -50,7 +51,7 @@ def test_what_is_stored_stands_for_what_was_said(tmp_path_factory: Any, kind: st
     assert float((found - wanted).abs().max()) <= lost + 1e-9
     assert lost <= (0 if outputs.has_units else 1e-3 if bits == 16 else 0.02)
     assert file.about.lost == lost
-    assert (file.outputs.kind, file.outputs.shape, len(file)) == (outputs.kind, outputs.shape, 7)
+    assert (file.coding.outputs.kind, file.coding.outputs.shape, len(file)) == (outputs.kind, outputs.shape, 7)
 
 
 def test_another_library_reads_them_and_they_are_small(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_a_file_that_does_not_hold_what_it_says_is_refused_in_one_line(
     tmp_path: Path, changes: dict[str, Any], word: str
 ) -> None:
     forged(tmp_path / "a.answers", **changes)
-    with pytest.raises(AnswersError, match=word) as caught:
+    with pytest.raises(TeacherError, match=word) as caught:
         AnswerFile(tmp_path / "a.answers").check()
     assert "\n" not in str(caught.value)
     assert str(tmp_path / "a.answers") in str(caught.value)
@@ -127,5 +128,5 @@ def test_a_file_that_does_not_hold_what_it_says_is_refused_in_one_line(
 @pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"\x08\0\0\0\0\0\0\0{}      "])
 def test_what_is_no_such_file_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.answers").write_bytes(content)
-    with pytest.raises(AnswersError, match="holds no answers that can be used"):
+    with pytest.raises(TeacherError, match="holds no answers that can be used"):
         AnswerFile(tmp_path / "a.answers").check()

@@ -32,8 +32,8 @@ from feddf.cli.arguments import (
     say,
 )
 from feddf.config.errors import ConfigError, FeddfError, one_line
-from feddf.config.foreign import parse_toml
-from feddf.runtime.atomic import write_atomically
+from feddf.config.foreign import parse_json, parse_toml, validated
+from feddf.runtime.atomic import read_regular, write_atomically
 
 if TYPE_CHECKING:
     from feddf.config.fuse_config import FuseConfig
@@ -187,15 +187,12 @@ def ask(
         raise ConfigError.at("--bits", bits, "must be 8 or 16")
     out_console.quiet = out_console.quiet or json
     with _progress() as progress:
-        found = asking.ask(
-            _asked(model, unlabeled, overrides), out, bits=8 if bits == 8 else 16, largest=largest, agreed=pool,
-            progress=progress, trust=trust,
-        )  # fmt: skip
+        given = _asked(model, unlabeled, overrides)
+        found = asking.ask(given, out, bits=bits, largest=largest, agreed=pool, progress=progress, trust=trust)
     if found["duplicates"]:
         complain(f"{found['duplicates']} of {found['inputs']} inputs are there twice")
     say(f"fed {found['fed']}; classes: {', '.join(found['classes'][:12])}")
-    rounding = f"rounding has changed probabilities by at most {found['lost']:.1e}"
-    say(f"{found['inputs']} answers, {found['bytes'] / 1000:.1f} kB, {rounding}: {out}")
+    say(f"{found['inputs']} answers, {found['bytes'] / 1000:.1f} kB, rounded by at most {found['lost']:.1e}: {out}")
     if json:
         print_json(found)
 
@@ -207,19 +204,13 @@ def contributions(
 
     On the pool, that is the share of its answers that would change; on labeled data, points of accuracy.
     """
-    from feddf.config.foreign import parse_json, validated
-    from feddf.runtime.atomic import read_regular
-
     with one_line(FeddfError, f"{folder} holds no report of a fusion", (OSError, ValueError, KeyError)):
         report = parse_json(read_regular(folder / "report.json"))
         found: dict[str, dict[str, float]] = validated(dict[str, dict[str, float]], report["contributions"])
     table = Table("teacher", *(f"{which} %" for which in found))
     for name in dict.fromkeys(name for one in found.values() for name in one):
         table.add_row(name, *(f"{100 * one[name]:.1f}" if name in one else "" for one in found.values()))
-    if json:
-        print_json(found)
-    else:
-        out_console.print(table)
+    print_json(found) if json else out_console.print(table)
 
 
 def inspect(

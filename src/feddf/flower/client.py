@@ -66,7 +66,7 @@ def client_app(
     *,
     prototype: str | Of | None = None,
     test: Callable[[Context], Labeled] | None = None,
-    pool: Callable[[Context], Inputs | Tensor] | None = None,
+    pool: Callable[[Context], Inputs | Tensor | None] | None = None,
     name: Of = name_by_partition,
     augment: Augment | None = None,
     threads: int | None = 1,
@@ -108,7 +108,7 @@ class _Node:
     chosen: str | Of
     data: Callable[[Context], Labeled]
     test: Callable[[Context], Labeled] | None
-    pool: Callable[[Context], Inputs | Tensor] | None
+    pool: Callable[[Context], Inputs | Tensor | None] | None
     augment: Augment | None
     threads: Callable[[], AbstractContextManager[None]]
     execution: Execution
@@ -143,7 +143,8 @@ class _Node:
         """Return what the server tells, this client's architecture, fitted to the method, and the method's parts."""
         told = message.content[CONFIG]
         own = self.prototypes[self.chosen if isinstance(self.chosen, str) else self.chosen(context)]
-        resources = Resources({own.name: own}, as_inputs(self.pool(context)) if self.pool else None)
+        pool = self.pool(context) if self.pool else None
+        resources = Resources({own.name: own}, None if pool is None else as_inputs(pool))
         parts = parts_in(told, resources, self.parts)
         return told, fit_prototypes(resources, parts).prototypes[own.name], parts
 
@@ -184,18 +185,13 @@ def client_app_of(
         assert indices is not None, "the clients of an experiment have their examples here"
         return built().task.train.take(indices)
 
-    def pool(context: Context) -> Inputs:
-        found = built().task.pool
-        assert found is not None, "an exchange of answers has a pool"
-        return found
-
     def augment(images: Tensor, generator: torch.Generator) -> Tensor:
         return flip_crop(images, generator) if augments(experiment, built().task.data) else images
 
     return client_app(
         {label: partial(model, label) for label in labels},
         examples,
-        pool=pool if experiment.fusion.exchange == "answers" else None,
+        pool=lambda context: built().task.pool,
         prototype=lambda context: labels[_number(context) % len(labels)],
         name=lambda context: client_name(_number(context), experiment.clients.total),
         augment=augment,

@@ -9,8 +9,8 @@ others in equal parts. The metadata say what the channels are, which pool the an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -20,12 +20,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
-from safetensors import SafetensorError, safe_open
+from pydantic import BaseModel
+from safetensors import safe_open
 from torch import Tensor
 
-from feddf.config.errors import FeddfError, first_line
+from feddf.config.errors import one_line
 from feddf.config.foreign import parse_json, validated
+from feddf.fusing.teachers import TeacherError
 from feddf.outputs import Outputs, from_description
 from feddf.runtime.atomic import new_file
 from feddf.scores import CHANNELS
@@ -35,20 +36,11 @@ SUFFIX = ".answers"
 LARGEST = 64  # channels that are stored of more than MOST_CHANNELS
 MOST_CHANNELS = 1000
 SPAN = {16: 60.0, 8: 20.0}  # the largest log odds, and minus the least log probability; e⁻²⁰ is 2·10⁻⁹
-Bits = Literal[16, 8]
 _TYPES = {"F32": np.float32, "F16": np.float16, "U8": np.uint8, "I32": np.int32}
-
-
-class AnswersError(FeddfError):
-    """A file of answers cannot be used; one line says which, why and what would be right."""
-
-    exit_code = 2
 
 
 class About(BaseModel):
     """What the metadata of a file say."""
-
-    model_config = ConfigDict(frozen=True)
 
     outputs: dict[str, Any]
     names: tuple[str, ...]
@@ -71,7 +63,7 @@ class Coding:
     largest: int | None = None
 
     @classmethod
-    def of(cls, outputs: Outputs, bits: Bits = 16, largest: int | None = None) -> Coding:
+    def of(cls, outputs: Outputs, bits: int = 16, largest: int | None = None) -> Coding:
         """Return the coding that fits some outputs: values have a unit, and classes may be many."""
         if outputs.has_units:
             return cls(outputs, 32)
@@ -96,17 +88,19 @@ class Coding:
             logs, channels = logs.topk(self.largest, dim=CHANNELS)
             found["channels"] = channels.to(torch.int32).numpy()
         logs = logs.clamp(-span, span)
-        return {"answers": (logs.half() if self.bits == 16 else self._steps(logs)).numpy(), **found}
+        rounded = logs.half() if self.bits == 16 else ((logs + span) / self._step).round().to(torch.uint8)
+        return {"answers": rounded.numpy(), **found}
 
-    def _steps(self, logs: Tensor) -> Tensor:
-        low, width = -SPAN[8], SPAN[8] * (1 if self.outputs.one_is_right else 2)
-        return ((logs - low) * 255 / width).round().to(torch.uint8)
+    @property
+    def _step(self) -> float:
+        """Of log probabilities, which are at most 0, or of log odds, in 8 bits."""
+        return SPAN[8] / (255 if self.outputs.one_is_right else 127.5)
 
     def decode(self, stored: Mapping[str, NDArray[Any]]) -> Tensor:
         """Return raw outputs that stand for what is stored."""
         found = torch.from_numpy(np.ascontiguousarray(stored["answers"])).float()
         if self.bits == 8:
-            found = found * SPAN[8] * (1 if self.outputs.one_is_right else 2) / 255 - SPAN[8]
+            found = found * self._step - SPAN[8]
         if not self.largest:
             return found
         channels, count = torch.from_numpy(np.ascontiguousarray(stored["channels"])).long(), self.outputs.channels or 0
@@ -121,10 +115,13 @@ class AnswerFile:
 
     path: Path
 
+    def _refusing(self) -> AbstractContextManager[None]:
+        return one_line(TeacherError, f"{self.path} holds no answers that can be used")
+
     @cached_property
     def about(self) -> About:
         """What the metadata say, once they fit what is stored."""
-        with _refusing(self.path), safe_open(self.path, framework="numpy") as file:
+        with self._refusing(), safe_open(self.path, framework="numpy") as file:
             said = file.metadata() or {}
             if said.get("format") != FORMAT:
                 raise ValueError(f"its metadata do not say that it is '{FORMAT}'")
@@ -134,23 +131,15 @@ class AnswerFile:
             due = coding.tensors(about.count)
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
             found = {name: (one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
-            if (
-                found != due
-                or len(about.names) != outputs.channels
-                or min(prod(shape) for _, shape in due.values()) < 1
-            ):
+            whole = all(prod(shape) > 0 for _, shape in due.values())
+            if found != due or len(about.names) != outputs.channels or not whole:
                 raise ValueError(f"it has {found}, and says that it has {due} with {len(about.names)} names")
         return about
 
     @cached_property
     def coding(self) -> Coding:
-        """How answers are stored."""
-        return Coding(self.outputs, self.about.bits, self.about.largest)
-
-    @cached_property
-    def outputs(self) -> Outputs:
-        """What the answers mean."""
-        return from_description(self.about.outputs)
+        """How answers are stored, and what they mean."""
+        return Coding(from_description(self.about.outputs), self.about.bits, self.about.largest)
 
     @cached_property
     def _stored(self) -> Mapping[str, NDArray[Any]]:
@@ -164,9 +153,10 @@ class AnswerFile:
         return self.coding.decode({name: one[chosen] for name, one in self._stored.items()})
 
     def check(self) -> None:
-        """Raise :class:`AnswersError` where an answer is not finite or no log probability, or a channel is none."""
-        outputs, count = self.outputs, self.outputs.channels or 0
-        with _refusing(self.path):
+        """Raise :class:`TeacherError` where an answer is not finite or no log probability, or a channel is none."""
+        outputs = self.coding.outputs
+        count = outputs.channels or 0
+        with self._refusing():
             for part in torch.arange(len(self)).split(256):
                 stored = {name: one[part.numpy()] for name, one in self._stored.items()}
                 if self.coding.largest and not 0 <= stored["channels"].min() <= stored["channels"].max() < count:
@@ -222,11 +212,3 @@ def _mapped(path: Path, mode: Literal["r", "r+"]) -> dict[str, np.memmap[Any, An
         name: np.memmap(path, _TYPES[one["dtype"]], mode, 8 + length + one["data_offsets"][0], tuple(one["shape"]))
         for name, one in places.items()
     }
-
-
-@contextmanager
-def _refusing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-        raise AnswersError(f"{path} holds no answers that can be used: {first_line(error)}") from error

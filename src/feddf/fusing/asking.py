@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from pydantic import BaseModel
 from torch import Tensor
 
 from feddf.config.errors import ConfigError, one_line
@@ -25,7 +24,7 @@ from feddf.config.foreign import parse_json, validated
 from feddf.config.fuse_config import FuseConfig, TeacherConfig
 from feddf.data.files import image_files
 from feddf.data.tables import read_table
-from feddf.fusing.answer_files import SUFFIX, AnswerFile, Bits, Coding, write_answers
+from feddf.fusing.answer_files import SUFFIX, AnswerFile, Coding, write_answers
 from feddf.fusing.beside import About
 from feddf.fusing.feeding import assumed
 from feddf.fusing.inputs import load_pool, own_rows, pool_form
@@ -58,35 +57,26 @@ class PoolIdentity:
 
     def describe(self) -> str:
         """Return it as the text of a ``pool.json``."""
-        inputs = [{"name": name, "sha256": sha} for name, sha in zip(self.names, self.hashes, strict=True)]
+        inputs = dict(zip(self.names, self.hashes, strict=True))
         values = {"format": POOL_FORMAT, "count": len(inputs), "fingerprint": self.fingerprint, "inputs": inputs}
         return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 
     def check(self, file: Path) -> None:
         """Raise :class:`ConfigError` where a ``pool.json`` has other inputs, or another order."""
         with one_line(partial(ConfigError.at, "--pool", str(file)), of=(OSError, ValueError)):
-            said: _PoolFile = validated(_PoolFile, parse_json(read_regular(file)))
-            if said.format != POOL_FORMAT:
+            said = validated(dict[str, Any], parse_json(read_regular(file)))
+            if said.get("format") != POOL_FORMAT:
                 raise ValueError(f"it does not say that it is '{POOL_FORMAT}'")
-        theirs = tuple(one.sha256 for one in said.inputs)
+            inputs: dict[str, str] = validated(dict[str, str], said.get("inputs"))
+        names, theirs = tuple(inputs), tuple(inputs.values())
         if theirs == self.hashes:
             return
         if len(theirs) != len(self.hashes):
             raise ConfigError.at("--pool", str(file), f"it has {len(theirs)} inputs, and this pool {len(self.hashes)}")
         at = next(number for number, sha in enumerate(theirs) if sha != self.hashes[number])
         order = "the same in another order" if Counter(theirs) == Counter(self.hashes) else "others"
-        both = f"'{said.inputs[at].name}' there, '{self.names[at]}' here"
+        both = f"'{names[at]}' there, '{self.names[at]}' here"
         raise ConfigError.at("--pool", str(file), f"its inputs are {order}, first at number {at} ({both})")
-
-
-class _PoolInput(BaseModel):
-    name: str
-    sha256: str
-
-
-class _PoolFile(BaseModel):
-    format: str
-    inputs: tuple[_PoolInput, ...]
 
 
 def pool_identity(config: FuseConfig, *, trust: bool = False) -> PoolIdentity:
@@ -104,7 +94,7 @@ def ask(
     config: FuseConfig,
     out: Path,
     *,
-    bits: Bits = 16,
+    bits: int = 16,
     largest: int | None = None,
     agreed: Path | None = None,
     progress: Progress = quiet,
@@ -112,14 +102,7 @@ def ask(
 ) -> dict[str, Any]:
     """Let the one teacher of a configuration answer for its pool, and write the answers; return what is said of them.
 
-    Args:
-        config: the teacher and the pool.
-        out: the file to write.
-        bits: 16, or 8.
-        largest: store only so many channels, the largest.
-        agreed: a ``pool.json`` that the pool must be.
-        progress: called as the teacher answers.
-        trust: run code that the teacher's file holds.
+    The pool must be that of a ``pool.json``, where one is ``agreed``; ``largest`` channels are stored, or all.
     """
     if out.suffix != SUFFIX:
         raise ConfigError.at("--out", str(out), f"must end in {SUFFIX}")
@@ -145,11 +128,8 @@ def ask(
                 yield as_logits(teacher, kind, outputs)
 
         about = {"names": names or [str(number) for number in range(first.shape[1])], "pool": identity.fingerprint}
-        about |= {
-            "model": teacher.content or "",
-            "name": teacher.id,
-            "made": datetime.now(UTC).isoformat("T", "seconds"),
-        }
+        made = datetime.now(UTC).isoformat("T", "seconds")
+        about |= {"model": teacher.content or "", "name": teacher.id, "made": made}
         coding = Coding.of(classes(first.shape[1]), bits, largest)
         lost = write_answers(out, logits(), len(pool), coding, about)
     found = {"answers": str(out), "inputs": len(pool), "duplicates": identity.duplicates, "bytes": out.stat().st_size}
@@ -163,16 +143,13 @@ def of_answers(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return a file of answers as a teacher."""
     path, file = config.file, AnswerFile(config.file)
     file.check()
-    if not file.outputs.counts_classes:
-        raise TeacherError(
-            f"teacher {config.id}: its answers are {file.outputs.title}, and only one class is fused here"
-        )
+    if not file.coding.outputs.counts_classes:
+        title = file.coding.outputs.title
+        raise TeacherError(f"teacher {config.id}: its answers are {title}, and one class an input is needed")
 
     def rows(count: int, identity: PoolIdentity | None = None) -> Tensor:
         if identity is not None and file.about.pool != identity.fingerprint:
-            raise TeacherError(
-                f"teacher {config.id}: its answers are for another pool, or for another order of this one"
-            )
+            raise TeacherError(f"teacher {config.id}: its answers are for another pool, or in another order")
         return _of_length(config.id, file[torch.arange(len(file))], count)
 
     return [_of_table(config, path, rows, file.about.names, "logits")]

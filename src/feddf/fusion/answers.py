@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,6 @@ from feddf.evaluate import Teacher
 from feddf.fusion.ensemble import CachedTargets, EnsembleTargets, MakeTargets, Memory, avg_probabilities
 from feddf.outputs import Outputs, classes
 from feddf.runtime.device import device_of
-from feddf.runtime.execution import Execution
 from feddf.scores import CHANNELS
 from feddf.seeds import derive, seed_torch, torch_generator
 from feddf.states import state_of
@@ -133,22 +133,10 @@ def send_target(server: t.ServerState, client: t.Client) -> t.Payload:
     return {ANSWERS: target} if target else {}
 
 
-@dataclass(frozen=True)
-class Table:
-    """Answers that are there already, as something that predicts, for one set of inputs only."""
-
-    outputs: Tensor
-
-    def __call__(self, inputs: t.Inputs, execution: Execution) -> Tensor:
-        """Look the answers up."""
-        assert len(inputs) == len(self.outputs), "answers are for other inputs"
-        return self.outputs.to(torch.float32)
-
-
 def as_teacher(update: t.Update) -> Teacher:
-    """Return a client's answers as a teacher."""
-    answers = update.payload[ANSWERS]["outputs"]
-    return Teacher(update.client_id, Table(answers), n_examples=update.n_examples, payload=update.payload)
+    """Return a client's answers as a teacher, which has said all that it will."""
+    said = update.payload[ANSWERS]["outputs"].to(torch.float32)
+    return Teacher(update.client_id, lambda *_: said, n_examples=update.n_examples, payload=update.payload)
 
 
 def remember_target(ensemble: MakeTargets, outputs: Outputs) -> MakeTargets:
@@ -161,11 +149,6 @@ def remember_target(ensemble: MakeTargets, outputs: Outputs) -> MakeTargets:
         return replace(taught, memory={**taught.memory, ANSWERS: target})
 
     return ask
-
-
-def unchanged(previous: t.State, updates: Sequence[t.Update]) -> t.State:
-    """Return the previous weights, where there is nothing to average."""
-    return previous
 
 
 def entropy_reduced(
@@ -194,18 +177,9 @@ def label_means(resources: t.Resources, gamma: float = 0.1) -> t.Part:
         raise ValueError(f"FD has a mean answer for each label, and the outputs are {outputs.title}")
     form = {MEANS: {"means": t.TensorForm((outputs.channels, outputs.channels), torch.float32, 0.0, 1 + 1e-3)}}
 
-    def around(inner: t.Fusion) -> t.Fusion:
-        def fuse(server: t.ServerState, updates: Sequence[t.Update], seed: int) -> t.Fused:
-            fused, before = inner(server, updates, seed), server.memory.get(MEANS, {})
-            means = {update.client_id: {"means": _on_simplex(update.payload[MEANS]["means"])} for update in updates}
-            return replace(fused, server=replace(fused.server, memory={MEANS: {**before, **means}}))
-
-        return fuse
-
     half, told = partial(follow_means, gamma=gamma), {"gamma": gamma}
-    return t.Part(
-        half, around, send_means, lambda job: form, keeps=True, weights_down=False, weights_up=False, told=told
-    )
+    known: Any = {"send": send_means, "form": lambda job: form, "keeps": True, "told": told}
+    return t.Part(half, weights_down=False, weights_up=False, **known)
 
 
 def _on_simplex(means: Tensor) -> Tensor:
@@ -239,6 +213,8 @@ def follow_means(model: nn.Module, training: t.Training, *, gamma: float) -> t.S
     return t.Steps(loss=loss, finish=finish)
 
 
-def keep_models(server: t.ServerState, updates: Sequence[t.Update], seed: int) -> t.Fused:
-    """Fuse nothing: a server whose models learn nothing."""
-    return t.Fused(server.next(server.models), server.models)
+def remember_means(server: t.ServerState, updates: Sequence[t.Update], seed: int) -> t.Fused:
+    """FD's fusion: the server keeps each client's last means, and its models learn nothing."""
+    means = {update.client_id: {"means": _on_simplex(update.payload[MEANS]["means"])} for update in updates}
+    memory = {MEANS: {**server.memory.get(MEANS, {}), **means}}
+    return t.Fused(replace(server.next(server.models), memory=memory), server.models)

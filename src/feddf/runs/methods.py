@@ -202,12 +202,13 @@ def feddf_of_answers(resources: Resources, settings: Settings, engine: Engine) -
     told |= {"batch_size": distill.batch_size, "temperature": distill.temperature}
     part = named_part("answers", resources, told)
     taught = answers.remember_target(ensemble(resources, settings, in_process), resources.outputs)
-    return Method(algorithm.feddf(answers.unchanged, taught, students(resources, settings, engine)), (part,))
+    students_of = students(resources, settings, engine)
+    return Method(algorithm.feddf(lambda previous, updates: previous, taught, students_of), (part,))
 
 
 def fd(resources: Resources, settings: Settings, engine: Engine) -> Method:
     """FD."""
-    return Method(answers.keep_models, (named_part("fd", resources, {"gamma": settings.answers.gamma}),))
+    return Method(answers.remember_means, (named_part("fd", resources, {"gamma": settings.answers.gamma}),))
 
 
 def fedma(resources: Resources, settings: Settings, engine: Engine) -> Method:
