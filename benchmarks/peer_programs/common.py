@@ -129,7 +129,9 @@ def tried(work: Work) -> float:
     """Return the accuracy of the model that a program left behind (:func:`report`) on the test images."""
     model = NETWORKS[work.network]().eval()
     model.load_state_dict(torch.load(Path(work.folder) / LAST))
-    images, labels = (torch.from_numpy(np.load(Path(work.folder) / f"test-{name}.npy")) for name in ("images", "labels"))
+    images, labels = (
+        torch.from_numpy(np.load(Path(work.folder) / f"test-{name}.npy")) for name in ("images", "labels")
+    )
     with torch.no_grad():
         right = sum(
             int((model(normalized(x)).argmax(1) == y).sum())
