@@ -17,15 +17,15 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from http.client import HTTPException, HTTPResponse
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, cast
-from urllib.error import HTTPError, URLError
+from typing import TYPE_CHECKING, BinaryIO, cast
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 from feddf.config.errors import FeddfError, first_line
 from feddf.runtime.atomic import LEFTOVER, new_file
+
+if TYPE_CHECKING:  # loading them takes 50 ms, and most commands fetch nothing
+    from http.client import HTTPResponse
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,12 @@ def mismatch(path: Path, checksum: str | None) -> str | None:
 
 
 def _opened(url: str) -> HTTPResponse:
+    from http.client import HTTPException
+    from urllib.error import HTTPError, URLError
+    from urllib.request import Request, urlopen
+
     try:
-        return cast(HTTPResponse, urlopen(Request(url, headers={"User-Agent": "feddf"}), timeout=SILENCE))
+        return cast("HTTPResponse", urlopen(Request(url, headers={"User-Agent": "feddf"}), timeout=SILENCE))
     except HTTPError as error:
         error.close()
         raise DownloadError(f"cannot fetch {url}: the server answered {error.code} {error.reason}") from error
@@ -220,6 +224,8 @@ def _opened(url: str) -> HTTPResponse:
 
 def _blocks(url: str, reply: HTTPResponse) -> Iterator[bytes]:
     """Yield what the server sends; its errors become ours here, where no error of the disk can be meant."""
+    from http.client import HTTPException
+
     try:
         while block := reply.read(BLOCK):
             yield block
