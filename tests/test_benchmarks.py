@@ -35,6 +35,7 @@ TINY: dict[str, dict[str, Any]] = {
     "local": {"repeats": 1, "samples": 64, "epochs": 1},
     "fusion": {"repeats": 1, "teachers": 2, "steps": 4, "timed": 1, "size": 128},
     "round": {"repeats": 1, "clients": 2, "samples": 128, "epochs": 1, "steps": 2, "size": 128},
+    "crowd": {"repeats": 1, "clients": 2, "samples": 10, "steps": 2, "timed": 1, "size": 20},
     "small": {"repeats": 1, "clients": 4},
     "memory": {"counts": (1, 2)},
     "agree": {"repeats": 1, "rounds": 1, "steps": 2, "samples": 64},

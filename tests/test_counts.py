@@ -109,7 +109,7 @@ def test_a_network_is_built_once_for_all_clients(work: Any, jobs: list[Job], bui
     assert len(built) == 1
 
 
-def test_a_client_computes_what_its_batches_need_and_copies_its_weights_twice(work: Any, jobs: list[Job]) -> None:
+def test_a_client_computes_what_its_batches_need_and_copies_its_weights_three_times(work: Any, jobs: list[Job]) -> None:
     work(jobs[0])
     with forward_passes() as calls, Copies() as counted:
         work(jobs[1])
@@ -118,8 +118,8 @@ def test_a_client_computes_what_its_batches_need_and_copies_its_weights_twice(wo
     images = 2 * EXAMPLES * 3 * 16 * 16  # each is decoded in every epoch
     assert calls["ResNet"] == steps
     assert calls["Conv2d"] == 9 * steps
-    assert counted.values <= 3 * weights + images + 10_000  # into the module, into channels last, and out of it
-    assert counted.operations <= 250 + steps * 260
+    assert counted.values <= 3 * weights + images  # into the module, into channels last, and out of it
+    assert counted.operations <= 250 + steps * 190
 
 
 def test_weights_travel_once_to_a_worker_and_once_from_a_client(work: Any, jobs: list[Job]) -> None:
@@ -133,9 +133,9 @@ def test_weights_travel_once_to_a_worker_and_once_from_a_client(work: Any, jobs:
     rest = [len(states.apart(job)[0]) for job in jobs]
     for job in jobs:
         states.of(job)
-    assert (len(sent), sent[0] <= size + 12_000) == (1, True)
+    assert (len(sent), sent[0] <= size + 4_000) == (1, True)
     assert max(rest) <= 2_000
-    assert len(packed(work(jobs[0]))) <= size + 12_000
+    assert len(packed(work(jobs[0]))) <= size + 4_000
 
 
 def test_an_update_is_admitted_and_kept_without_a_copy(work: Any, jobs: list[Job], tmp_path: Path) -> None:

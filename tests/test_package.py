@@ -112,8 +112,8 @@ def test_importing_the_package_loads_no_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [["--help"], ["presets"], ["config"], ["config", "alpha"], ["run", "--help"]])
 def test_a_command_that_needs_no_torch_loads_none_nor_what_else_is_slow(words: list[str], tmp_path: Path) -> None:
     code = (
-        f"import atexit, sys; atexit.register(lambda: print(sorted(set({SLOW}) & set(sys.modules)), len(sys.modules))); "
-        + COMMAND
+        "import atexit, sys; atexit.register("
+        f"lambda: print(sorted(set({SLOW}) & set(sys.modules)), len(sys.modules))); " + COMMAND
     )
     done = python(code, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -91,6 +91,11 @@ class Settings(Section):
         whole = "what earlier rounds answered is known for the whole pool only; it needs ensemble.cache = true"
         yield ensemble.ema > 0 and not ensemble.cache, "ensemble.ema", whole
         yield sampled and not ensemble.cache, "ensemble.swag_samples", "only with ensemble.cache = true"
+        grouped = "groups of clients teach, whose averages are not weighed or trusted one by one; leave it at {!r}"
+        yield ensemble.groups > 0 and ensemble.weights != "uniform", "ensemble.weights", grouped.format("uniform")
+        for name in ("trust", "defense"):
+            yield ensemble.groups > 0 and getattr(self.fusion, name) != "none", f"fusion.{name}", grouped.format("none")
+        yield ensemble.groups > 0 and not ensemble.cache, "ensemble.groups", "only with ensemble.cache = true"
         measured = ensemble.weights == "validation"
         yield measured and not labeled, "ensemble.weights", LABELS
         other = "sampled teachers have no validation accuracy of their own; use other weights, or swag_samples = 0"
@@ -120,6 +125,7 @@ class Settings(Section):
         ensemble, kept = self.ensemble, "clients keep their models, and answers are for the pool only; leave it at {}"
         yield not self.distills, "fusion.exchange", "only students learn from answers: fusion.method = 'feddf'"
         yield not ensemble.cache, "ensemble.cache", kept.format("true")
+        yield ensemble.groups > 0, "ensemble.groups", kept.format(0)
         yield ensemble.swag_samples > 0, "ensemble.swag_samples", kept.format(0)
         yield ensemble.weights == "validation", "ensemble.weights", kept.format("'uniform'")
         yield self.distill.init != "average", "distill.init", kept.format("'average', which means previous weights")

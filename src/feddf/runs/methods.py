@@ -150,8 +150,11 @@ def output_mistakes(settings: Settings, outputs: Outputs, *, partial_knowledge: 
             yield getattr(fusion, name) != usual, f"fusion.{name}", blind.format(usual)
         known = "clients know different channels; only 'logits' and 'probabilities' leave each to those who know it"
         yield ensemble.combine not in ("logits", "probabilities"), "ensemble.combine", known
-        pooled = "clients know different channels, which an earlier or a sampled model does not say; leave it at 0"
+        pooled = (
+            "clients know different channels, which an earlier, averaged or sampled model does not say; leave it at 0"
+        )
         yield ensemble.ema > 0, "ensemble.ema", pooled
+        yield ensemble.groups > 0, "ensemble.groups", pooled
         yield ensemble.swag_samples > 0, "ensemble.swag_samples", pooled
 
 
@@ -246,6 +249,7 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTa
         outputs=resources.outputs,
         each_batch=large or not config.cache,
         memory=config.ema,
+        groups=config.groups,
         swag_samples=config.swag_samples,
         swag_scale=config.swag_scale,
         known=resources.known,
