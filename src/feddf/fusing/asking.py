@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from feddf.config.errors import ConfigError, one_line
 from feddf.config.foreign import parse_json, validated
-from feddf.config.fuse_config import FuseConfig, TeacherConfig
+from feddf.config.fuse_config import FuseConfig, FuseEnsembleConfig, TeacherConfig
 from feddf.data.files import image_files
 from feddf.data.tables import read_table
 from feddf.fusing.answer_files import SUFFIX, AnswerFile, Coding, write_answers
@@ -80,14 +80,22 @@ class PoolIdentity:
 
 
 def pool_identity(config: FuseConfig, *, trust: bool = False) -> PoolIdentity:
-    """Return the identity of a configuration's pool, read in its own form."""
-    rows = own_rows(config, trust=trust).rows
-    content = (one.encode() if isinstance(one, str) else one.contiguous().numpy().tobytes() for one in rows)
-    hashes = tuple(hashlib.sha256(one).hexdigest() for one in content)
-    kind, _, place = config.pool.sources[0].name.partition(":")
-    files = image_files(Path(place).expanduser()) if kind == "images" and len(config.pool.sources) == 1 else []
-    named = [path.relative_to(Path(place).expanduser()).as_posix() for path in files]
-    return PoolIdentity(tuple(named) if len(named) == len(rows) else tuple(map(str, range(len(rows)))), hashes)
+    """Return the identity of a configuration's pool: of a folder of images its files, else of inputs as the pool is."""
+    pool, (kind, _, place) = config.pool, config.pool.sources[0].name.partition(":")
+    made = [one.name for one in pool.sources if one.name.partition(":")[0] in ("noise", "plane", "generator")]
+    if made or pool.views > 1:
+        key, given = ("pool.sources", made[0]) if made else ("pool.views", pool.views)
+        raise ConfigError.at(key, given, "answers are for inputs that are there already, each as it is")
+    content: Iterable[bytes]
+    with one_line(partial(ConfigError.at, "pool.sources", pool.names), of=(OSError, ValueError)):
+        if kind == "images" and len(pool.sources) == 1 and not pool.size and not pool.sources[0].size:
+            files, folder = image_files(Path(place).expanduser()), Path(place).expanduser()
+            names, content = [one.relative_to(folder).as_posix() for one in files], map(read_regular, files)
+        else:
+            rows = own_rows(config, trust=trust).rows
+            names = [str(number) for number in range(len(rows))]
+            content = (one.encode() if isinstance(one, str) else one.contiguous().numpy().tobytes() for one in rows)
+        return PoolIdentity(tuple(names), tuple(hashlib.sha256(one).hexdigest() for one in content))
 
 
 def ask(
@@ -137,6 +145,29 @@ def ask(
 
 
 # As teachers
+
+
+def check_tables(teachers: Sequence[TrainedModel], ensemble: FuseEnsembleConfig, views: int) -> None:
+    """Raise :class:`ConfigError`, before any work, where a table would be asked for more than it has."""
+    for teacher in [one for one in teachers if one.table is not None]:
+        for wrong, key, given, usual in (
+            (ensemble.weights == "validation", "ensemble.weights", ensemble.weights, "uniform"),
+            (ensemble.drop_worst != "none", "ensemble.drop_worst", ensemble.drop_worst, "none"),
+            (views > 1, "pool.views", views, 1),
+        ):
+            if wrong:
+                only = f"teacher {teacher.id} is a table, and has answers for the pool's inputs alone, each as it is"
+                raise ConfigError.at(key, given, f"{only}; leave it at {usual!r}")
+
+
+def for_pool(teachers: Sequence[TrainedModel], config: FuseConfig, *, trust: bool) -> list[TrainedModel]:
+    """Return the teachers, of which tables are known to be for a configuration's pool, before that is decoded."""
+    check_tables(teachers, config.ensemble, config.pool.views)
+    identity = pool_identity(config, trust=trust) if any(one.table for one in teachers) else PoolIdentity((), ())
+    found = [replace(one, table=one.table and partial(one.table, identity=identity)) for one in teachers]
+    for table in [one.table for one in found if one.table is not None]:
+        table(len(identity.names))
+    return found
 
 
 def of_answers(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
