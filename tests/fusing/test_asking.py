@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
+from feddf import cli
 from feddf.config.errors import ConfigError
 from feddf.config.fuse_config import FuseEnsembleConfig, load_fuse
 from feddf.config.sections import DistillConfig
@@ -301,3 +303,26 @@ def test_from_the_command_line(tmp_path: Path) -> None:
         bad = feddf(*words)
         assert bad.returncode in (1, 2)
         assert len(bad.stderr.strip().splitlines()) == 1, bad.stderr
+
+
+def test_the_example_fuses_a_forest_an_onnx_file_and_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in ("sklearn", "skl2onnx", "onnxruntime"):
+        pytest.importorskip(package)
+
+    def here(command: list[str], check: bool) -> None:
+        assert (command[:3], check) == ([sys.executable, "-m", "feddf"], True)
+        assert cli.guarded(lambda: cli.app(command[3:], standalone_mode=False)) == 0, capsys.readouterr().err
+
+    monkeypatch.setattr(subprocess, "run", here)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "fuse_answers.py"))
+    report = json.loads((tmp_path / "fused" / "report.json").read_text())
+    assert [(one["name"], one["source"]) for one in report["teachers"]] == [
+        ("forest", "forest.answers"), ("site-b", "site-b.onnx"), ("service.csv", "service.csv")
+    ]  # fmt: skip
+    assert all(value > 0 for value in report["contributions"]["pool"].values())
+    figures = report["sets"]["test"]
+    assert figures["site-b"]["accuracy"] < 0.62 < 0.75 < figures["student"]["accuracy"]  # nobody knows all ten digits
