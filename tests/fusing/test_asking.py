@@ -311,9 +311,13 @@ def test_the_example_fuses_a_forest_an_onnx_file_and_a_table(
     for package in ("sklearn", "skl2onnx", "onnxruntime"):
         pytest.importorskip(package)
 
-    def here(command: list[str], check: bool) -> None:
-        assert (command[:3], check) == ([sys.executable, "-m", "feddf"], True)
+    elsewhere = subprocess.run
+
+    def here(command: list[str], **options: Any) -> Any:
+        if command[:3] != [sys.executable, "-m", "feddf"]:  # scikit-learn counts cores
+            return elsewhere(command, **options)
         assert cli.guarded(lambda: cli.app(command[3:], standalone_mode=False)) == 0, capsys.readouterr().err
+        return None
 
     monkeypatch.setattr(subprocess, "run", here)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
