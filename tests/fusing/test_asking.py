@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -126,6 +127,11 @@ EVEN = [0.2, 0.3, 0.5]
         ([[n, *EVEN] for n in range(11)], ("input", *CLASSES), "no row for 1 of 12 inputs, first '11'"),
         ([[n, *EVEN] for n in range(13)], ("input", *CLASSES), "the input '12', which is not in the pool"),
         ([EVEN] * 12, ("cat", "dog", "cat"), "must have different names"),
+        (
+            [[n, *EVEN] for n in range(12)],
+            ("", *CLASSES),
+            "has no name; if it says which input a row is about, call it 'input'",
+        ),
     ],
 )
 def test_a_malformed_table_is_refused_in_one_line(
@@ -183,8 +189,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"ensemble": {"weights": "validation"}}, r"ensemble.weights = 'validation': teacher {} is a table"),
-        ({"ensemble": {"drop_worst": "paper"}}, r"ensemble.drop_worst = 'paper': teacher {} is a table"),
+        (
+            {"ensemble": {"weights": "validation"}},
+            r"ensemble.weights = 'validation': teacher {} is a table.*; leave it at 'uniform'",
+        ),
+        (
+            {"ensemble": {"drop_worst": "paper"}},
+            r"ensemble.drop_worst = 'paper': teacher {} is a table.*; leave it at 'none'",
+        ),
         ({"pool.views": 2}, r"pool.views = 2: teacher {} is a table.*; leave it at 1"),
         ({"other": "pool"}, "teacher {}: .*(another pool|no row for 12 of 12 inputs)"),
         ({"other": "length"}, "teacher {}: .*(another pool|which is not in the pool)"),
@@ -256,7 +268,7 @@ def test_a_program_is_told_as_early(tmp_path: Path, asked: list[str]) -> None:
 def test_inputs_that_are_made_anew_for_every_model_have_no_identity(tmp_path: Path) -> None:
     a = model(tmp_path / "a", 0)
     for source in ("noise", "plane", "generator:g.pt2"):
-        with pytest.raises(ConfigError, match=f"pool.sources = '{source}': answers are for inputs that are there"):
+        with pytest.raises(ConfigError, match=f"pool.sources = '{source}', .* answers are for inputs that are there"):
             ask(config([a], tmp_path, pool={"sources": [source]}), tmp_path / "a.answers")
     with pytest.raises(ConfigError, match=r"pool.views = 3: answers are for inputs that are there"):
         pool_identity(config([a], tmp_path, pool={"sources": ["digits"], "views": 3}))
@@ -268,6 +280,11 @@ def test_the_identity_of_images_is_that_of_their_files(tmp_path: Path) -> None:
     found = pool_identity(config([tmp_path], pool))
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(pool.iterdir())}
     assert dict(zip(found.names, found.hashes, strict=True)) == digests
+    (pool / os.fsdecode(b"\xff.png")).write_bytes((pool / "00.png").read_bytes())  # a name that is not UTF-8
+    odd = pool_identity(config([tmp_path], pool))
+    (tmp_path / "pool.json").write_text(odd.describe(), encoding="utf-8")
+    odd.check(tmp_path / "pool.json")
+    assert (odd.names[-1], odd.duplicates) == (r"\xff.png", 1)
     some = pool_identity(config([tmp_path], pool, pool={"sources": [f"images:{pool}"], "size": 5}))
     assert len(set(some.hashes)) == 5
 

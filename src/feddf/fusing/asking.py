@@ -59,7 +59,7 @@ class PoolIdentity:
         """Return it as the text of a ``pool.json``."""
         inputs = dict(zip(self.names, self.hashes, strict=True))
         values = {"format": POOL_FORMAT, "count": len(inputs), "fingerprint": self.fingerprint, "inputs": inputs}
-        return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(values, indent=1) + "\n"
 
     def check(self, file: Path) -> None:
         """Raise :class:`ConfigError` where a ``pool.json`` has other inputs, or another order."""
@@ -67,30 +67,27 @@ class PoolIdentity:
             said = validated(dict[str, Any], parse_json(read_regular(file)))
             if said.get("format") != POOL_FORMAT:
                 raise ValueError(f"it does not say that it is '{POOL_FORMAT}'")
-            inputs: dict[str, str] = validated(dict[str, str], said.get("inputs"))
-        names, theirs = tuple(inputs), tuple(inputs.values())
-        if theirs == self.hashes:
-            return
-        if len(theirs) != len(self.hashes):
-            raise ConfigError.at("--pool", str(file), f"it has {len(theirs)} inputs, and this pool {len(self.hashes)}")
-        at = next(number for number, sha in enumerate(theirs) if sha != self.hashes[number])
-        order = "the same in another order" if Counter(theirs) == Counter(self.hashes) else "others"
-        both = f"'{names[at]}' there, '{self.names[at]}' here"
-        raise ConfigError.at("--pool", str(file), f"its inputs are {order}, first at number {at} ({both})")
+            theirs: dict[str, str] = validated(dict[str, str], said.get("inputs"))
+            if len(theirs) != len(self.hashes):
+                raise ValueError(f"it has {len(theirs)} inputs, and this pool {len(self.hashes)}")
+            order = "the same in another order" if Counter(theirs.values()) == Counter(self.hashes) else "others"
+            for at, (name, own, sha) in enumerate(zip(theirs, self.names, self.hashes, strict=True)):
+                if theirs[name] != sha:
+                    raise ValueError(f"its inputs are {order}, first at number {at} ('{name}' there, '{own}' here)")
 
 
 def pool_identity(config: FuseConfig, *, trust: bool = False) -> PoolIdentity:
     """Return the identity of a configuration's pool: of a folder of images its files, else of inputs as the pool is."""
     pool, (kind, _, place) = config.pool, config.pool.sources[0].name.partition(":")
-    made = [one.name for one in pool.sources if one.name.partition(":")[0] in ("noise", "plane", "generator")]
-    if made or pool.views > 1:
-        key, given = ("pool.sources", made[0]) if made else ("pool.views", pool.views)
-        raise ConfigError.at(key, given, "answers are for inputs that are there already, each as it is")
+    if pool.views > 1 or any(one.name.partition(":")[0] in ("noise", "plane", "generator") for one in pool.sources):
+        allowed = "answers are for inputs that are there already, each as it is"
+        raise ConfigError(f"pool.sources = '{pool.names}', pool.views = {pool.views}: {allowed}")
     content: Iterable[bytes]
     with one_line(partial(ConfigError.at, "pool.sources", pool.names), of=(OSError, ValueError)):
         if kind == "images" and len(pool.sources) == 1 and not pool.size and not pool.sources[0].size:
             files, folder = image_files(Path(place).expanduser()), Path(place).expanduser()
-            names, content = [one.relative_to(folder).as_posix() for one in files], map(read_regular, files)
+            written = (bytes(one.relative_to(folder)) for one in files)  # a name need not be UTF-8
+            names, content = [one.decode(errors="backslashreplace") for one in written], map(read_regular, files)
         else:
             rows = own_rows(config, trust=trust).rows
             names = [str(number) for number in range(len(rows))]
@@ -122,6 +119,7 @@ def ask(
         identity.check(agreed)
     teacher = teacher.fed_like(assumed(pool_form(config)))
     pool = load_pool(config, [teacher.preprocess], trust=trust)
+    progress(teacher.id, 0, len(pool))
     with open_teacher(teacher, teacher.preprocess) as predict:
         batches, done = predict(pool), 0
         first = next(batches)
@@ -149,15 +147,12 @@ def ask(
 
 def check_tables(teachers: Sequence[TrainedModel], ensemble: FuseEnsembleConfig, views: int) -> None:
     """Raise :class:`ConfigError`, before any work, where a table would be asked for more than it has."""
-    for teacher in [one for one in teachers if one.table is not None]:
-        for wrong, key, given, usual in (
-            (ensemble.weights == "validation", "ensemble.weights", ensemble.weights, "uniform"),
-            (ensemble.drop_worst != "none", "ensemble.drop_worst", ensemble.drop_worst, "none"),
-            (views > 1, "pool.views", views, 1),
-        ):
-            if wrong:
-                only = f"teacher {teacher.id} is a table, and has answers for the pool's inputs alone, each as it is"
-                raise ConfigError.at(key, given, f"{only}; leave it at {usual!r}")
+    weights = ensemble.weights if ensemble.weights != "validation" else "uniform"
+    asked = {"ensemble.weights": (ensemble.weights, weights), "ensemble.drop_worst": (ensemble.drop_worst, "none")}
+    for key, (given, usual) in {**asked, "pool.views": (views, 1)}.items():
+        for id in [one.id for one in teachers if one.table is not None and given != usual]:
+            only = f"teacher {id} is a table, and has answers for the pool's inputs alone, each as it is"
+            raise ConfigError.at(key, given, f"{only}; leave it at {usual!r}")
 
 
 def for_pool(teachers: Sequence[TrainedModel], config: FuseConfig, *, trust: bool) -> list[TrainedModel]:
@@ -172,7 +167,7 @@ def for_pool(teachers: Sequence[TrainedModel], config: FuseConfig, *, trust: boo
 
 def of_answers(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return a file of answers as a teacher."""
-    path, file = config.file, AnswerFile(config.file)
+    file = AnswerFile(config.file)
     file.check()
     if not file.coding.outputs.counts_classes:
         title = file.coding.outputs.title
@@ -183,7 +178,11 @@ def of_answers(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
             raise TeacherError(f"teacher {config.id}: its answers are for another pool, or in another order")
         return _of_length(config.id, file[torch.arange(len(file))], count)
 
-    return [_of_table(config, path, rows, file.about.names, "logits")]
+    said = file.about
+    takes = (
+        f"nothing: answers for pool {said.pool[:16]}, by model {said.model[:16]} on {said.made:.25}, {said.bits} bits"
+    )
+    return [_of_table(config, rows, said.names, "logits", f"{takes}, rounded by at most {said.lost:.1e}")]
 
 
 def of_table(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -193,13 +192,18 @@ def of_table(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """
     with one_line(TeacherError, f"teacher {config.id}", ValueError):
         table = read_table(f"{config.file}#{INPUT}", needed=False)
+        if "" in table.columns:  # an index that pandas wrote
+            raise ValueError(
+                f"a column of {config.file} has no name; if it says which input a row is about, call it '{INPUT}'"
+            )
 
     def rows(count: int, identity: PoolIdentity | None = None) -> Tensor:
         if not table.labels:
             return _of_length(config.id, table.rows, count)
         return table.rows[_places(config.id, table.labels, count, identity)]
 
-    return [_of_table(config, config.file, rows, table.columns, "probabilities")]
+    takes = f"nothing: a table of {len(table.rows)} answers"
+    return [_of_table(config, rows, table.columns, "probabilities", takes)]
 
 
 def _places(id: str, said: Sequence[str], count: int, identity: PoolIdentity | None) -> Tensor:
@@ -223,10 +227,9 @@ def _of_length(id: str, rows: Tensor, count: int) -> Tensor:
     return rows
 
 
-def _of_table(config: TeacherConfig, path: Path, rows: Any, names: tuple[str, ...], kind: OutputKind) -> TrainedModel:
-    said = About(classes=names)
-    found = TrainedModel.of_files(config.id, partial(_refuse, config.id), [path], said, source=str(path), outputs=kind)
-    return replace(found, table=rows, takes="nothing: a table of answers")
+def _of_table(config: TeacherConfig, rows: Any, names: tuple[str, ...], kind: OutputKind, takes: str) -> TrainedModel:
+    id, path, rest = config.id, config.file, {"outputs": kind, "table": rows, "takes": takes}
+    return TrainedModel.of_files(id, partial(_refuse, id), [path], About(classes=names), source=str(path), **rest)
 
 
 def _refuse(id: str, device: torch.device) -> NoReturn:

@@ -38,6 +38,7 @@ ANSWERS, MEANS, OWN = "answers", "label means", "own model"  # their names in a 
 LARGEST = 50.0  # of a centered logit: e⁻⁵⁰ is no probability
 LARGEST_VALUE = 1e9  # of an answer that has a unit
 SHARPNESS = 0.1  # DS-FL's temperature
+KEPT: Any = {"keeps": True, "weights_down": False, "weights_up": False}  # of a part whose clients keep their models
 
 
 def as_answers(raw: Tensor, outputs: Outputs) -> Tensor:
@@ -119,12 +120,9 @@ def exchange_answers(resources: t.Resources, **told: bool | int | float | str) -
     if pool is None:
         raise ValueError("clients answer for an agreed pool, and there is none")
     most, dtype = (LARGEST_VALUE, torch.float32) if outputs.has_units else (LARGEST, torch.float16)
-
-    def form(job: t.Job) -> t.Form:
-        return {ANSWERS: {"outputs": t.TensorForm((len(pool), *outputs.shape), dtype, -most, most)}}
-
+    form = {ANSWERS: {"outputs": t.TensorForm((len(pool), *outputs.shape), dtype, -most, most)}}
     half = partial(answer_for_pool, pool=pool, digest=Digest(**told))  # type: ignore[arg-type]
-    return t.Part(half, send=send_target, form=form, keeps=True, weights_down=False, weights_up=False, told=told)
+    return t.Part(half, send=send_target, form=lambda job: form, told=told, **KEPT)
 
 
 def send_target(server: t.ServerState, client: t.Client) -> t.Payload:
@@ -176,10 +174,8 @@ def label_means(resources: t.Resources, gamma: float = 0.1) -> t.Part:
     if not outputs.counts_classes:
         raise ValueError(f"FD has a mean answer for each label, and the outputs are {outputs.title}")
     form = {MEANS: {"means": t.TensorForm((outputs.channels, outputs.channels), torch.float32, 0.0, 1 + 1e-3)}}
-
-    half, told = partial(follow_means, gamma=gamma), {"gamma": gamma}
-    known: Any = {"send": send_means, "form": lambda job: form, "keeps": True, "told": told}
-    return t.Part(half, weights_down=False, weights_up=False, **known)
+    half = partial(follow_means, gamma=gamma)
+    return t.Part(half, send=send_means, form=lambda job: form, told={"gamma": gamma}, **KEPT)
 
 
 def _on_simplex(means: Tensor) -> Tensor:
