@@ -38,9 +38,7 @@ def list_data(data_dir: DataDir = None) -> None:
     for entry in catalog.CATALOG.values():
         state, there = catalog.state(entry, folder), catalog.size(entry, folder)
         shown = Text(state, STATE_COLORS[state])
-        unchecked = ", ".join(_unchecked(entry))
-        how = entry.how + (f"; unchecked, no checksum is known: {unchecked}" if unchecked else "")
-        table.add_row(entry.name, shown, decimal(there) if there else "–", "" if state == "here" else how)
+        table.add_row(entry.name, shown, decimal(there) if there else "–", "" if state == "here" else entry.how)
     say(table)
 
 
@@ -57,8 +55,6 @@ def fetch(name: Name, data_dir: DataDir = None) -> None:
     except KeyboardInterrupt:
         remark(f"stopped; start again with: feddf data fetch {name}")
         raise
-    for unchecked in _unchecked(entry):
-        say(f"{unchecked}: no checksum of it is known, so its content is unchecked")
     say(f"{name} is complete: {decimal(catalog.size(entry, folder))} in {folder}")
 
 
@@ -88,10 +84,6 @@ def _entry(name: str) -> Entry:
     if name not in catalog.CATALOG:
         raise ConfigError.at("data", name, f"known are {', '.join(catalog.CATALOG)}")
     return catalog.CATALOG[name]
-
-
-def _unchecked(entry: Entry) -> list[str]:
-    return [download.name for download in entry.downloads if download.checksum is None]
 
 
 def _described(entry: Entry, folder: Path) -> str:
