@@ -72,7 +72,8 @@ BATCH = b"\x80\x02}"
         pytest.param(BATCH + b")" + b"q\x00h\x00\x86" * 60 + b"K\x01s.", id="a key of 2**60 tuples"),
         pytest.param(b"\x80\x04)" + b"q\x00h\x00\x86" * 60 + b"q\x00h\x00\x93.", id="a name of 2**60 tuples"),
         pytest.param(BATCH + b")" * 20_000 + b"(t" * 20_000 + b".", id="many marks"),
-        pytest.param(pickle.dumps({b"data": DATA, b"labels": [[0], [1]]}, 2), id="labels in lists"),
+        pytest.param(pickle.dumps({b"data": DATA, b"labels": [0.5, 1.5]}, 2), id="labels that are no whole numbers"),
+        pytest.param(pickle.dumps({b"data": DATA, b"classes": [0, 1]}, 2), id="no labels"),
         pytest.param(pickle.dumps({b"data": np.array([object()])}, 2), id="an array of objects"),
         pytest.param(pickle.dumps({b"data": DATA.astype(np.int64), b"labels": [0, 1]}, 2), id="wide numbers"),
         pytest.param(pickle.dumps({b"data": Reduced(print, ("x",)), b"labels": []}, 2), id="a call"),
@@ -100,8 +101,8 @@ def test_mutations_do_no_harm() -> None:
         changed = whole.copy()
         places = np.concatenate([random.integers(0, 150, 3), random.integers(head, len(whole), 2)])
         changed[places] = random.integers(0, 256, 5)
-        with suppress(ValueError, LookupError, TypeError, AttributeError):  # what is said in one line
-            cifar.decode(changed.tobytes())
+        with suppress(ValueError):  # what is said in one line
+            cifar.constants(changed.tobytes())
 
 
 def test_what_lies_in_the_working_folder_is_not_run_by_an_ordinary_command(tmp_path: Path) -> None:
