@@ -12,7 +12,7 @@ from pydantic import ValidationError, field_validator, model_validator
 from feddf.config import sections
 from feddf.config.errors import ConfigError, nearest, shown
 from feddf.config.foreign import parse_toml
-from feddf.config.keys import RENAMED, changes_of, default_of, flat, is_free, keys_of, nested, resolve, suggestion
+from feddf.config.keys import changes_of, default_of, flat, is_free, keys_of, nested, resolve, suggestion
 from feddf.config.names import METHODS
 from feddf.config.privacy import PrivacyConfig, privacy_mistakes
 from feddf.config.sections import Section, key
@@ -274,11 +274,8 @@ def _one_line(error: ValidationError, kind: type[Section]) -> str:
     name, problem = ".".join(str(part) for part in first["loc"]), first["type"]
     if problem == "extra_forbidden":
         if isinstance(first["input"], Mapping) and "." not in name:
-            old = next((key for key in flat(first["input"], f"{name}.") if key in RENAMED), None)
             known = dict.fromkeys(key.partition(".")[0] for key in keys_of(kind) if "." in key)
-            if old is None:
-                return f"unknown section [{name}]; {nearest(name, known)}"
-            name = old
+            return f"unknown section [{name}]; {nearest(name, known)}"
         return f"unknown key '{name}'; {suggestion(name, kind)}"
     if problem == "missing":
         return f"the key '{name}' is missing: {_NEEDED.get(name, 'a value is needed')}"

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 from feddf.config.errors import FeddfError, reason
 from feddf.config.experiment import presets
 from feddf.config.foreign import parse_toml
-from feddf.config.keys import RENAMED, all_keys, changes_of, default_of, flat, short, short_name
+from feddf.config.keys import all_keys, changes_of, default_of, flat, short, short_name
 from feddf.config.records import Record, is_record
 from feddf.runtime.atomic import read_json_lines, read_regular
 
@@ -156,8 +156,9 @@ def read_run(path: Path) -> Run:
     except (OSError, ValueError) as error:
         raise ReportError(f"cannot read {path / 'config.toml'}: {error}") from None
     values = flat(config)
-    if old := next((name for name in values if name in RENAMED), None):
-        raise ReportError(f"{path} is a run of version 0.1: its key '{old}' is called '{RENAMED[old]}' now")
+    known = {*all_keys(), "versions", "flower", ""}
+    if other := [name for name in values if not {name, name.rpartition(".")[0]} & known]:
+        raise ReportError(f"{path} is a run of another version: it has the key '{other[0]}'")
     lines, _ = read_json_lines(path / "metrics.jsonl", is_record)  # a damaged line may still be JSON
     return Run(path, values, cast(list[Record], lines))
 
