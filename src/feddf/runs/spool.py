@@ -116,8 +116,10 @@ class StateOnDisk(Mapping[str, Tensor]):
     """The state under some names in a file; its tensors are mapped from there: they are read when they are used."""
 
     def __init__(self, path: Path, *above: str) -> None:
-        self._file: Any = safetensors.safe_open(path, framework="pt")
-        places = {tuple(parse_json(name)): name for name in self._file.keys()}  # noqa: SIM118 (it is no dictionary)
+        opened: Any = safetensors.safe_open  # it has no types
+        self._file = opened(path, framework="pt")
+        names = self._file.keys()
+        places = {tuple(parse_json(name)): name for name in names}
         self._names = {place[len(above)]: name for place, name in places.items() if place[: len(above)] == above}
 
     def __getitem__(self, name: str) -> Tensor:
