@@ -116,6 +116,8 @@ def suggestion(word: str, kind: type[Section]) -> str:
     section, _, last = word.rpartition(".")
     if entries:  # of a list of tables, which have keys of their own
         known = {name: key for name, key in all_keys().items() if name.startswith(f"{section}.")} or known
+    if word in ("methods", "seeds", "parallel", "target", "extensions"):
+        return f"it is the option --{word}"
     if said := _inside(word, known):
         return said
     if same := [key.name for key in known.values() if key.last == last]:

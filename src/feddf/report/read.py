@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, cast
 
-from feddf.config.errors import FeddfError, reason
+from feddf.config.errors import FeddfError, one_line
 from feddf.config.experiment import presets
 from feddf.config.foreign import parse_toml
 from feddf.config.keys import all_keys, changes_of, default_of, flat, short, short_name
@@ -191,10 +191,8 @@ def _read_whole(path: Path) -> Run:
     run, log = read_run(path), path / "metrics.jsonl"
     if not run.records and read_json_lines(log, is_record)[1] and read_regular(log).strip():
         raise ReportError(f"{path} is damaged: no line of its log is a round's record")
-    try:
+    with one_line(ReportError, f"{path} is damaged"):
         _ = int(run.value("rounds")), run.seed, run.method, run.curve(), run.curve(None, "averaged"), run.ensemble()
-    except Exception as error:  # a damaged file can fail in any way
-        raise ReportError(f"{path} is damaged: {reason(error)}") from None
     return run
 
 
