@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from feddf.config import ConfigError, Experiment, Record, differences, with_values
+from feddf.config.errors import one_line
 from feddf.engines.open import open_engines
 from feddf.flower.settings import Architectures, FlowerSettings, Labeled, parts_config, server_data, settings_of
 from feddf.flower.settings import train_config as told_in_training
@@ -152,11 +153,9 @@ class FedDF(Strategy):
         saved, complaints = folder.latest()
         if saved is not None:
             for name, prototype in prototypes.items():
-                try:
+                said = f"{folder.path} holds a run with another architecture of that name"
+                with one_line(partial(ConfigError.at, "prototypes", name), said, (RuntimeError, KeyError)):
                     prototype.load(saved.models.get(name, {}))
-                except (RuntimeError, KeyError) as error:
-                    allowed = f"{folder.path} holds a run with another architecture of that name"
-                    raise ConfigError.at("prototypes", name, allowed) from error
             self._state = saved
         for complaint in [*complaints, *folder.forget_after(self._state.round)]:
             _log.warning("feddf: %s", complaint)
