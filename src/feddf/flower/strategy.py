@@ -233,13 +233,13 @@ def strategy_of(
     ``settings`` are those of :func:`settings_of` unless given, ``options`` further ones of :class:`FedDF`. With
     ``trust``, the pool may be of a ``.pt2`` file.
     """
-    parts = build(experiment, trust=trust)
+    usual, parts = settings_of(experiment), build(experiment, trust=trust)
     if parts.task.data.known:
         allowed = "its sites know different channels, which is not supported over Flower"
         raise ConfigError.at("data.name", experiment.data.name, allowed)
     pool, validation, test = parts.task.pool, parts.task.validation, parts.task.data.test
     given = {"pool": pool, "validation": validation if len(validation) else None, "test": test, **options}
-    return FedDF(parts.prototypes, settings or settings_of(experiment), folder=folder, **given)
+    return FedDF(parts.prototypes, settings or usual, folder=folder, **given)
 
 
 def _train_remotely(job: Job) -> Reply:

@@ -117,7 +117,8 @@ def build(experiment: Experiment, *, trust: bool = False, secrets: Source = syst
     if private:
         train = private.local(train, experiment, task.train)
     server = ServerState(0, models)
-    parts = Parts(experiment, task, fitted, federation, server, train, method, engine, _warnings(task), None, private)
+    warned = () if private else _warnings(task)  # they tell what clients hold
+    parts = Parts(experiment, task, fitted, federation, server, train, method, engine, warned, None, private)
     if experiment.attack.kind == "none":
         return parts
     attack: Attack = ATTACKS[experiment.attack.kind](parts)
