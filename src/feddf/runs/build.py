@@ -163,6 +163,7 @@ def build_task(experiment: Experiment, *, trust: bool = False) -> Task:
     train, validation = data.train.take(rest[kept[dealt]]), data.train.take(held_out)
     held = {"train": data.train.inputs.take(rest[for_pool]).raw, "validation": validation.inputs.raw}
     pool = _pool(experiment, config, data, held, trust)
+    data = replace(data, train=train) if len(train) else data  # of the whole, only its form is needed from here on
     return Task(data, train, validation, _partition(experiment, train), pool)
 
 
