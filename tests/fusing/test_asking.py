@@ -130,7 +130,7 @@ EVEN = [0.2, 0.3, 0.5]
         (
             [[n, *EVEN] for n in range(12)],
             ("", *CLASSES),
-            "has no name; if it says which input a row is about, call it 'input'",
+            "and are one without a name .an index of pandas.*, cat, dog",
         ),
     ],
 )

@@ -192,10 +192,6 @@ def of_table(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """
     with one_line(TeacherError, f"teacher {config.id}", ValueError):
         table = read_table(f"{config.file}#{INPUT}", needed=False)
-        if "" in table.columns:  # an index that pandas wrote
-            raise ValueError(
-                f"a column of {config.file} has no name; if it says which input a row is about, call it '{INPUT}'"
-            )
 
     def rows(count: int, identity: PoolIdentity | None = None) -> Tensor:
         if not table.labels:
