@@ -122,7 +122,7 @@ EVEN = [0.2, 0.3, 0.5]
         ([[0.2, 0.3, "nan"]] * 12, CLASSES, "has no number in row 1"),
         ([[-0.2, 0.7, 0.5]] * 12, CLASSES, "its outputs are not probabilities"),
         ([[0.2, 0.3, 0.6]] * 12, CLASSES, "its outputs are not probabilities"),
-        ([EVEN] * 11, CLASSES, "answers for 11 inputs, and the pool has 12"),
+        ([EVEN] * 11, CLASSES, "no row for 1 of 12 inputs, first '11'"),
         ([[n % 11, *EVEN] for n in range(12)], ("input", *CLASSES), "two rows for the input '0'"),
         ([[n, *EVEN] for n in range(11)], ("input", *CLASSES), "no row for 1 of 12 inputs, first '11'"),
         ([[n, *EVEN] for n in range(13)], ("input", *CLASSES), "the input '12', which is not in the pool"),
@@ -130,7 +130,7 @@ EVEN = [0.2, 0.3, 0.5]
         (
             [[n, *EVEN] for n in range(12)],
             ("", *CLASSES),
-            "has no name; if it says which input a row is about, call it 'input'",
+            "and are one without a name .an index of pandas.*, cat, dog",
         ),
     ],
 )
@@ -200,7 +200,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ({"pool.views": 2}, r"pool.views = 2: teacher {} is a table.*; leave it at 1"),
         ({"other": "pool"}, "teacher {}: .*(another pool|no row for 12 of 12 inputs)"),
         ({"other": "length"}, "teacher {}: .*(another pool|which is not in the pool)"),
-        ({"other": "lie"}, "teacher {}: it has answers for 12 inputs, and the pool has 11"),
+        (
+            {"other": "lie"},
+            "teacher {}: it has (answers for 12 inputs, and the pool has 11|a row for the input '11', which)",
+        ),
     ],
 )
 @pytest.mark.parametrize("suffix", [".answers", ".csv", ".parquet"])
@@ -256,7 +259,7 @@ def test_a_program_is_told_as_early(tmp_path: Path, asked: list[str]) -> None:
     for wrong in ({"weights": "validation"}, {"drop_worst": "paper"}):
         with pytest.raises(ConfigError, match="is a table, and has answers for"):
             of_table([EVEN] * 12, ensemble=FuseEnsembleConfig(**wrong))
-    for content, word in (([EVEN] * 11, "answers for 11 inputs"), ([[0.2, 0.3, 0.6]] * 12, "not probabilities")):
+    for content, word in (([EVEN] * 11, "no row for 1 of 12 inputs"), ([[0.2, 0.3, 0.6]] * 12, "not probabilities")):
         with pytest.raises(TeacherError, match=word):
             of_table(content)
     assert asked == []

@@ -68,8 +68,9 @@ def read_table(name: str, *, labeled: bool = False, needed: bool = True) -> Tabl
     columns = tuple(next(rows, ()))
     if needed and wanted and wanted not in columns:
         raise ValueError(f"it has no column '{wanted}', but {', '.join(columns[:8]):.200}")
-    if len(set(columns)) < len(columns):
-        raise ValueError(f"its columns must have different names, and are {', '.join(columns[:8]):.200}")
+    if len(set(columns)) < len(columns) or "" in columns:
+        shown = ", ".join(one or "one without a name (an index of pandas?)" for one in columns[:8])
+        raise ValueError(f"its columns must have different names, and are {shown:.200}")
     label = wanted or next((one for one in columns if one.lower() in LABELS), "")
     label = label if label in columns else ""
     if labeled and not label:

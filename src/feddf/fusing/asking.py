@@ -176,13 +176,14 @@ def of_answers(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     def rows(count: int, identity: PoolIdentity | None = None) -> Tensor:
         if identity is not None and file.about.pool != identity.fingerprint:
             raise TeacherError(f"teacher {config.id}: its answers are for another pool, or in another order")
-        return _of_length(config.id, file[torch.arange(len(file))], count)
+        if len(file) != count:
+            raise TeacherError(f"teacher {config.id}: it has answers for {len(file)} inputs, and the pool has {count}")
+        return file[torch.arange(count)]
 
     said = file.about
-    takes = (
-        f"nothing: answers for pool {said.pool[:16]}, by model {said.model[:16]} on {said.made:.25}, {said.bits} bits"
-    )
-    return [_of_table(config, rows, said.names, "logits", f"{takes}, rounded by at most {said.lost:.1e}")]
+    takes = f"nothing: answers for pool {said.pool[:16]}, by model {said.model[:16]} on {said.made:.25}"
+    takes += f", {said.bits} bits, rounded by at most {said.lost:.1e}"
+    return [_of_table(config, rows, said.names, "logits", takes)]
 
 
 def of_table(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -192,18 +193,12 @@ def of_table(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """
     with one_line(TeacherError, f"teacher {config.id}", ValueError):
         table = read_table(f"{config.file}#{INPUT}", needed=False)
-        if "" in table.columns:  # an index that pandas wrote
-            raise ValueError(
-                f"a column of {config.file} has no name; if it says which input a row is about, call it '{INPUT}'"
-            )
 
     def rows(count: int, identity: PoolIdentity | None = None) -> Tensor:
-        if not table.labels:
-            return _of_length(config.id, table.rows, count)
-        return table.rows[_places(config.id, table.labels, count, identity)]
+        said = table.labels or [str(number) for number in range(len(table.rows))]
+        return table.rows[_places(config.id, said, count, identity)]
 
-    takes = f"nothing: a table of {len(table.rows)} answers"
-    return [_of_table(config, rows, table.columns, "probabilities", takes)]
+    return [_of_table(config, rows, table.columns, "probabilities", f"nothing: {len(table.rows)} answers for a pool")]
 
 
 def _places(id: str, said: Sequence[str], count: int, identity: PoolIdentity | None) -> Tensor:
@@ -219,12 +214,6 @@ def _places(id: str, said: Sequence[str], count: int, identity: PoolIdentity | N
         other = next(name for name in rows if name not in set(names))
         raise TeacherError(f"teacher {id}: it has a row for the input '{other}', which is not in the pool")
     return torch.tensor([rows[name] for name in names])
-
-
-def _of_length(id: str, rows: Tensor, count: int) -> Tensor:
-    if len(rows) != count:
-        raise TeacherError(f"teacher {id}: it has answers for {len(rows)} inputs, and the pool has {count}")
-    return rows
 
 
 def _of_table(config: TeacherConfig, rows: Any, names: tuple[str, ...], kind: OutputKind, takes: str) -> TrainedModel:

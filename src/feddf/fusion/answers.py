@@ -32,7 +32,7 @@ from feddf.outputs import Outputs, classes
 from feddf.runtime.device import device_of
 from feddf.scores import CHANNELS
 from feddf.seeds import derive, seed_torch, torch_generator
-from feddf.states import state_of
+from feddf.states import digest, state_of
 
 ANSWERS, MEANS, OWN = "answers", "label means", "own model"  # their names in a payload, and in what a client keeps
 LARGEST = 50.0  # of a centered logit: e⁻⁵⁰ is no probability
@@ -111,18 +111,22 @@ def resume(model: nn.Module, job: t.Job) -> None:
 # The server's half
 
 
-def exchange_answers(resources: t.Resources, **told: bool | int | float | str) -> t.Part:
+def exchange_answers(resources: t.Resources, inputs: str = "", **told: bool | int | float | str) -> t.Part:
     """Return the part of a method by which clients send answers for the pool, and learn from those of all.
 
-    ``told`` are fields of :class:`Digest`.
+    ``told`` are fields of :class:`Digest`, and ``inputs`` which pool the server has: a hash of up to 1,000 of its rows.
     """
     pool, outputs = resources.pool, resources.outputs
     if pool is None:
         raise ValueError("clients answer for an agreed pool, and there is none")
+    some = pool.raw[torch.linspace(0, len(pool) - 1, min(len(pool), 1000), dtype=torch.float64).long()]
+    ours = digest({f"{len(pool)} inputs": {"some": some}})
+    if inputs not in ("", ours):
+        raise ValueError("the agreed pool has other inputs here than on the server, or another order")
     most, dtype = (LARGEST_VALUE, torch.float32) if outputs.has_units else (LARGEST, torch.float16)
     form = {ANSWERS: {"outputs": t.TensorForm((len(pool), *outputs.shape), dtype, -most, most)}}
     half = partial(answer_for_pool, pool=pool, digest=Digest(**told))  # type: ignore[arg-type]
-    return t.Part(half, send=send_target, form=lambda job: form, told=told, **KEPT)
+    return t.Part(half, send=send_target, form=lambda job: form, told={**told, "inputs": ours}, **KEPT)
 
 
 def send_target(server: t.ServerState, client: t.Client) -> t.Payload:
