@@ -112,7 +112,7 @@ MISTAKES = {  # the key with its value, and the remedy
     "method=fedma momentum=0.1": "fusion.momentum = 0.1: FedMA's layers ... leave it at 0.0",
     "method=fedma drop_worst=paper": "fusion.drop_worst = 'paper': FedMA's layers ... leave it at 'none'",
     "method=fedma batchnorm=local": "fusion.batchnorm = 'local': FedMA's layers ... leave it at 'average'",
-    "method=fedma fusion.aggregation=uniform": "fusion.aggregation = 'uniform': FedMA's layers ... leave it at 'examples'",
+    "method=fedma aggregation=uniform": "fusion.aggregation = 'uniform': FedMA's layers ... leave it at 'examples'",
     "method=fedma binary=error-feedback": "local.binary = 'error-feedback': FedMA",
     "sources=": "pool.sources = nothing: ... pool.sources = ['cifar100']",
     "method=fedavg sources=[] batchnorm=recalibrate": "fusion.batchnorm = 'recalibrate': ... name a pool",
