@@ -141,7 +141,7 @@ class Settings(Section):
                 given = values.get(where, default_of(where))
                 if where == "pool.sources":
                     given = ", ".join(source["name"] for source in given) or None
-                raise ConfigError.at(where, given, allowed)
+                raise ConfigError.at(where, list(given) if isinstance(given, tuple) else given, allowed)
 
 
 class Experiment(Settings):
