@@ -76,11 +76,8 @@ def compare(
     again = shlex.join(["feddf", "compare", name_or_file, *given, *options])
     left = len(unfinished(variations))
     if equal:
-        state = (
-            f"there, {left} of {len(planned)} unfinished, and go on"
-            if left
-            else "finished, and would be repeated bit for bit"
-        )
+        goes_on = f"there, {left} of {len(planned)} unfinished, and go on"
+        state = goes_on if left else "finished, and would be repeated bit for bit"
         remark(f"equal runs are in {equal}: {state}; --out FOLDER runs them anew")
     if left or not equal:
         _run_variations(variations, again, trust, as_json)

@@ -89,7 +89,8 @@ class Settings(Section):
         """Yield which of some keys do not have their defaults, which they must have."""
         values, known = flat(self.model_dump()), all_keys()
         for name in names:
-            yield values[name] != known[name].default, name, f"{why}; leave it at {known[name].shown_default}"
+            usual = known[name].shown_default.replace('"', "'")
+            yield values[name] != known[name].default, name, f"{why}; leave it at {usual}"
 
     def _mistakes_in_distillation(self, labeled: bool, pooled: bool) -> Iterator[Mistake]:
         stop, inputs = self.distill.early_stopping, "for instance pool.sources = ['cifar100']"
@@ -140,7 +141,7 @@ class Settings(Section):
                 given = values.get(where, default_of(where))
                 if where == "pool.sources":
                     given = ", ".join(source["name"] for source in given) or None
-                raise ConfigError.at(where, given, allowed)
+                raise ConfigError.at(where, list(given) if isinstance(given, tuple) else given, allowed)
 
 
 class Experiment(Settings):

@@ -50,7 +50,8 @@ class Key:
             return "needed"
         if self.default is None:
             return "unset"
-        return str(self.default).lower() if isinstance(self.default, bool) else repr(self.default).replace("'", '"')
+        default = list(self.default) if isinstance(self.default, tuple) else self.default
+        return str(default).lower() if isinstance(default, bool) else repr(default).replace("'", '"')
 
 
 @cache
