@@ -35,6 +35,7 @@ from feddf.data.datasets import plain
 from feddf.data.unlabeled import all_rows
 from feddf.engines import in_process
 from feddf.evaluate import logits, output_shape
+from feddf.fusing.asking import check_tables
 from feddf.fusing.classes import columns_of, respelled
 from feddf.fusing.ensemble import agree_on_classes, combine_teachers
 from feddf.fusing.feeding import HAND, POOL, Feeding
@@ -147,6 +148,7 @@ def fuse(
     run = run.model_copy(update={"device": device}) if device is not None else run
     distill = distill or DistillConfig(early_stopping="validation" if validation is not None else "held-out-loss")
     known = [one.fed_like(spec.fed) for one in as_teachers(teachers, trust)]
+    check_tables(known, ensemble, pool.views)
     with TemporaryDirectory(prefix="feddf-predictions-") as scratch:
         folders = cache or default_cache(), Path(scratch)
         predictions = PredictionCache(*folders, sets, spec.preprocess, progress, of_answers(run))
@@ -164,6 +166,8 @@ def _fuse(
     seed: int,
 ) -> FusionResult:
     pool = predictions.sets["pool"]
+    for table in [one for one in teachers if one.table is not None]:
+        predictions.logits(table)  # what is wrong with it is said before a model is asked
     models, classes = agree_on_classes(teachers, student.classes, lambda one: predictions.logits(one).shape[1])
     student = complete_student(student, models, classes, pool)
     labeled = {name: one.among(classes) for name, one in labeled.items()}

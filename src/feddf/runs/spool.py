@@ -145,7 +145,7 @@ class StateOnDisk(Mapping[str, Tensor]):
         begin, end = place["data_offsets"]
         content = torch.empty(end - begin, dtype=torch.uint8)
         if content.numel():
-            with self._path.open("rb", buffering=0) as file:  # five times as fast as to open it as what it is
+            with self._path.open("rb") as file:  # five times as fast as to open it as what it is
                 file.seek(self._first + begin)
                 if file.readinto(content.numpy().data) != len(content):
                     raise OSError(f"{self._path} ends before the last value of {name}")
