@@ -14,6 +14,7 @@ from typing import Protocol
 from feddf.admit import admit
 from feddf.config.errors import FeddfError
 from feddf.config.sections import ClientsConfig, cohort_size
+from feddf.runtime.device import threads
 from feddf.seeds import derive, numpy_generator
 from feddf.states import n_bytes
 from feddf.types import (
@@ -118,7 +119,8 @@ def run_round(
         needed = max(1, ceil(config.quorum * max(1, len(sampled) - config.over_selection)))
         clock = perf_counter()
         jobs = jobs_for(server, federation, sampled, parts)
-        updates, failed = collect(engine, train, jobs, spool, parts)  # lines 7 and 8
+        with threads(1):  # all cores are at work: a second thread of the gate's would wait for one
+            updates, failed = collect(engine, train, jobs, spool, parts)  # lines 7 and 8
         trained = perf_counter()
         fused, updates, refused = fuse_usable(fuse, server, updates, needed, derive(federation.seed, "fuse", number))
         seconds["train"] += trained - clock
@@ -161,9 +163,7 @@ def collect(
         recalled = {job.id: spool.recall(job) for job in jobs}
         checked = {name: admit(one, asked, parts) for name, one in recalled.items() if one is not None}
         admitted = {name: update for name, update in checked.items() if isinstance(update, Update)}
-    left = sorted(
-        (job for job in jobs if job.id not in admitted), key=_size, reverse=True
-    )  # nobody waits for a large one
+    left = sorted((job for job in jobs if job.id not in admitted), key=_size, reverse=True)  # large ones end in time
     for reply in engine(train, [sent_job(job, parts) for job in left]):
         outcome = _known(reply, asked) if isinstance(reply, Failure) else admit(reply, asked, parts)
         if isinstance(outcome, Update) and spool is not None and outcome.client_id not in admitted:
