@@ -36,11 +36,12 @@ def inspect_teacher(
 
     A table takes none, and is told by its files alone.
     """
-    about = {"name": teacher.id, "source": teacher.source, "takes": teacher.takes, "classes": teacher.classes}
-    about |= {"bytes": teacher.size, "outputs_said_by": "its format or by hand" if teacher.outputs else "its answers"}
+    about: dict[str, Any] = {"name": teacher.id, "source": teacher.source, "takes": teacher.takes}
+    about |= {"outputs_said_by": "its format or by hand" if teacher.outputs else "its answers"}
+    about |= {"classes": teacher.classes, "bytes": teacher.size}
     if teacher.table is not None:
-        said = {"outputs": teacher.outputs, "n_outputs": len(teacher.classes), **teacher.feeding.described()}
-        return {**about, **said, "seconds_for_1000": 0.0, "warning": ""}
+        about |= {"outputs": teacher.outputs, "n_outputs": len(teacher.classes), **teacher.feeding.described()}
+        return about | {"seconds_for_1000": 0.0, "warning": ""}
     rows = raw.rows if raw else labeled.raw.rows if labeled else None
     images = isinstance(rows, Tensor) and rows.ndim == 4
     own = teacher.feeding.settled(tabular=not images)
