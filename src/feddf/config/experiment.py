@@ -105,6 +105,9 @@ class Settings(Section):
         whole = "what earlier rounds answered is known for the whole pool only; it needs ensemble.cache = true"
         yield ensemble.ema > 0 and not ensemble.cache, "ensemble.ema", whole
         yield sampled and not ensemble.cache, "ensemble.swag_samples", "only with ensemble.cache = true"
+        if ensemble.groups:
+            alone = ("ensemble.weights", "ensemble.cache", "fusion.trust", "fusion.defense")
+            yield from self.changed(alone, "averages of groups teach, and no client is weighed or asked alone")
         measured = ensemble.weights == "validation"
         yield measured and not labeled, "ensemble.weights", LABELS
         other = "sampled teachers have no validation accuracy of their own; use other weights, or swag_samples = 0"
@@ -130,7 +133,7 @@ class Settings(Section):
         """Yield what needs clients' models, which they keep to themselves."""
         kept = "clients keep their models, and answers are for the pool only"
         yield not self.distills, "fusion.exchange", "only students learn from answers: fusion.method = 'feddf'"
-        yield from self.changed(["ensemble.cache", "ensemble.swag_samples", "distill.init"], kept)
+        yield from self.changed(["ensemble.cache", "ensemble.groups", "ensemble.swag_samples", "distill.init"], kept)
         yield self.ensemble.weights == "validation", "ensemble.weights", f"{kept}; choose others"
 
     def refuse(self, mistakes: Iterator[Mistake]) -> None:

@@ -148,8 +148,8 @@ def output_mistakes(settings: Settings, outputs: Outputs, *, partial_knowledge: 
         yield from settings.changed(judges, "it would blame clients for the channels that they do not know")
         known = "clients know different channels; only 'logits' and 'probabilities' leave each to those who know it"
         yield ensemble.combine not in ("logits", "probabilities"), "ensemble.combine", known
-        pooled = "clients know different channels, which an earlier or a sampled model does not say"
-        yield from settings.changed(["ensemble.ema", "ensemble.swag_samples"], pooled)
+        pooled = "clients know different channels, which no earlier, averaged or sampled model says"
+        yield from settings.changed(["ensemble.ema", "ensemble.groups", "ensemble.swag_samples"], pooled)
 
 
 def robust_settings(settings: Settings, resources: Resources) -> Settings:
@@ -234,6 +234,7 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTa
         outputs=resources.outputs,
         each_batch=large or not config.cache,
         memory=config.ema,
+        groups=config.groups,
         swag_samples=config.swag_samples,
         swag_scale=config.swag_scale,
         known=resources.known,
