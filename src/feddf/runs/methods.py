@@ -53,18 +53,16 @@ def build_method(
         method = make_method(resources, settings, engine)
     prototypes = fit_prototypes(resources, method.parts).prototypes
     half = combine_halves([*(part.half for part in method.parts), *halves_of(settings.local)])
+    binary, named = settings.local.binary, list(settings.fusion.parts)
+    key, given = ("fusion.parts", named) if named or binary == "none" else ("local.binary", binary)
     for name, prototype in prototypes.items():
         outputs = classes(2) if resources.outputs.channels is None else resources.outputs
         job, raw = Job(Client("trial", name), 1, models[name], 0), torch.zeros(2, *map(int, outputs.shape))  # type: ignore[arg-type]
         labels = outputs.decide(outputs.probabilities(raw))
         training = Training(job, prototype, labels, outputs, settings.local.optimizer, 1, 1.0)
-        try:
+        with one_line(partial(ConfigError.at, key, given), f"'{name}'", ValueError):
             if finish := half(prototype.load(models[name]), training).finish:
                 finish()
-        except ValueError as error:
-            binary, named = settings.local.binary, list(settings.fusion.parts)
-            key, given = ("fusion.parts", named) if named or binary == "none" else ("local.binary", binary)
-            raise ConfigError.at(key, given, f"'{name}': {error}") from error
     return method, prototypes
 
 
