@@ -251,7 +251,9 @@ def _print_inspection(found: dict[str, Any]) -> None:
     say(f"{found['name']} ({found['source']}, {found['bytes'] / 2**20:.2f} MB)")
     say(f"  takes    {found['takes'] or 'inputs of its own preprocessing'}")
     say(f"  fed      {found['fed']}")
-    say(f"  returns  {found['n_outputs']} {found['outputs']} (by {found['outputs_said_by']})")
+    meant = "" if not (form := found["form"]["positions"]) else f" at {'×'.join(map(str, form))} positions"
+    meant = f" of {found['form']['kind']}{meant}" if meant or found["form"]["kind"] != "classes" else ""
+    say(f"  returns  {found['n_outputs']} {found['outputs']}{meant} (by {found['outputs_said_by']})")
     say(f"  classes  {names or 'without names'}")
     right = f"{100 * found['accuracy']:.1f} % of {found['of_examples']} examples right, " if "accuracy" in found else ""
     say(f"  tried    {right}{found['seconds_for_1000']:.2f} s for 1,000 inputs")
@@ -360,10 +362,12 @@ def _print_summary(result: FusionResult) -> None:
 
     report = result.report
     for which, figures in report.sets.items():
-        numbers = [Column(name, justify="right") for name in ("accuracy %", "of its classes %", "calibration error %")]
+        titles = (f"{report.metric} %", f"of its {report.outputs.get('kind', 'classes')} %", "calibration error %")
+        numbers = [Column(name, justify="right") for name in titles]
         table = Table(Column("model", overflow="fold"), *numbers, title=f"On {report.sizes[which]} {which} examples")
         for name, one in figures.items():
-            table.add_row(name, *(f"{100 * value:.1f}" for value in (one.accuracy, one.own_accuracy, one.ece)))
+            scores = (one.accuracy, one.own_accuracy, one.ece)
+            table.add_row(name, *("–" if value is None else f"{100 * value:.1f}" for value in scores))
         out_console.print(table)
     evaluated = len(result.evaluated)
     say(f"teachers evaluated: {evaluated}; with cached predictions: {len(report.teachers) - evaluated}")

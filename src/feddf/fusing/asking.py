@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,10 +31,10 @@ from feddf.fusing.feeding import assumed
 from feddf.fusing.inputs import load_pool, own_rows, pool_form
 from feddf.fusing.predictions import Progress, as_logits, kind_of, open_teacher, quiet
 from feddf.fusing.teachers import OutputKind, TeacherError, TrainedModel, read_teachers
-from feddf.outputs import classes
 from feddf.runtime.atomic import read_regular
 
 POOL_FORMAT = "feddf pool 1"
+Answers = TypeVar("Answers", Tensor, AnswerFile)
 INPUT = "input"
 """The column of a table that says which input a row is about: its name or number in the pool, or its SHA-256."""
 
@@ -117,20 +118,22 @@ def ask(
     with open_teacher(teacher, teacher.preprocess) as predict:
         batches, done = predict(pool), 0
         first = next(batches)
-        kind, names = teacher.outputs or kind_of(teacher.id, first), teacher.classes
-        teacher.check_outputs(first.shape[1])
+        outputs, names = teacher.meaning(first.shape), teacher.classes
+        kind = teacher.outputs or kind_of(teacher.id, first, outputs.kind)
+        teacher.check_outputs(outputs.channels or 0)
 
         def logits() -> Iterator[Tensor]:
             nonlocal done
-            for outputs in (first, *batches):
-                done += len(outputs)
+            for batch in chain([first], batches):
+                done += len(batch)
                 progress(teacher.id, done, len(pool))
-                yield as_logits(teacher, kind, outputs)
+                yield as_logits(teacher, kind, batch)
 
-        about = {"names": names or [str(number) for number in range(first.shape[1])], "pool": identity.fingerprint}
+        numbers = [str(number) for number in range(outputs.channels or 0)]
+        about = {"names": names or numbers, "pool": identity.fingerprint}
         made = datetime.now(UTC).isoformat("T", "seconds")
         about |= {"model": teacher.content or "", "name": teacher.id, "made": made}
-        coding = Coding.of(classes(first.shape[1]), bits, largest)
+        coding = Coding.of(outputs, bits, largest)
         lost = write_answers(out, logits(), len(pool), coding, about)
     found = {"answers": str(out), "inputs": len(pool), "duplicates": identity.duplicates, "bytes": out.stat().st_size}
     return {**found, "classes": list(about["names"]), "fed": teacher.feeding.line, "lost": lost}
@@ -143,16 +146,14 @@ def of_answers(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return a file of answers as a teacher."""
     path, file = config.file, AnswerFile(config.file)
     file.check()
-    if not file.coding.outputs.counts_classes:
-        title = file.coding.outputs.title
-        raise TeacherError(f"teacher {config.id}: its answers are {title}, and one class an input is needed")
 
-    def rows(count: int, identity: PoolIdentity | None = None) -> Tensor:
+    def rows(count: int, identity: PoolIdentity | None = None) -> AnswerFile:
         if identity is not None and file.about.pool != identity.fingerprint:
             raise TeacherError(f"teacher {config.id}: its answers are for another pool, or in another order")
-        return _of_length(config.id, file[torch.arange(len(file))], count)
+        return _of_length(config.id, file, count)
 
-    return [_of_table(config, path, rows, file.about.names, "logits")]
+    form = {name: one for name, one in file.about.outputs.items() if name != "channels"}
+    return [_of_table(config, path, rows, file.about.names, "logits", form)]
 
 
 def of_table(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -168,7 +169,8 @@ def of_table(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
             return _of_length(config.id, table.rows, count)
         return table.rows[_places(config.id, table.labels, count, identity)]
 
-    return [_of_table(config, config.file, rows, table.columns, "probabilities")]
+    kind: OutputKind = "logits" if config.kind == "values" else "probabilities"
+    return [_of_table(config, config.file, rows, table.columns, kind, {"positions": []})]
 
 
 def _places(id: str, said: Sequence[str], count: int, identity: PoolIdentity | None) -> Tensor:
@@ -186,16 +188,18 @@ def _places(id: str, said: Sequence[str], count: int, identity: PoolIdentity | N
     return torch.tensor([rows[name] for name in names])
 
 
-def _of_length(id: str, rows: Tensor, count: int) -> Tensor:
+def _of_length(id: str, rows: Answers, count: int) -> Answers:
     if len(rows) != count:
         raise TeacherError(f"teacher {id}: it has answers for {len(rows)} inputs, and the pool has {count}")
     return rows
 
 
-def _of_table(config: TeacherConfig, path: Path, rows: Any, names: tuple[str, ...], kind: OutputKind) -> TrainedModel:
+def _of_table(
+    config: TeacherConfig, path: Path, rows: Any, names: tuple[str, ...], kind: OutputKind, form: dict[str, Any]
+) -> TrainedModel:
     said = About(classes=names)
     found = TrainedModel.of_files(config.id, partial(_refuse, config.id), [path], said, source=str(path), outputs=kind)
-    return replace(found, table=rows, takes="nothing: a table of answers")
+    return replace(found, table=rows, takes="nothing: a table of answers", form=form)
 
 
 def _refuse(id: str, device: torch.device) -> NoReturn:

@@ -52,12 +52,14 @@ def inspect_teacher(
             begun = time.perf_counter()
             outputs = torch.cat(list(predict(inputs)))
         seconds = time.perf_counter() - begun
-    kind, columns = teacher.outputs or kind_of(teacher.id, outputs), _columns(teacher, few, outputs.shape[1])
-    teacher.check_outputs(outputs.shape[1])
+    meaning = teacher.meaning(outputs.shape)
+    kind = teacher.outputs or kind_of(teacher.id, outputs, meaning.kind)
+    columns = _columns(teacher, few, outputs.shape[1]) if meaning.counts_classes else None
+    teacher.check_outputs(meaning.channels or 0)
     found = {
         "name": teacher.id, "source": teacher.source, "takes": teacher.takes, **teacher.feeding.described(),
         "outputs": kind, "outputs_said_by": "its format or by hand" if teacher.outputs else "its answers",
-        "classes": teacher.classes, "n_outputs": outputs.shape[1], "bytes": teacher.size,
+        "classes": teacher.classes, "n_outputs": meaning.channels, "form": meaning.describe(), "bytes": teacher.size,
         "seconds_for_1000": 1000 * seconds / len(inputs),
     }  # fmt: skip
     if few is not None and columns is not None:

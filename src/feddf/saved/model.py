@@ -205,6 +205,10 @@ class ModelSpec:
         """What the outputs mean."""
         return from_form(self.form) if self.form else outputs.classes(len(self.classes))
 
+    def with_classes(self, classes: tuple[str, ...]) -> ModelSpec:
+        """Return it with names for its channels."""
+        return replace(self, classes=classes, form={**self.form, "channels": len(classes)} if self.form else {})
+
     @property
     def prototype(self) -> Prototype:
         """How the architecture is built."""
