@@ -123,8 +123,9 @@ class Outputs:
         """Return the share of decided answers that are the same; of values, their correlation, the mean over channels."""
         if not self.has_units:
             return float((one == other).double().mean())
-        rows = [each.double().transpose(0, CHANNELS).flatten(1) for each in (one, other)]
-        return float(F.cosine_similarity(*(each - each.mean(dim=1, keepdim=True) for each in rows)).mean())
+        a, b = (each.double().transpose(0, CHANNELS).flatten(1) for each in (one, other))
+        a, b = (each - each.mean(dim=1, keepdim=True) for each in (a, b))
+        return float(F.cosine_similarity(a, b).mean())
 
     def measure(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
         """Return the further scores of raw outputs; those whose library is not installed are left out."""

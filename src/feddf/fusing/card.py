@@ -93,11 +93,16 @@ def _summary(report: Report, model: str) -> str:
 def _measured(report: Report, which: str) -> str:
     figures = report.sets[which]
     teachers = [one.accuracy for name, one in figures.items() if name not in (ENSEMBLE, STUDENT)]
-    scores = [(name, (one.accuracy, one.own_accuracy, one.ece, *one.measures.values())) for name, one in figures.items()]
+    scores = [
+        (name, (one.accuracy, one.own_accuracy, one.ece, *one.measures.values())) for name, one in figures.items()
+    ]
     rows = [[name, *("–" if one is None else percent(one) for one in each)] for name, each in scores]
     further = [f"{name} %" for name in next(iter(figures.values())).measures]
     if teachers:  # tables of answers have none for these inputs
-        rows.insert(len(teachers), ["mean of the teachers", percent(sum(teachers) / len(teachers)), "", "", *[""] * len(further)])
+        rows.insert(
+            len(teachers),
+            ["mean of the teachers", percent(sum(teachers) / len(teachers)), "", "", *[""] * len(further)],
+        )
     seen = ", which early stopping looked at" if which == "validation" else ""
     kind = report.outputs.get("kind", "classes")
     header = ["model", f"{report.metric} %", f"of {kind} that it knows %", "calibration error %", *further]
@@ -209,7 +214,7 @@ def draw_reliability(report: Report, which: str, folder: Path) -> None:
             filled = [each for each in one.bins if each.count]
             x, y = [100 * each.confidence for each in filled], [[100 * each.accuracy] for each in filled]
             if name in colors:
-                draw_curve(axes, x, y, color=colors[name], label=f"{name} (ECE {100 * one.ece:.1f} %)")
+                draw_curve(axes, x, y, color=colors[name], label=f"{name} (ECE {100 * (one.ece or 0):.1f} %)")
             else:
                 label = "teachers" if number == 0 else None
                 draw_curve(axes, x, y, "-", color="silver", linewidth=1, zorder=1, label=label)

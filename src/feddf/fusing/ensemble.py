@@ -40,6 +40,7 @@ from feddf.types import Examples, Resources, Weight, WeightedLogits
 
 MOST_TARGETS = 2**26  # numbers of targets that are kept in memory, 256 MB; others are made for each batch
 
+
 def agree_on_classes(
     teachers: Sequence[TrainedModel], asked: Sequence[str], n_outputs: Callable[[TrainedModel], int]
 ) -> tuple[list[TrainedModel], tuple[str, ...]]:
@@ -66,6 +67,7 @@ def agree_on_outputs(
     asked: Sequence[str],
     background: str | None,
     meaning: Callable[[TrainedModel], Outputs],
+    n_channels: Callable[[TrainedModel], int],
 ) -> tuple[list[TrainedModel], tuple[str, ...], Outputs]:
     """Return the teachers, each with a list of its channels, the student's channels, and what its outputs mean.
 
@@ -76,18 +78,26 @@ def agree_on_outputs(
     for teacher, one in zip(teachers[1:], others, strict=True):
         if (one.title, one.numbers) != (first.title, first.numbers):
             both = f"its outputs are {one.title}, and those of {teachers[0].id} are {first.title}"
-            raise TeacherError(f"teacher {teacher.id}: {both}; teachers must answer with one kind, at the same positions")
+            raise TeacherError(
+                f"teacher {teacher.id}: {both}; teachers must answer with one kind, at the same positions"
+            )
     several = len({(one.channels, teacher.classes) for teacher, one in zip(teachers, known, strict=True)}) > 1
     if several and max(one.channels or 0 for one in known) > MOST_CHANNELS and first.positions:
         raise TeacherError("teachers have different vocabularies; tokens can be fused where all have the same")
-    listed, classes = agree_on_classes(teachers, asked, lambda one: meaning(one).channels or 0)
+    listed, classes = agree_on_classes(teachers, asked, n_channels)
     options = {name: value for one in known for name, value in one.options.items() if name in ("score", "variance")}
     if first.one_is_right and first.positions:
-        said = [one.classes[one_.options["background"]] for one, one_ in zip(listed, known, strict=True) if "background" in one_.options]
+        said = [
+            one.classes[one_.options["background"]]
+            for one, one_ in zip(listed, known, strict=True)
+            if "background" in one_.options
+        ]
         name = background or (said or ["background"])[0]
         place = int(columns_of([name], classes))
         if background and place < 0:
-            raise ConfigError.at("student.background", background, f"none of the classes; they are {', '.join(classes)}")
+            raise ConfigError.at(
+                "student.background", background, f"none of the classes; they are {', '.join(classes)}"
+            )
         options |= {"background": place} if place >= 0 else {}
     if first.positions and len(listed) > 1:
         _share_something(listed, classes, options.get("background"))
@@ -102,7 +112,9 @@ def _share_something(teachers: Sequence[TrainedModel], classes: Sequence[str], b
             known = f"it knows no '{classes[background]}', to which its classes ({', '.join(teacher.classes[:6])}) are relative"
             raise TeacherError(f"teacher {teacher.id}: {known}; name what is background with student.background")
         if not own & set().union(*lists[:number], *lists[number + 1 :]):
-            raise TeacherError(f"teacher {teacher.id}: no other teacher knows any of its channels {', '.join(teacher.classes[:6])}")
+            raise TeacherError(
+                f"teacher {teacher.id}: no other teacher knows any of its channels {', '.join(teacher.classes[:6])}"
+            )
 
 
 @dataclass(frozen=True)
@@ -207,7 +219,9 @@ def combine_teachers(
     if unknown := [name for name, count in zip(classes, known, strict=True) if count == 0]:
         raise TeacherError(f"no teacher (that is not left out) knows the class '{unknown[0]}'")
     weighted = tuple(replace(teacher, weight=weights[teacher.id]) for teacher in teachers)
-    return TeacherEnsemble(models, classes, mappings, predictions, Ensemble(weighted, TARGETS[config.combine], outputs=outputs), notes)
+    return TeacherEnsemble(
+        models, classes, mappings, predictions, Ensemble(weighted, TARGETS[config.combine], outputs=outputs), notes
+    )
 
 
 def refuse_meaningless(

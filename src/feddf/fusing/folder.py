@@ -98,9 +98,8 @@ def check(config: FuseConfig, made: Plan) -> dict[str, Any]:
     judges = labeled.get("validation")
     found = [inspect_teacher(one, judges, pool) for one in teachers]
     meanings = {one["name"]: from_description(one["form"]) for one in found}
-    models, classes, outputs = agree_on_outputs(
-        teachers, student.classes, student.background, lambda one: meanings[one.id]
-    )
+    ask = (lambda one: meanings[one.id]), (lambda one: meanings[one.id].channels or 0)
+    models, classes, outputs = agree_on_outputs(teachers, student.classes, student.background, *ask)
     refuse_meaningless(config.ensemble, config.distill.temperature, outputs, models)
     student = complete_student(student, models, classes, outputs, pool)
     few = config.distill.model_copy(update={"steps": 5, "eval_every": 5})
@@ -110,7 +109,13 @@ def check(config: FuseConfig, made: Plan) -> dict[str, Any]:
     for _ in range(2):  # the first steps of a process are many times slower
         begun = time.perf_counter()
         distill(
-            module, lambda some, _: row.expand(len(some), *row.shape[1:]), inputs, few, score=None, seed=0, outputs=outputs
+            module,
+            lambda some, _: row.expand(len(some), *row.shape[1:]),
+            inputs,
+            few,
+            score=None,
+            seed=0,
+            outputs=outputs,
         )
     steps = config.distill.steps * (time.perf_counter() - begun) / few.steps
     rows = len(pool) + sum(len(one.labels) for one in labeled.values())
@@ -139,8 +144,8 @@ def _student(config: FuseConfig, teachers: Sequence[TrainedModel]) -> StudentSpe
     options = dict(student.options)
     if isinstance(preprocess, Tokens) and student.model == "transformer":
         options.setdefault("path", preprocess.tokenizer)
-    said = {"feeding": feeding, "background": student.background}
-    return StudentSpec(student.model, preprocess, options, student.init, student.classes, **said)
+    found = StudentSpec(student.model, preprocess, options, student.init, student.classes, feeding=feeding)
+    return replace(found, background=student.background)
 
 
 OWN = ("layout", "numbers", "mean", "std")
@@ -186,7 +191,9 @@ def _write(result: FusionResult, config: FuseConfig, pool: RawInputs, out: Path)
             draw_masks(result.shown, len(result.classes), folder)
         named = {"pool": config.pool.sources[0]} | config.labeled
         known = {key: one.name for key, one in named.items() if one.name in DATASETS and ":" not in one.name}
-        text = card(config.name, report, chosen, model.spec, note, known, masks=tuple(result.shown))  # files have no name that others know
+        text = card(
+            config.name, report, chosen, model.spec, note, known, masks=tuple(result.shown)
+        )  # files have no name that others know
         write_atomically(folder / CARD, text.encode())
         write_atomically(folder / "fuse.toml", whole.encode())
         write_atomically(folder / "report.json", json.dumps(asdict(report), indent=1).encode())

@@ -114,9 +114,13 @@ def of_program(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return an exported program as a teacher: it holds its code and its weights, and needs no class of the user's."""
     path = _existing(config)
     check_program(path, trust)
-    load = partial(_load_program, path, config.id)
-    sizes, _ = load(CPU)  # they decide how large the pool's images are; it is not kept open
-    return [_of_file(config, [path], load, About(of_sizes(sizes[1:])), takes=shown_sizes(sizes))]
+    with one_line(TeacherError, f"teacher {config.id}", ValueError):
+        program, shape = read_program(path, "inputs")  # it is not kept open
+    sizes = _sizes(shape)  # they decide how large the pool's images are
+    returned = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    flat = getattr(returned.get(program.graph_signature.user_outputs[0]), "ndim", None) == 2
+    rest: dict[str, Any] = {"takes": shown_sizes(sizes), "form": {"positions": []} if flat else {}}
+    return [_of_file(config, [path], partial(_load_program, path, config.id), About(of_sizes(sizes[1:])), **rest)]
 
 
 def of_onnx(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -129,7 +133,8 @@ def of_onnx(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     files = [path, *sorted(path.parent.glob(f"{path.name}.data"))]  # large weights lie beside the file
     graph = read_graph(path, config.id)
     load = partial(load_onnx, graph, path, config.id, config.tokenizer or about(path).feeding.get("tokenizer"))
-    return [_of_file(config, files, load, graph.about, takes=graph.takes, moves=False)]
+    form: dict[str, Any] = {"positions": []} if graph.flat else {}
+    return [_of_file(config, files, load, graph.about, takes=graph.takes, moves=False, form=form)]
 
 
 def of_bundle(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -187,7 +192,11 @@ def _load_program(path: Path, name: str, device: torch.device) -> tuple[Sizes, P
         outputs = module(batch)
         return outputs[0] if isinstance(outputs, tuple | list) else outputs  # of several, most have the logits first
 
-    return tuple(size if isinstance(size, int) else None for size in shape), predict
+    return _sizes(shape), predict
+
+
+def _sizes(shape: Sequence[Any]) -> Sizes:
+    return tuple(size if isinstance(size, int) else None for size in shape)
 
 
 TASKS = {

@@ -169,7 +169,8 @@ def _fuse(
     seed: int,
 ) -> FusionResult:
     pool = predictions.sets["pool"]
-    models, classes, outputs = agree_on_outputs(teachers, student.classes, student.background, predictions.meaning)
+    ask = predictions.meaning, predictions.n_channels
+    models, classes, outputs = agree_on_outputs(teachers, student.classes, student.background, *ask)
     refuse_meaningless(config, distill.temperature, outputs, models)
     student = complete_student(student, models, classes, outputs, pool)
     labeled = {name: one.among(classes, outputs) for name, one in labeled.items()}

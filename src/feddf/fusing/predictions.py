@@ -96,6 +96,10 @@ class PredictionCache:
             self._meanings[teacher.id] = self._meaning(teacher)
         return self._meanings[teacher.id]
 
+    def n_channels(self, teacher: TrainedModel) -> int:
+        """Return how many channels a teacher has, which is evaluated if it does not say so."""
+        return self.meaning(teacher).channels or self._answers(teacher, next(iter(self.sets))).coding.outputs.channels
+
     def _meaning(self, teacher: TrainedModel) -> Outputs:
         name, inputs = next(iter(self.sets.items()))
         known = None if teacher.table is not None else self._cached(self._path(teacher, name), len(inputs))
@@ -103,7 +107,7 @@ class PredictionCache:
             return known.coding.outputs
         if teacher.table is not None:
             return teacher.meaning(self._answers(teacher, name)[torch.arange(1)].shape)
-        if teacher.classes and "positions" in teacher.form:
+        if "positions" in teacher.form:  # its file says so; how many channels it has need not be known yet
             numbers = 2 if teacher.form.get("variance") else 1
             return teacher.meaning((1, len(teacher.classes) * numbers, *teacher.form["positions"]))
         with open_teacher(teacher, teacher.preprocess or self.student, self.execution) as predict:
@@ -172,7 +176,8 @@ class PredictionCache:
         first = next(batches)
         outputs = teacher.meaning(first.shape)
         teacher.check_outputs(outputs.channels or 0)
-        if outputs.shape != (due := self.meaning(teacher)).shape:
+        due = self._meanings.get(teacher.id, outputs)
+        if (outputs.title, outputs.channels) != (due.title, due.channels or outputs.channels):
             raise TeacherError(f"teacher {teacher.id}: it answers with {outputs.title}, and {due.title} are expected")
         name, pool = next(iter(self.sets.items()))
         earlier = self._cached(self._path(teacher, name), len(pool))  # what outputs are is decided by the first set
@@ -181,7 +186,9 @@ class PredictionCache:
         about = {"names": [str(number) for number in range(outputs.channels or 0)], "given": given}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_answers(path, self._logits(teacher, given, chain([first], batches), len(inputs)), len(inputs), coding, about)
+            write_answers(
+                path, self._logits(teacher, given, chain([first], batches), len(inputs)), len(inputs), coding, about
+            )
         except OSError as error:
             raise FeddfError(f"cannot cache predictions in {path.parent}: {error.strerror or error}") from error
 
@@ -212,12 +219,13 @@ def open_teacher(
             order = torch.arange(len(inputs)).split(BATCH if device == CPU else BATCH_ON_DEVICE)
             for _, chunk in batches(inputs.raw, order, device):
                 batch = inputs.encode(chunk)
-                yield _predict(teacher, forward, batch, positions_of(preprocess, batch))
+                found = _predict(teacher, forward, batch)
+                yield in_order(found, positions_of(preprocess, batch), len(teacher.classes))
 
         yield predict_all
 
 
-def _predict(teacher: TrainedModel, predict: PredictBatch, batch: Tensor, places: tuple[int, ...]) -> Tensor:
+def _predict(teacher: TrainedModel, predict: PredictBatch, batch: Tensor) -> Tensor:
     asked = f"inputs of shape {tuple(batch.shape)}; does it take others (size, channels, max_tokens)? It says"
     with one_line(TeacherError, f"teacher {teacher.id} cannot predict for {asked}"):
         outputs = predict(batch)
@@ -227,7 +235,7 @@ def _predict(teacher: TrainedModel, predict: PredictBatch, batch: Tensor, places
         allowed = f"one row of logits an input is needed, for a batch of {len(batch)}"
         hint = "; say kind = 'labels' or 'values' if one is right" * (isinstance(outputs, Tensor) and fewest == 2)
         raise TeacherError(f"teacher {teacher.id} gives {given}; {allowed}{hint}")
-    return in_order(outputs.detach().to(CPU, torch.float32), places, len(teacher.classes))
+    return outputs.detach().to(CPU, torch.float32)
 
 
 def positions_of(preprocess: Preprocess | None, batch: Tensor) -> tuple[int, ...]:

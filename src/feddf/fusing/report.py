@@ -120,9 +120,7 @@ def measure(
     )
 
 
-def contributions(
-    ensemble: TeacherEnsemble, name: str, labels: Tensor, rows: Tensor | None = None
-) -> dict[str, float]:
+def contributions(ensemble: TeacherEnsemble, name: str, labels: Tensor, rows: Tensor | None = None) -> dict[str, float]:
     """Return by how much the ensemble's score would fall without each teacher; for more than 40, for none.
 
     Where the labels are what all teachers together say, that is the share of answers that would be others. Without the
