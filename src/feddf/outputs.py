@@ -120,7 +120,7 @@ class Outputs:
         return max(1, min(n, MOST_NUMBERS // prod(one or 1 for one in self.shape))) if self.is_large else n
 
     def agreement(self, one: Tensor, other: Tensor) -> float:
-        """Return the share of decided answers that are the same; of values, their correlation, the mean over channels."""
+        """Return the share of decided answers that are the same; of values, the mean of their correlations."""
         if not self.has_units:
             return float((one == other).double().mean())
         a, b = (each.double().transpose(0, CHANNELS).flatten(1) for each in (one, other))

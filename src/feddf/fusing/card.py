@@ -121,8 +121,8 @@ def _teachers(report: Report) -> str:
         for one in report.teachers
     ]
     told = (
-        f"A contribution is what the ensemble's {report.metric} would lose without the teacher, in points; on the pool, "
-        "the share of its answers that would be others."
+        f"A contribution is what the ensemble's {report.metric} would lose without the teacher, in points; on the "
+        "pool, the share of its answers that would be others."
     )
     fed = [[one["name"], one["fed"], one["outputs"]] for one in report.teachers]
     fed += [["student", report.student["fed"], "logits"]] if report.student else []

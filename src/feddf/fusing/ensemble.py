@@ -92,29 +92,25 @@ def agree_on_outputs(
             for one, one_ in zip(listed, known, strict=True)
             if "background" in one_.options
         ]
-        name = background or (said or ["background"])[0]
-        place = int(columns_of([name], classes))
+        place = int(columns_of([background or (said or ["background"])[0]], classes))
         if background and place < 0:
-            raise ConfigError.at(
-                "student.background", background, f"none of the classes; they are {', '.join(classes)}"
-            )
+            raise ConfigError.at("student.background", background, f"is none of the classes {', '.join(classes)}")
         options |= {"background": place} if place >= 0 else {}
-    if first.positions and len(listed) > 1:
         _share_something(listed, classes, options.get("background"))
     form = {"kind": first.kind, "channels": len(classes), "positions": first.positions, **options}
     return listed, classes, from_description(form)
 
 
 def _share_something(teachers: Sequence[TrainedModel], classes: Sequence[str], background: int | None) -> None:
+    """Raise :class:`TeacherError` for a teacher whose classes nobody else knows, or that has no background."""
     lists = [set(columns_of(one.classes, classes).tolist()) for one in teachers]
     for number, (teacher, own) in enumerate(zip(teachers, lists, strict=True)):
+        listed, others = ", ".join(teacher.classes[:6]), set().union(*lists[:number], *lists[number + 1 :])
         if background is not None and background not in own:
-            known = f"it knows no '{classes[background]}', to which its classes ({', '.join(teacher.classes[:6])}) are relative"
-            raise TeacherError(f"teacher {teacher.id}: {known}; name what is background with student.background")
-        if not own & set().union(*lists[:number], *lists[number + 1 :]):
-            raise TeacherError(
-                f"teacher {teacher.id}: no other teacher knows any of its channels {', '.join(teacher.classes[:6])}"
-            )
+            known = f"'{classes[background]}', the background of others, is none of its classes {listed}"
+            raise TeacherError(f"teacher {teacher.id}: {known}; name its own with classes, map or student.background")
+        if others and not own & others:
+            raise TeacherError(f"teacher {teacher.id}: no other teacher knows one of its classes {listed}")
 
 
 @dataclass(frozen=True)
@@ -170,7 +166,7 @@ class TeacherEnsemble:
         return self.mappings[model.id].logits(self.predictions.logits(model, name, rows))
 
     def probabilities(self, name: str, temperature: float, rows: Tensor | None = None) -> Tensor:
-        """Return what the teachers predict together for a set of inputs; a few at a time, of one teacher, are in memory."""
+        """Return what the teachers predict together for a set of inputs; large answers are held a few at a time."""
         chosen = torch.arange(len(self.predictions.sets[name])) if rows is None else rows
         ensemble = replace(self.ensemble, temperature=temperature)
         parts = [
@@ -227,7 +223,7 @@ def combine_teachers(
 def refuse_meaningless(
     config: FuseEnsembleConfig, temperature: float, outputs: Outputs, models: Sequence[TrainedModel]
 ) -> None:
-    """Raise :class:`ConfigError` for what has no meaning for a kind of output, or where teachers know different things."""
+    """Raise :class:`ConfigError` for what has no meaning for outputs, or where teachers know different channels."""
     given = {**{f"ensemble.{name}": value for name, value in config}, "distill.temperature": temperature}
     partial_knowledge = not outputs.counts_classes and any(len(one.classes) != outputs.channels for one in models)
     left = "teachers know different channels; only 'logits' and 'probabilities' leave each to those who know it"

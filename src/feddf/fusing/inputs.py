@@ -107,8 +107,8 @@ class RawInputs:
 class Labeled:
     """Raw inputs with labels: numbers of ``names``, or of the student's classes where there are no names.
 
-    ``fixed`` names are the user's, not the data set's; ``key`` and ``name`` are where the data set is named. ``outputs``
-    say what labels are that are not one class for each input.
+    ``fixed`` names are the user's, not the data set's; ``key`` and ``name`` are where the data set is named.
+    ``outputs`` say what labels mean that are not one class for each input.
     """
 
     raw: RawInputs

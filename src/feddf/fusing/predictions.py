@@ -1,8 +1,8 @@
 """Teachers' predictions: each teacher is opened once, predicts a batch at a time, and its outputs are cached on disk.
 
-A cached file (of answers, :mod:`feddf.fusing.answer_files`) is named by a hash of the teacher's files, of the inputs and
-of how they are fed to it: another student, or one more teacher, reuses it. One teacher's predictions are in memory at a
-time, so a hundred teachers need no more of it than five; of answers at positions, only those of a few inputs are.
+A cached file (:mod:`feddf.fusing.answer_files`) is named by a hash of the teacher's files, of the inputs and of how
+they are fed to it: another student, or one more teacher, reuses it. One teacher's predictions are in memory at a time,
+so a hundred teachers need no more of it than five; of answers at positions, only those of a few inputs are.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ class Figures:
 class Report:
     """All figures of a fusion. ``agreement`` is the share of the pool on which two models say the same.
 
-    Of large outputs, the pool is looked at in part: ``compared`` inputs. ``outputs`` are described where they are not one
-    class for each input, and ``metric`` names their score.
+    Of large outputs, the pool is looked at in part: ``compared`` inputs. ``outputs`` are described where they are not
+    one class for each input, and ``metric`` names their score.
     """
 
     teachers: tuple[dict[str, Any], ...]

@@ -50,8 +50,8 @@ class TrainedModel:
     ``open`` loads it onto a device inside a block; without ``moves`` it works on the CPU only. ``content`` is a hash of
     its files: predictions of a teacher without one (a module in memory) are not cached on disk. ``feeding`` is what is
     known of how it is fed; the student says the rest. ``classes`` are empty where its outputs have no names, and
-    ``outputs`` is ``None`` where its answers will show what they are; ``form`` is what its files say about the meaning of
-    its outputs, as :meth:`feddf.Outputs.describe` does. ``spec`` and ``state`` are those of an
+    ``outputs`` is ``None`` where its answers will show what they are; ``form`` is what its files say about
+    the meaning of its outputs, as :meth:`feddf.Outputs.describe` does. ``spec`` and ``state`` are those of an
     architecture of feddf, which a student can start as; ``license`` and ``datasets`` are those of its card, and
     ``size`` the bytes of its files; ``takes`` is the form of its input that a file prescribes. With a ``table`` it has
     answered already, for the pool alone: (the number of inputs, the pool's identity where it is known) -> outputs.
