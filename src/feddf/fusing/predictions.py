@@ -125,7 +125,7 @@ class PredictionCache:
                 raise TeacherError(f"teacher {teacher.id}: {said}; it cannot be weighed or left out by these")
             if teacher.id not in self._tables:
                 self._tables[teacher.id] = teacher.table(len(self.sets[name]))
-            teacher.check_outputs(self._tables[teacher.id][torch.arange(1)].shape[1])
+            teacher.check_outputs(teacher.meaning(self._tables[teacher.id][torch.arange(1)].shape).channels or 0)
             return self._tables[teacher.id]
         path, count = self._path(teacher, name), len(self.sets[name])
         found = self._cached(path, count)
