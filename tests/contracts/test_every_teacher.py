@@ -1,4 +1,4 @@
-"""Every format of teachers with every kind of output: answers are the model's own, and a fusion of them goes through."""
+"""Every format of teachers with every kind of output: answers are the model's own, and a student learns of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from test_every_output import KINDS, Kind
-from torch import Tensor, nn
+from torch import nn
 
 import feddf
 from feddf.config import DistillConfig
@@ -27,7 +27,7 @@ from feddf.fusing.predictions import PredictionCache
 from feddf.fusing.teachers import TrainedModel, of_module, read_teacher
 from feddf.models.small import Standardized, build_network
 from feddf.outputs import Outputs
-from feddf.saved.model import Features, Images, ModelSpec, Preprocess, Tokens
+from feddf.saved.model import Images, ModelSpec, Preprocess, Tokens
 
 FORMATS = ("feddf", "safetensors", "onnx", "pt2", "answers", "table")
 """Those that a file of every kind can be made in here; transformers' are below."""

@@ -231,7 +231,7 @@ def of_pretrained(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     if task in ("ImageClassification", "SemanticSegmentation"):
         seen = seen.otherwise(Feeding.said(ASSUMED, size=(224, 224)))  # what most image models take
     else:
-        longest = values.get("max_position_embeddings") or 64
+        longest = getattr(described, "max_position_embeddings", None) or 64
         seen = Feeding.said(FILE, tokenizer=place, max_tokens=longest if longest < 64 else None)
     feeding = assumed(by_hand(config).otherwise(seen))
     preprocess = feeding.preprocess
