@@ -1,4 +1,4 @@
-"""Peak memory of a fusion of masks: ``python benchmarks/memory_of_masks.py N [TEACHERS]``, N pictures of 64×64, 8 classes.
+"""Peak memory of fusing masks: ``python benchmarks/memory_of_masks.py N [TEACHERS]``, N pictures, 64×64, 8 classes.
 
 Answers are in half precision on disk (65.5 kB a picture and teacher), and read a batch at a time.
 """

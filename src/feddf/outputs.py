@@ -31,7 +31,7 @@ from feddf.runtime.packages import MissingPackageError
 from feddf.scores import CHANNELS, Score
 
 MOST_CHANNELS = 1000  # of one answer, for it to be small
-MOST_NUMBERS = 2**23  # of larger ones that are held at once: 64 MB in float64
+MOST_NUMBERS = 2**22  # of larger ones that are held at once: 32 MB in float64
 
 
 def as_it_is(outputs: Tensor, *_: Any) -> Tensor:
