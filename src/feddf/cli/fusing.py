@@ -295,7 +295,8 @@ def predict(
     if out and out.suffix == ".jsonl":
         text = "".join(f"{dumps(row, ensure_ascii=False)}\n" for row in rows)
     else:
-        lines = [{**row, **row.pop("probabilities", {})} for row in deepcopy(rows)] or [{"input": ""}]
+        shares = [row.pop("probabilities", {}) for row in (copies := deepcopy(rows))]
+        lines = [{**row, **more} for row, more in zip(copies, shares, strict=True)] or [{"input": ""}]
         numbers = ([f"{one:.6f}" if isinstance(one, float) else one for one in line.values()] for line in lines)
         csv.writer(file := io.StringIO(), lineterminator="\n").writerows([list(lines[0]), *numbers])
         text = file.getvalue()

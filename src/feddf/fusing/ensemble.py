@@ -78,20 +78,15 @@ def agree_on_outputs(
     for teacher, one in zip(teachers[1:], others, strict=True):
         if (one.title, one.numbers) != (first.title, first.numbers):
             both = f"its outputs are {one.title}, and those of {teachers[0].id} are {first.title}"
-            raise TeacherError(
-                f"teacher {teacher.id}: {both}; teachers must answer with one kind, at the same positions"
-            )
-    several = len({(one.channels, teacher.classes) for teacher, one in zip(teachers, known, strict=True)}) > 1
-    if several and max(one.channels or 0 for one in known) > MOST_CHANNELS and first.positions:
+            raise TeacherError(f"teacher {teacher.id}: {both}; one kind is needed, at the same positions")
+    longest = max(len(teacher.classes) for teacher in teachers)
+    if first.positions and longest > MOST_CHANNELS and len({teacher.classes for teacher in teachers}) > 1:
         raise TeacherError("teachers have different vocabularies; tokens can be fused where all have the same")
     listed, classes = agree_on_classes(teachers, asked, n_channels)
     options = {name: value for one in known for name, value in one.options.items() if name in ("score", "variance")}
     if first.one_is_right and first.positions:
-        said = [
-            one.classes[one_.options["background"]]
-            for one, one_ in zip(listed, known, strict=True)
-            if "background" in one_.options
-        ]
+        pairs = zip(listed, (one.options.get("background") for one in known), strict=True)
+        said = [one.classes[number] for one, number in pairs if number is not None]
         place = int(columns_of([background or (said or ["background"])[0]], classes))
         if background and place < 0:
             raise ConfigError.at("student.background", background, f"is none of the classes {', '.join(classes)}")

@@ -29,7 +29,7 @@ from feddf.fusing.answer_files import SUFFIX, AnswerFile, Coding, write_answers
 from feddf.fusing.inputs import RawInputs
 from feddf.fusing.teachers import OutputKind, PredictBatch, TeacherError, TrainedModel
 from feddf.losses import log_odds
-from feddf.outputs import Outputs
+from feddf.outputs import Outputs, from_description
 from feddf.runtime.device import CPU
 from feddf.runtime.device import described as name_of
 from feddf.runtime.execution import Execution, in_precision
@@ -108,8 +108,8 @@ class PredictionCache:
         if teacher.table is not None:
             return teacher.meaning(self._answers(teacher, name)[torch.arange(1)].shape)
         if "positions" in teacher.form:  # its file says so; how many channels it has need not be known yet
-            numbers = 2 if teacher.form.get("variance") else 1
-            return teacher.meaning((1, len(teacher.classes) * numbers, *teacher.form["positions"]))
+            seen = {"channels": len(teacher.classes) or None}
+            return from_description({"kind": "classes", **teacher.form, **seen})
         with open_teacher(teacher, teacher.preprocess or self.student, self.execution) as predict:
             return teacher.meaning(next(predict(inputs.part(2))).shape)
 
@@ -184,11 +184,10 @@ class PredictionCache:
         given = teacher.outputs or (earlier.about.given if earlier else kind_of(teacher.id, first, outputs.kind))
         coding = Coding.of(outputs, 16 if outputs.is_large else 32)
         about = {"names": [str(number) for number in range(outputs.channels or 0)], "given": given}
+        logits = self._logits(teacher, given, chain([first], batches), len(inputs))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_answers(
-                path, self._logits(teacher, given, chain([first], batches), len(inputs)), len(inputs), coding, about
-            )
+            write_answers(path, logits, len(inputs), coding, about)
         except OSError as error:
             raise FeddfError(f"cannot cache predictions in {path.parent}: {error.strerror or error}") from error
 

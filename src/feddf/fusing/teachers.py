@@ -109,7 +109,7 @@ class TrainedModel:
     def meaning(self, shape: Sequence[int]) -> Outputs:
         """Return what its outputs of this shape (inputs, channels, positions) mean; one class, unless it says more."""
         numbers = 2 if self.form.get("variance") else 1
-        seen = {"channels": shape[1] // numbers or None, "positions": shape[2:]}
+        seen = {"channels": shape[1] // numbers, "positions": shape[2:]}
         with one_line(
             TeacherError, f"teacher {self.id}: its outputs have another meaning than is said", (ValueError, TypeError)
         ):
