@@ -7,7 +7,6 @@ import io
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
@@ -295,8 +294,9 @@ def predict(
     if out and out.suffix == ".jsonl":
         text = "".join(f"{dumps(row, ensure_ascii=False)}\n" for row in rows)
     else:
-        shares = [row.pop("probabilities", {}) for row in (copies := deepcopy(rows))]
-        lines = [{**row, **more} for row, more in zip(copies, shares, strict=True)] or [{"input": ""}]
+        shares = [row.get("probabilities", {}) for row in rows]
+        kept = ({name: one for name, one in row.items() if name != "probabilities"} for row in rows)
+        lines = [{**row, **more} for row, more in zip(kept, shares, strict=True)] or [{"input": ""}]
         numbers = ([f"{one:.6f}" if isinstance(one, float) else one for one in line.values()] for line in lines)
         csv.writer(file := io.StringIO(), lineterminator="\n").writerows([list(lines[0]), *numbers])
         text = file.getvalue()
