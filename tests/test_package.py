@@ -141,7 +141,7 @@ def test_a_report_can_be_made_where_torch_is_not_installed(tmp_path: Path) -> No
     [
         pytest.param(path.name, marks=[soak] if path.name == "hierarchical_fusion.py" else [])
         for path in sorted((ROOT / "examples").glob("*.py"))
-        if path.name not in ("train_generator.py", "own_parts.py")  # which have tests of their own
+        if path.name not in ("train_generator.py", "own_parts.py", "fuse_answers.py")  # which have tests of their own
     ],
 )
 def test_the_examples_run(example: str, tmp_path: Path) -> None:

@@ -161,7 +161,10 @@ def collect(
         recalled = {job.id: spool.recall(job) for job in jobs}
         checked = {name: admit(one, asked, parts) for name, one in recalled.items() if one is not None}
         admitted = {name: update for name, update in checked.items() if isinstance(update, Update)}
-    for reply in engine(train, [sent_job(job, parts) for job in jobs if job.id not in admitted]):
+    left = sorted(
+        (job for job in jobs if job.id not in admitted), key=_size, reverse=True
+    )  # nobody waits for a large one
+    for reply in engine(train, [sent_job(job, parts) for job in left]):
         outcome = _known(reply, asked) if isinstance(reply, Failure) else admit(reply, asked, parts)
         if isinstance(outcome, Update) and spool is not None and outcome.client_id not in admitted:
             outcome = spool.keep(asked[outcome.client_id], outcome)
@@ -172,6 +175,10 @@ def collect(
     silent = {name: Failure(name, "no answer") for name in asked.keys() - admitted.keys() - failures.keys()}
     failed = {name: failure for name, failure in {**failures, **silent}.items() if name not in admitted}
     return [admitted[name] for name in sorted(admitted)], [failed[name] for name in sorted(failed)]
+
+
+def _size(job: Job) -> int:
+    return 0 if job.client.indices is None else len(job.client.indices)
 
 
 def _known(failure: Failure, asked: Mapping[str, Job]) -> Failure:

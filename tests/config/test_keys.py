@@ -122,7 +122,7 @@ def test_the_command_prints_the_documentations_tables(tmp_path: Path) -> None:
 
 
 def test_a_key_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    for given, meant in (("partition.alhpa", "partition.alpha"), ("ask", "ensemble.cache")):
+    for given, meant in (("partition.alhpa", "partition.alpha"), ("local.epoch", "local.epochs")):
         done = feddf("config", given, cwd=tmp_path)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert says(done.stderr, f"error: ... '{given}'; ... '{meant}'")

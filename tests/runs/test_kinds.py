@@ -96,7 +96,9 @@ def test_a_run_says_what_it_is_scored_by(name: str, score: str, measures: set[st
     assert score in str(runs_table([run]).title)
     assert results([run])[0]["score"] == score
     assert compared({"feddf": [run]}).title.startswith(f"Test {score} after round 2")
-    assert f"## Test {score} in %" in (folder.path / "README.md").read_text()
+    card = (folder.path / "README.md").read_text()
+    assert f"## Test {score} in %" in card
+    assert "a client's largest group is" in card  # and no class, which their examples do not have
     loaded = load_model(folder.path, models[0])
     assert loaded.spec.outputs.describe() == parts.task.train.outputs.describe()
     with pytest.raises(TeacherError, match="only models with one class") as caught:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
@@ -12,7 +12,7 @@ from pydantic import ValidationError, field_validator, model_validator
 from feddf.config import sections
 from feddf.config.errors import ConfigError, nearest, shown
 from feddf.config.foreign import parse_toml
-from feddf.config.keys import RENAMED, changes_of, default_of, flat, is_free, keys_of, nested, resolve, suggestion
+from feddf.config.keys import all_keys, changes_of, default_of, flat, is_free, keys_of, nested, resolve, suggestion
 from feddf.config.names import METHODS
 from feddf.config.privacy import PrivacyConfig, privacy_mistakes
 from feddf.config.sections import Section, key
@@ -21,6 +21,13 @@ Mistake = tuple[bool, str, str]
 """(is it so?, the key, what would be right)."""
 
 LABELS = "it needs validation data; set data.validation above 0"
+
+
+AROUND = [
+    *("fusion.defense", "fusion.trust", "fusion.drop_worst", "fusion.guard", "fusion.batchnorm", "fusion.aggregation"),
+    *("fusion.momentum", "fusion.parts"),
+]
+"""Keys of what looks at clients' weights."""
 
 
 class Settings(Section):
@@ -78,6 +85,13 @@ class Settings(Section):
         least = f"no client would be sampled from {total}; it must be above {0.5 / total:g}"
         yield self.clients.cohort < 1, "clients.fraction", least
 
+    def changed(self, names: Iterable[str], why: str) -> Iterator[Mistake]:
+        """Yield which of some keys do not have their defaults, which they must have."""
+        values, known = flat(self.model_dump()), all_keys()
+        for name in names:
+            usual = known[name].shown_default.replace('"', "'")
+            yield values[name] != known[name].default, name, f"{why}; leave it at {usual}"
+
     def _mistakes_in_distillation(self, labeled: bool, pooled: bool) -> Iterator[Mistake]:
         stop, inputs = self.distill.early_stopping, "for instance pool.sources = ['cifar100']"
         yield not pooled, "pool.sources", f"method 'feddf' needs unlabeled inputs, {inputs}"
@@ -109,20 +123,15 @@ class Settings(Section):
 
     def _mistakes_in_matching(self) -> Iterator[Mistake]:
         """Yield what FedMA cannot do: its layers are matched one by one, and grow from round to round."""
-        others = ("defense", "trust", "guard", "momentum", "drop_worst", "batchnorm", "aggregation", "parts")
-        changed = [f"fusion.{name}" for name in others if getattr(self.fusion, name) != default_of(f"fusion.{name}")]
-        grow = f"its layers grow and are matched one by one, so {', '.join(changed)} cannot be used"
-        yield bool(changed), "fusion.method", grow
-        yield self.local.binary != "none", "local.binary", "FedMA matches weights of full precision only"
+        yield from self.changed(AROUND, "FedMA's layers grow and are matched one by one")
+        yield from self.changed(["local.binary"], "FedMA matches weights of full precision")
 
     def _mistakes_in_exchange(self) -> Iterator[Mistake]:
         """Yield what needs clients' models, which they keep to themselves."""
-        ensemble, kept = self.ensemble, "clients keep their models, and answers are for the pool only; leave it at {}"
+        kept = "clients keep their models, and answers are for the pool only"
         yield not self.distills, "fusion.exchange", "only students learn from answers: fusion.method = 'feddf'"
-        yield not ensemble.cache, "ensemble.cache", kept.format("true")
-        yield ensemble.swag_samples > 0, "ensemble.swag_samples", kept.format(0)
-        yield ensemble.weights == "validation", "ensemble.weights", kept.format("'uniform'")
-        yield self.distill.init != "average", "distill.init", kept.format("'average', which means previous weights")
+        yield from self.changed(["ensemble.cache", "ensemble.swag_samples", "distill.init"], kept)
+        yield self.ensemble.weights == "validation", "ensemble.weights", f"{kept}; choose others"
 
     def refuse(self, mistakes: Iterator[Mistake]) -> None:
         """Raise :class:`ConfigError` for the first mistake that is so."""
@@ -132,7 +141,7 @@ class Settings(Section):
                 given = values.get(where, default_of(where))
                 if where == "pool.sources":
                     given = ", ".join(source["name"] for source in given) or None
-                raise ConfigError.at(where, given, allowed)
+                raise ConfigError.at(where, list(given) if isinstance(given, tuple) else given, allowed)
 
 
 class Experiment(Settings):
@@ -274,11 +283,8 @@ def _one_line(error: ValidationError, kind: type[Section]) -> str:
     name, problem = ".".join(str(part) for part in first["loc"]), first["type"]
     if problem == "extra_forbidden":
         if isinstance(first["input"], Mapping) and "." not in name:
-            old = next((key for key in flat(first["input"], f"{name}.") if key in RENAMED), None)
             known = dict.fromkeys(key.partition(".")[0] for key in keys_of(kind) if "." in key)
-            if old is None:
-                return f"unknown section [{name}]; {nearest(name, known)}"
-            name = old
+            return f"unknown section [{name}]; {nearest(name, known)}"
         return f"unknown key '{name}'; {suggestion(name, kind)}"
     if problem == "missing":
         return f"the key '{name}' is missing: {_NEEDED.get(name, 'a value is needed')}"

@@ -70,6 +70,8 @@ def privacy_mistakes(experiment: Experiment) -> Iterator[Mistake]:
         yield mechanism == "heads" and experiment.rounds > 1, "rounds", once
     else:
         ruled += [(_CLIENT, "it looks at single clients")]
+        total = experiment.clients.total
+        yield privacy.delta >= 1 / total, "privacy.delta", f"publishing one client would do; it must be below 1/{total}"
         if mechanism != "weights":
             ruled += [(_ANSWERS, f"students know the noisy {mechanism} alone, or privacy.mechanism is 'weights'")]
     for table, why in ruled:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddf.config.errors import ConfigError, FeddfError, first_line
+from feddf.config.errors import ConfigError, FeddfError, first_line, one_line
 from feddf.config.sections import DataConfig
 from feddf.data.datasets import Dataset, needed
 from feddf.data.files import csv_rows, read_cached
@@ -168,11 +168,8 @@ def tokenizer(path: str, max_tokens: int) -> Tokenizer:
         read = partial(characters, length=max_tokens)
         return Tokenizer(read, f"{CHARACTERS} {max_tokens}", len(CHARACTERS), 0, CHARACTERS.__getitem__)
     library = transformers()
-    try:
-        with no_output():  # what a file has too much is printed as it is
-            found = library.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:
-        raise ValueError(f"there is no tokenizer: {first_line(error)}") from error
+    with one_line(ValueError, "there is no tokenizer"), no_output():  # what a file has too much is printed as it is
+        found = library.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     if found.pad_token_id is None:
         raise ValueError(f"the tokenizer {path} has no token for padding")
     backend = getattr(found, "backend_tokenizer", None)

@@ -9,20 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from feddf.config.errors import ConfigError, one_line
 from feddf.config.foreign import parse_json, validated
-from feddf.config.fuse_config import FuseConfig, TeacherConfig
+from feddf.config.fuse_config import FuseConfig, FuseEnsembleConfig, TeacherConfig
 from feddf.data.files import image_files
 from feddf.data.tables import read_table
 from feddf.fusing.answer_files import SUFFIX, AnswerFile, Coding, write_answers
@@ -34,7 +34,6 @@ from feddf.fusing.teachers import OutputKind, TeacherError, TrainedModel, read_t
 from feddf.runtime.atomic import read_regular
 
 POOL_FORMAT = "feddf pool 1"
-Answers = TypeVar("Answers", Tensor, AnswerFile)
 INPUT = "input"
 """The column of a table that says which input a row is about: its name or number in the pool, or its SHA-256."""
 
@@ -60,7 +59,7 @@ class PoolIdentity:
         """Return it as the text of a ``pool.json``."""
         inputs = dict(zip(self.names, self.hashes, strict=True))
         values = {"format": POOL_FORMAT, "count": len(inputs), "fingerprint": self.fingerprint, "inputs": inputs}
-        return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(values, indent=1) + "\n"
 
     def check(self, file: Path) -> None:
         """Raise :class:`ConfigError` where a ``pool.json`` has other inputs, or another order."""
@@ -68,27 +67,32 @@ class PoolIdentity:
             said = validated(dict[str, Any], parse_json(read_regular(file)))
             if said.get("format") != POOL_FORMAT:
                 raise ValueError(f"it does not say that it is '{POOL_FORMAT}'")
-            inputs: dict[str, str] = validated(dict[str, str], said.get("inputs"))
-        names, theirs = tuple(inputs), tuple(inputs.values())
-        if theirs == self.hashes:
-            return
-        if len(theirs) != len(self.hashes):
-            raise ConfigError.at("--pool", str(file), f"it has {len(theirs)} inputs, and this pool {len(self.hashes)}")
-        at = next(number for number, sha in enumerate(theirs) if sha != self.hashes[number])
-        order = "the same in another order" if Counter(theirs) == Counter(self.hashes) else "others"
-        both = f"'{names[at]}' there, '{self.names[at]}' here"
-        raise ConfigError.at("--pool", str(file), f"its inputs are {order}, first at number {at} ({both})")
+            theirs: dict[str, str] = validated(dict[str, str], said.get("inputs"))
+            if len(theirs) != len(self.hashes):
+                raise ValueError(f"it has {len(theirs)} inputs, and this pool {len(self.hashes)}")
+            order = "the same in another order" if Counter(theirs.values()) == Counter(self.hashes) else "others"
+            for at, (name, own, sha) in enumerate(zip(theirs, self.names, self.hashes, strict=True)):
+                if theirs[name] != sha:
+                    raise ValueError(f"its inputs are {order}, first at number {at} ('{name}' there, '{own}' here)")
 
 
 def pool_identity(config: FuseConfig, *, trust: bool = False) -> PoolIdentity:
-    """Return the identity of a configuration's pool, read in its own form."""
-    rows = own_rows(config, trust=trust).rows
-    content = (one.encode() if isinstance(one, str) else one.contiguous().numpy().tobytes() for one in rows)
-    hashes = tuple(hashlib.sha256(one).hexdigest() for one in content)
-    kind, _, place = config.pool.sources[0].name.partition(":")
-    files = image_files(Path(place).expanduser()) if kind == "images" and len(config.pool.sources) == 1 else []
-    named = [path.relative_to(Path(place).expanduser()).as_posix() for path in files]
-    return PoolIdentity(tuple(named) if len(named) == len(rows) else tuple(map(str, range(len(rows)))), hashes)
+    """Return the identity of a configuration's pool: of a folder of images its files, else of inputs as the pool is."""
+    pool, (kind, _, place) = config.pool, config.pool.sources[0].name.partition(":")
+    if pool.views > 1 or any(one.name.partition(":")[0] in ("noise", "plane", "generator") for one in pool.sources):
+        allowed = "answers are for inputs that are there already, each as it is"
+        raise ConfigError(f"pool.sources = '{pool.names}', pool.views = {pool.views}: {allowed}")
+    content: Iterable[bytes]
+    with one_line(partial(ConfigError.at, "pool.sources", pool.names), of=(OSError, ValueError)):
+        if kind == "images" and len(pool.sources) == 1 and not pool.size and not pool.sources[0].size:
+            files, folder = image_files(Path(place).expanduser()), Path(place).expanduser()
+            written = (bytes(one.relative_to(folder)) for one in files)  # a name need not be UTF-8
+            names, content = [one.decode(errors="backslashreplace") for one in written], map(read_regular, files)
+        else:
+            rows = own_rows(config, trust=trust).rows
+            names = [str(number) for number in range(len(rows))]
+            content = (one.encode() if isinstance(one, str) else one.contiguous().numpy().tobytes() for one in rows)
+        return PoolIdentity(tuple(names), tuple(hashlib.sha256(one).hexdigest() for one in content))
 
 
 def ask(
@@ -115,6 +119,7 @@ def ask(
         identity.check(agreed)
     teacher = teacher.fed_like(assumed(pool_form(config)))
     pool = load_pool(config, [teacher.preprocess], trust=trust)
+    progress(teacher.id, 0, len(pool))
     with open_teacher(teacher, teacher.preprocess) as predict:
         batches, done = predict(pool), 0
         first = next(batches)
@@ -142,18 +147,43 @@ def ask(
 # As teachers
 
 
+def check_tables(teachers: Sequence[TrainedModel], ensemble: FuseEnsembleConfig, views: int) -> None:
+    """Raise :class:`ConfigError`, before any work, where a table would be asked for more than it has."""
+    weights = ensemble.weights if ensemble.weights != "validation" else "uniform"
+    asked = {"ensemble.weights": (ensemble.weights, weights), "ensemble.drop_worst": (ensemble.drop_worst, "none")}
+    for key, (given, usual) in {**asked, "pool.views": (views, 1)}.items():
+        for id in [one.id for one in teachers if one.table is not None and given != usual]:
+            only = f"teacher {id} is a table, and has answers for the pool's inputs alone, each as it is"
+            raise ConfigError.at(key, given, f"{only}; leave it at {usual!r}")
+
+
+def for_pool(teachers: Sequence[TrainedModel], config: FuseConfig, *, trust: bool) -> list[TrainedModel]:
+    """Return the teachers, of which tables are known to be for a configuration's pool, before that is decoded."""
+    check_tables(teachers, config.ensemble, config.pool.views)
+    identity = pool_identity(config, trust=trust) if any(one.table for one in teachers) else PoolIdentity((), ())
+    found = [replace(one, table=one.table and partial(one.table, identity=identity)) for one in teachers]
+    for table in [one.table for one in found if one.table is not None]:
+        table(len(identity.names))
+    return found
+
+
 def of_answers(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return a file of answers as a teacher."""
-    path, file = config.file, AnswerFile(config.file)
+    file = AnswerFile(config.file)
     file.check()
 
     def rows(count: int, identity: PoolIdentity | None = None) -> AnswerFile:
         if identity is not None and file.about.pool != identity.fingerprint:
             raise TeacherError(f"teacher {config.id}: its answers are for another pool, or in another order")
-        return _of_length(config.id, file, count)
+        if len(file) != count:
+            raise TeacherError(f"teacher {config.id}: it has answers for {len(file)} inputs, and the pool has {count}")
+        return file
 
-    form = {name: one for name, one in file.about.outputs.items() if name != "channels"}
-    return [_of_table(config, path, rows, file.about.names, "logits", form)]
+    said = file.about
+    takes = f"nothing: answers for pool {said.pool[:16]}, by model {said.model[:16]} on {said.made:.25}"
+    takes += f", {said.bits} bits, rounded by at most {said.lost:.1e}"
+    form = {name: one for name, one in said.outputs.items() if name != "channels"}
+    return [_of_table(config, rows, said.names, "logits", takes, form)]
 
 
 def of_table(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -165,12 +195,12 @@ def of_table(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
         table = read_table(f"{config.file}#{INPUT}", needed=False)
 
     def rows(count: int, identity: PoolIdentity | None = None) -> Tensor:
-        if not table.labels:
-            return _of_length(config.id, table.rows, count)
-        return table.rows[_places(config.id, table.labels, count, identity)]
+        said = table.labels or [str(number) for number in range(len(table.rows))]
+        return table.rows[_places(config.id, said, count, identity)]
 
     kind: OutputKind = "logits" if config.kind == "values" else "probabilities"
-    return [_of_table(config, config.file, rows, table.columns, kind, {"positions": []})]
+    takes = f"nothing: {len(table.rows)} answers for a pool"
+    return [_of_table(config, rows, table.columns, kind, takes, {"positions": []})]
 
 
 def _places(id: str, said: Sequence[str], count: int, identity: PoolIdentity | None) -> Tensor:
@@ -188,18 +218,11 @@ def _places(id: str, said: Sequence[str], count: int, identity: PoolIdentity | N
     return torch.tensor([rows[name] for name in names])
 
 
-def _of_length(id: str, rows: Answers, count: int) -> Answers:
-    if len(rows) != count:
-        raise TeacherError(f"teacher {id}: it has answers for {len(rows)} inputs, and the pool has {count}")
-    return rows
-
-
 def _of_table(
-    config: TeacherConfig, path: Path, rows: Any, names: tuple[str, ...], kind: OutputKind, form: dict[str, Any]
+    config: TeacherConfig, rows: Any, names: tuple[str, ...], kind: OutputKind, takes: str, form: dict[str, Any]
 ) -> TrainedModel:
-    said = About(classes=names)
-    found = TrainedModel.of_files(config.id, partial(_refuse, config.id), [path], said, source=str(path), outputs=kind)
-    return replace(found, table=rows, takes="nothing: a table of answers", form=form)
+    id, path, rest = config.id, config.file, {"outputs": kind, "table": rows, "takes": takes, "form": form}
+    return TrainedModel.of_files(id, partial(_refuse, id), [path], About(classes=names), source=str(path), **rest)
 
 
 def _refuse(id: str, device: torch.device) -> NoReturn:

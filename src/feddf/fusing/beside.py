@@ -65,11 +65,8 @@ def _described(folder: Path) -> About:
 
 def listed(names: Any) -> tuple[str, ...]:
     """Return names of classes, which are a list, a table by number, or nothing."""
-    return (
-        tuple(str(names[one]) for one in sorted(names, key=int))
-        if isinstance(names, dict)
-        else tuple(map(str, names or ()))
-    )
+    ordered = [names[one] for one in sorted(names, key=int)] if isinstance(names, dict) else names
+    return tuple(map(str, ordered or ()))
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ import resource
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +29,7 @@ from feddf.config.fuse_config import FuseConfig, load_fuse
 from feddf.config.keys import flat, is_free
 from feddf.config.names import DATASETS
 from feddf.evaluate import evaluation_mode
-from feddf.fusing.asking import pool_identity
+from feddf.fusing.asking import for_pool
 from feddf.fusing.card import card, draw_masks, draw_reliability
 from feddf.fusing.ensemble import agree_on_outputs, refuse_meaningless
 from feddf.fusing.feeding import Feeding, assumed, by_hand
@@ -62,12 +61,9 @@ class Plan(NamedTuple):
 
 def plan(config: FuseConfig, *, trust: bool = False) -> Plan:
     """Read teachers and inputs, and decide how every model is fed."""
-    teachers = read_teachers(config.teachers, trust=trust)
+    teachers = for_pool(read_teachers(config.teachers, trust=trust), config, trust=trust)
     student = _student(config, teachers)
     teachers = [one.fed_like(student.fed) for one in teachers]
-    if any(one.table for one in teachers):
-        which = pool_identity(config, trust=trust)
-        teachers = [replace(one, table=partial(one.table, identity=which)) if one.table else one for one in teachers]
     pool = load_pool(config, [student.preprocess, *(one.preprocess for one in teachers)], trust=trust)
     given = config.labeled.items()
     labeled = {key: load_labeled(one, key, pool, derive(config.seed, key)) for key, one in given}
@@ -108,15 +104,7 @@ def check(config: FuseConfig, made: Plan) -> dict[str, Any]:
     module = student.prototype.load(init_state(student.prototype, 0))
     for _ in range(2):  # the first steps of a process are many times slower
         begun = time.perf_counter()
-        distill(
-            module,
-            lambda some, _: row.expand(len(some), *row.shape[1:]),
-            inputs,
-            few,
-            score=None,
-            seed=0,
-            outputs=outputs,
-        )
+        distill(module, lambda some, _: row[some * 0], inputs, few, score=None, seed=0, outputs=outputs)
     steps = config.distill.steps * (time.perf_counter() - begun) / few.steps
     rows = len(pool) + sum(len(one.labels) for one in labeled.values())
     answers = sum(one["seconds_for_1000"] for one in found) * rows / 1000

@@ -35,6 +35,7 @@ from feddf.data.datasets import plain
 from feddf.data.unlabeled import all_rows
 from feddf.engines import in_process
 from feddf.evaluate import logits, output_shape
+from feddf.fusing.asking import check_tables
 from feddf.fusing.classes import columns_of, respelled
 from feddf.fusing.ensemble import agree_on_outputs, combine_teachers, refuse_meaningless
 from feddf.fusing.feeding import HAND, POOL, Feeding
@@ -152,6 +153,7 @@ def fuse(
     run = run.model_copy(update={"device": device}) if device is not None else run
     distill = distill or DistillConfig(early_stopping="validation" if validation is not None else "held-out-loss")
     known = [one.fed_like(spec.fed) for one in as_teachers(teachers, trust)]
+    check_tables(known, ensemble, pool.views)
     with TemporaryDirectory(prefix="feddf-predictions-") as scratch:
         folders = cache or default_cache(), Path(scratch)
         predictions = PredictionCache(*folders, sets, spec.preprocess, progress, of_answers(run))
@@ -172,12 +174,14 @@ def _fuse(
     ask = predictions.meaning, predictions.n_channels
     models, classes, outputs = agree_on_outputs(teachers, student.classes, student.background, *ask)
     refuse_meaningless(config, distill.temperature, outputs, models)
+    for table in [one for one in models if one.table is not None and not outputs.is_large]:
+        predictions.logits(table)  # what is wrong with it is said before a model is asked
     student = complete_student(student, models, classes, outputs, pool)
     labeled = {name: one.among(classes, outputs) for name, one in labeled.items()}
     held = labeled.get("validation")
     validation = held.examples(student.preprocess) if held else None
     matched = {one.id: found for one in models if (found := respelled(one.classes, classes))}
-    said = {"warnings": _warnings(models, classes, held), "matched": matched}
+    said = {"warnings": _warnings(models, classes, held if outputs.counts_classes else None), "matched": matched}
     ensemble = combine_teachers(models, classes, outputs, predictions, validation, config)
     targets = ensemble.targets(distill.temperature)
     prototype, spec = student.prototype, student.description

@@ -32,10 +32,16 @@ NORMALIZATIONS = [
 def inspect_teacher(
     teacher: TrainedModel, labeled: Labeled | None = None, raw: RawInputs | None = None
 ) -> dict[str, Any]:
-    """Return, as JSON, what a teacher says to a few inputs: labeled ones, others, or such as it takes, made up."""
+    """Return, as JSON, what a teacher says to a few inputs: labeled ones, others, or such as it takes, made up.
+
+    A table takes none, and is told by its files alone.
+    """
+    about = {"name": teacher.id, "source": teacher.source, "takes": teacher.takes, "classes": teacher.classes}
+    about |= {"bytes": teacher.size, "outputs_said_by": "its format or by hand" if teacher.outputs else "its answers"}
     if teacher.table is not None:
-        said = f"it is a table of answers for {', '.join(teacher.classes[:6]) or 'classes without names'}"
-        raise TeacherError(f"teacher {teacher.id}: {said}; there is no model to inspect")
+        said = {"outputs": teacher.outputs, "n_outputs": len(teacher.classes), **teacher.feeding.described()}
+        said["form"] = {"kind": "classes", "channels": len(teacher.classes), **teacher.form}
+        return {**about, **said, "seconds_for_1000": 0.0, "warning": ""}
     rows = raw.rows if raw else labeled.raw.rows if labeled else None
     images = isinstance(rows, Tensor) and rows.ndim == 4
     own = teacher.feeding.settled(tabular=not images)
@@ -56,12 +62,8 @@ def inspect_teacher(
     kind = teacher.outputs or kind_of(teacher.id, outputs, meaning.kind)
     columns = _columns(teacher, few, outputs.shape[1]) if meaning.counts_classes else None
     teacher.check_outputs(meaning.channels or 0)
-    found = {
-        "name": teacher.id, "source": teacher.source, "takes": teacher.takes, **teacher.feeding.described(),
-        "outputs": kind, "outputs_said_by": "its format or by hand" if teacher.outputs else "its answers",
-        "classes": teacher.classes, "n_outputs": meaning.channels, "form": meaning.describe(), "bytes": teacher.size,
-        "seconds_for_1000": 1000 * seconds / len(inputs),
-    }  # fmt: skip
+    found = about | {"outputs": kind, "n_outputs": meaning.channels, "form": meaning.describe()}
+    found |= {**teacher.feeding.described(), "seconds_for_1000": 1000 * seconds / len(inputs)}
     if few is not None and columns is not None:
         found |= {"accuracy": _accuracy(outputs, columns, few.labels), "of_examples": len(few.labels)}
     return {**found, "warning": warning_of(teacher, few, columns)}

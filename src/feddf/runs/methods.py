@@ -15,8 +15,9 @@ import torch
 
 from feddf.admit import weights_due
 from feddf.client import combine_halves, halves_of
-from feddf.config import ConfigError, FusionConfig, Settings, names, with_values
-from feddf.config.experiment import Mistake
+from feddf.config import ConfigError, Settings, names, with_values
+from feddf.config.errors import one_line
+from feddf.config.experiment import AROUND, Mistake
 from feddf.engines import in_process
 from feddf.evaluate import Accuracies, Teacher, teacher_of
 from feddf.fusion import answers, average
@@ -48,10 +49,8 @@ def build_method(
 
     Its clients' half begins and finishes on every initial model: all that cannot be is one line before any training.
     """
-    try:
+    with one_line(partial(ConfigError.at, "fusion.method", settings.fusion.method), of=ValueError):
         method = make_method(resources, settings, engine)
-    except ValueError as error:
-        raise ConfigError.at("fusion.method", settings.fusion.method, str(error)) from error
     prototypes = fit_prototypes(resources, method.parts).prototypes
     half = combine_halves([*(part.half for part in method.parts), *halves_of(settings.local)])
     for name, prototype in prototypes.items():
@@ -92,7 +91,8 @@ def make_method(resources: Resources, settings: Settings, engine: Engine) -> Met
     parts = (*method.parts, *(named_part(name, resources) for name in [*binary, *part_names(settings)]))
     due = weights_due(parts)
     if not due:
-        _refuse_looks_at_weights(asked)
+        around = AROUND if asked.fusion.parts != ("class-counts",) else AROUND[:-1]  # which are no weights
+        asked.refuse(asked.changed(around, "it looks at clients' weights, and this method's clients send none"))
     fuse = method.fuse
     if fusion.batchnorm == "local":
         fuse = local_statistics(fuse)
@@ -152,24 +152,12 @@ def output_mistakes(settings: Settings, outputs: Outputs, *, partial_knowledge: 
     one = f"it is about the one class that is right, and the outputs are {kind}"
     yield local.logit_adjustment > 0 and not outputs.one_is_right, "local.logit_adjustment", one
     if partial_knowledge:
-        blind = "it would blame clients for the channels that they do not know; leave it at {!r}"
-        for name in ("trust", "drop_worst", "defense", "exchange"):
-            usual = FusionConfig.model_fields[name].default
-            yield getattr(fusion, name) != usual, f"fusion.{name}", blind.format(usual)
+        judges = ("fusion.trust", "fusion.drop_worst", "fusion.defense", "fusion.exchange")
+        yield from settings.changed(judges, "it would blame clients for the channels that they do not know")
         known = "clients know different channels; only 'logits' and 'probabilities' leave each to those who know it"
         yield ensemble.combine not in ("logits", "probabilities"), "ensemble.combine", known
-        pooled = "clients know different channels, which an earlier or a sampled model does not say; leave it at 0"
-        yield ensemble.ema > 0, "ensemble.ema", pooled
-        yield ensemble.swag_samples > 0, "ensemble.swag_samples", pooled
-
-
-def _refuse_looks_at_weights(settings: Settings) -> None:
-    """Raise where something in or around the fusion looks at weights, which this method's clients do not send."""
-    for name in ("defense", "trust", "drop_worst", "guard", "batchnorm", "aggregation", "momentum", "parts"):
-        given, usual = getattr(settings.fusion, name), FusionConfig.model_fields[name].default
-        if given not in (usual, ("class-counts",)):
-            allowed = f"it looks at clients' weights, and this method's clients send none; leave it at {usual!r}"
-            raise ConfigError.at(f"fusion.{name}", given, allowed)
+        pooled = "clients know different channels, which an earlier or a sampled model does not say"
+        yield from settings.changed(["ensemble.ema", "ensemble.swag_samples"], pooled)
 
 
 def robust_settings(settings: Settings, resources: Resources) -> Settings:

@@ -343,4 +343,5 @@ def describe(parts: Parts, folder: RunFolder, recorder: Recorder) -> None:
 
         learning_curves([run], path / CURVES)
     said = parts.privacy.said() if parts.privacy else ""
-    write_atomically(path / CARD, card(run, models, names, counts, confusion, said).encode())
+    unit = "class" if outputs.counts_classes else "group"
+    write_atomically(path / CARD, card(run, models, names, counts, confusion, said, unit).encode())
