@@ -171,11 +171,11 @@ def _fuse(
     seed: int,
 ) -> FusionResult:
     pool = predictions.sets["pool"]
+    for table in [one for one in teachers if one.table is not None]:  # wrong ones are refused before a model is asked
+        predictions.logits(table, rows=torch.arange(1) if predictions.meaning(table).is_large else None)
     ask = predictions.meaning, predictions.n_channels
     models, classes, outputs = agree_on_outputs(teachers, student.classes, student.background, *ask)
     refuse_meaningless(config, distill.temperature, outputs, models)
-    for table in [one for one in models if one.table is not None and not outputs.is_large]:
-        predictions.logits(table)  # what is wrong with it is said before a model is asked
     student = complete_student(student, models, classes, outputs, pool)
     labeled = {name: one.among(classes, outputs) for name, one in labeled.items()}
     held = labeled.get("validation")
