@@ -37,6 +37,7 @@ def inspect_teacher(
     about |= {"classes": teacher.classes, "bytes": teacher.size}
     if teacher.table is not None:
         about |= {"outputs": teacher.outputs, "n_outputs": len(teacher.classes), **teacher.feeding.described()}
+        about["form"] = {"kind": "classes", "channels": len(teacher.classes), **teacher.form}
         return about | {"seconds_for_1000": 0.0, "warning": ""}
     rows = raw.rows if raw else labeled.raw.rows if labeled else None
     images = isinstance(rows, Tensor) and rows.ndim == 4
@@ -54,10 +55,12 @@ def inspect_teacher(
             begun = time.perf_counter()
             outputs = torch.cat(list(predict(inputs)))
         seconds = time.perf_counter() - begun
-    kind, columns = teacher.outputs or kind_of(teacher.id, outputs), _columns(teacher, few, outputs.shape[1])
-    teacher.check_outputs(outputs.shape[1])
-    found = about | {"outputs": kind, "n_outputs": outputs.shape[1], **teacher.feeding.described()}
-    found["seconds_for_1000"] = 1000 * seconds / len(inputs)
+    meaning = teacher.meaning(outputs.shape)
+    kind = teacher.outputs or kind_of(teacher.id, outputs, meaning.kind)
+    columns = _columns(teacher, few, outputs.shape[1]) if meaning.counts_classes else None
+    teacher.check_outputs(meaning.channels or 0)
+    found = about | {"outputs": kind, "n_outputs": meaning.channels, "form": meaning.describe()}
+    found |= {**teacher.feeding.described(), "seconds_for_1000": 1000 * seconds / len(inputs)}
     if few is not None and columns is not None:
         found |= {"accuracy": _accuracy(outputs, columns, few.labels), "of_examples": len(few.labels)}
     return {**found, "warning": warning_of(teacher, few, columns)}
