@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
-from feddf.config.errors import one_line
 from feddf.fusion.average import average, trained
 from feddf.seeds import derive, numpy_generator, seed_torch
 from feddf.states import fit_widths
@@ -69,8 +68,10 @@ def layers_of(prototype: Prototype) -> Layers:
     for name, module in modules.items():
         if "Norm" in type(module).__name__:
             raise refusal(f"'{name}' is a {type(module).__name__}")
-    with one_line(refusal, "its forward cannot be traced"):
+    try:
         graph = fx.symbolic_trace(model).graph
+    except Exception as error:
+        raise refusal(f"its forward cannot be traced ({error})") from error
     found: list[str] = []
     for node in graph.nodes:
         if len(node.all_input_nodes) > 1 or (node.op != "output" and len(node.users) > 1):
