@@ -36,7 +36,8 @@ def inspect_teacher(
 
     A table takes none, and is told by its files alone.
     """
-    about = {"name": teacher.id, "source": teacher.source, "takes": teacher.takes, "classes": teacher.classes}
+    about: dict[str, Any] = {"name": teacher.id, "source": teacher.source, "takes": teacher.takes}
+    about["classes"] = teacher.classes
     about |= {"bytes": teacher.size, "outputs_said_by": "its format or by hand" if teacher.outputs else "its answers"}
     if teacher.table is not None:
         said = {"outputs": teacher.outputs, "n_outputs": len(teacher.classes), **teacher.feeding.described()}
