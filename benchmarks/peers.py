@@ -200,7 +200,12 @@ def main() -> None:
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     pythons = {peer: environment(peer, given.folder) for peer in given.peers.split(",")}
+    import quiet
     from common import write_cifar, write_data  # need numpy and torch
+
+    print(found := quiet.look(), flush=True)
+    if not found.enough and not given.tiny:
+        sys.exit(1)
 
     results: dict[str, dict[str, Measured]] = {}
     for case in given.cases.split(","):

@@ -424,7 +424,7 @@ def _print_summary(result: FusionResult) -> None:
             table.add_row(name, *("–" if value is None else f"{100 * value:.1f}" for value in scores))
         out_console.print(table)
     evaluated = len(result.evaluated)
-    say(f"teachers evaluated: {evaluated}; with cached predictions: {len(report.teachers) - evaluated}")
+    say(f"teachers evaluated: {evaluated}; with cached predictions or tables: {len(report.teachers) - evaluated}")
     if learned := kept_start(report):
         say(learned)
     for line in matched(report):

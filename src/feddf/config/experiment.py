@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar, overload
 from pydantic import ValidationError, field_validator, model_validator
 
 from feddf.config import sections
-from feddf.config.errors import ConfigError, nearest, shown
+from feddf.config.errors import ConfigError, nearest, one_line, shown
 from feddf.config.foreign import parse_toml
 from feddf.config.keys import all_keys, changes_of, default_of, flat, is_free, keys_of, nested, resolve, suggestion
 from feddf.config.names import METHODS
@@ -105,6 +105,9 @@ class Settings(Section):
         whole = "what earlier rounds answered is known for the whole pool only; it needs ensemble.cache = true"
         yield ensemble.ema > 0 and not ensemble.cache, "ensemble.ema", whole
         yield sampled and not ensemble.cache, "ensemble.swag_samples", "only with ensemble.cache = true"
+        if ensemble.groups:
+            alone = ("ensemble.weights", "ensemble.cache", "fusion.trust", "fusion.defense")
+            yield from self.changed(alone, "averages of groups teach, and no client is weighed or asked alone")
         measured = ensemble.weights == "validation"
         yield measured and not labeled, "ensemble.weights", LABELS
         other = "sampled teachers have no validation accuracy of their own; use other weights, or swag_samples = 0"
@@ -130,7 +133,7 @@ class Settings(Section):
         """Yield what needs clients' models, which they keep to themselves."""
         kept = "clients keep their models, and answers are for the pool only"
         yield not self.distills, "fusion.exchange", "only students learn from answers: fusion.method = 'feddf'"
-        yield from self.changed(["ensemble.cache", "ensemble.swag_samples", "distill.init"], kept)
+        yield from self.changed(["ensemble.cache", "ensemble.groups", "ensemble.swag_samples", "distill.init"], kept)
         yield self.ensemble.weights == "validation", "ensemble.weights", f"{kept}; choose others"
 
     def refuse(self, mistakes: Iterator[Mistake]) -> None:
@@ -203,10 +206,8 @@ def read(name_or_file: str) -> dict[str, Any]:
     """Return the raw values of a preset or a TOML file."""
     path = Path(name_or_file)
     if path.suffix == ".toml" or path.is_file():
-        try:
+        with one_line(ConfigError, f"cannot read the configuration {path}", (OSError, ValueError)):
             return parse_toml(path.read_text(encoding="utf-8-sig"))  # some editors write a BOM
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read the configuration {path}: {error}") from None
     known = presets()
     if name_or_file not in known:
         raise ConfigError(f"no preset or file is called '{name_or_file}'; {nearest(name_or_file, known)}")

@@ -44,7 +44,12 @@ _RECORD = {"local.logit_adjustment": 0.0, "local.lr_schedule": "none"}
 _SINGLE = {"fusion.defense": "none", "fusion.trust": "none", "fusion.drop_worst": "none", "fusion.guard": None}
 _CLIENT = {**_SINGLE, "run.log_clients": False}
 _START = {"fusion.method": "feddf", "distill.init": "previous", "fusion.momentum": 0.0, "fusion.batchnorm": "average"}
-_SUM = {"ensemble.combine": "probabilities", "ensemble.weights": "uniform", "ensemble.cache": True}
+_SUM = {
+    "ensemble.combine": "probabilities",
+    "ensemble.weights": "uniform",
+    "ensemble.cache": True,
+    "ensemble.groups": 0,
+}
 _ANSWERS = {**_START, **_SUM, "ensemble.ema": 0.0, "ensemble.swag_samples": 0}
 """What keys must be, and why not otherwise: below."""
 

@@ -14,10 +14,8 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 from feddf.config.errors import FeddfError, one_line
 from feddf.runtime.atomic import LEFTOVER, new_file
@@ -168,6 +166,9 @@ def fetch(
     url: str, target: Path, checksum: str, progress: Callable[[int, int | None], None] = lambda done, total: None
 ) -> None:
     """Download ``url`` to ``target``, which appears only when it is whole and its checksum is right."""
+    from http.client import HTTPException  # takes 50 ms with what it loads, and most commands fetch nothing
+    from urllib.request import Request, urlopen
+
     target.parent.mkdir(parents=True, exist_ok=True)
     request, failed = Request(url, headers={"User-Agent": "feddf"}), f"cannot fetch {url}"
     with new_file(target) as temporary:

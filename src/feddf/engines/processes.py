@@ -143,7 +143,7 @@ class _Worker:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        context = multiprocessing.get_context(START)
+        context: Any = multiprocessing.get_context(START)
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, number), daemon=True, name="feddf-worker")
         self._process.start()

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from safetensors import safe_open
 from torch import Tensor
 
@@ -34,6 +34,7 @@ from feddf.scores import CHANNELS
 FORMAT = "feddf answers 1"
 SUFFIX = ".answers"
 LARGEST = 64  # channels that are stored of more than MOST_CHANNELS
+MOST_NAMES = 1 << 18  # a vocabulary has so many; a small file could name millions
 SPAN = {16: 60.0, 8: 20.0}  # the largest log odds, and minus the least log probability; e⁻²⁰ is 2·10⁻⁹
 _TYPES = {"F32": np.float32, "F16": np.float16, "U8": np.uint8, "I32": np.int32}
 
@@ -42,7 +43,7 @@ class About(BaseModel):
     """What the metadata of a file say."""
 
     outputs: dict[str, Any]
-    names: tuple[str, ...]
+    names: tuple[str, ...] = Field(max_length=MOST_NAMES)
     count: int
     bits: Literal[8, 16, 32]
     largest: int | None = None

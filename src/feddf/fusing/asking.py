@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -34,8 +34,7 @@ from feddf.fusing.teachers import OutputKind, TeacherError, TrainedModel, read_t
 from feddf.runtime.atomic import read_regular
 
 POOL_FORMAT = "feddf pool 1"
-INPUT = "input"
-"""The column of a table that says which input a row is about: its name or number in the pool, or its SHA-256."""
+INPUT = "input"  # the column of a table that says which input a row is about: its name or number, or its SHA-256
 
 
 @dataclass(frozen=True)
@@ -82,12 +81,11 @@ def pool_identity(config: FuseConfig, *, trust: bool = False) -> PoolIdentity:
     if pool.views > 1 or any(one.name.partition(":")[0] in ("noise", "plane", "generator") for one in pool.sources):
         allowed = "answers are for inputs that are there already, each as it is"
         raise ConfigError(f"pool.sources = '{pool.names}', pool.views = {pool.views}: {allowed}")
-    content: Iterable[bytes]
     with one_line(partial(ConfigError.at, "pool.sources", pool.names), of=(OSError, ValueError)):
         if kind == "images" and len(pool.sources) == 1 and not pool.size and not pool.sources[0].size:
             files, folder = image_files(Path(place).expanduser()), Path(place).expanduser()
-            written = (bytes(one.relative_to(folder)) for one in files)  # a name need not be UTF-8
-            names, content = [one.decode(errors="backslashreplace") for one in written], map(read_regular, files)
+            names = [bytes(one.relative_to(folder)).decode(errors="backslashreplace") for one in files]
+            content = (read_regular(one) for one in files)
         else:
             rows = own_rows(config, trust=trust).rows
             names = [str(number) for number in range(len(rows))]
@@ -142,9 +140,6 @@ def ask(
         lost = write_answers(out, logits(), len(pool), coding, about)
     found = {"answers": str(out), "inputs": len(pool), "duplicates": identity.duplicates, "bytes": out.stat().st_size}
     return {**found, "classes": list(about["names"]), "fed": teacher.feeding.line, "lost": lost}
-
-
-# As teachers
 
 
 def check_tables(teachers: Sequence[TrainedModel], ensemble: FuseEnsembleConfig, views: int) -> None:

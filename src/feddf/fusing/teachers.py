@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
@@ -226,13 +227,13 @@ def format_of(path: Path) -> str:
 def _as_configured(teacher: TrainedModel, config: TeacherConfig) -> TrainedModel:
     """Return a teacher with what the configuration says about it instead of what its files say."""
     classes = config.classes or teacher.classes
-    if twice := [name for name in classes if classes.count(name) > 1]:
+    if twice := [name for name, times in Counter(classes).items() if times > 1]:
         raise TeacherError(f"teacher {teacher.id}: its class list names '{twice[0]}' twice")
     if unknown := [name for name in config.map if name not in classes]:
         said = nearest(unknown[0], classes) if classes else "it has no class list"
         raise TeacherError(f"teacher {teacher.id}: its map has a class '{unknown[0]}' that it does not know; {said}")
     renamed = tuple(config.map.get(name, name) for name in classes)
-    if twice := [name for name in renamed if renamed.count(name) > 1]:
+    if twice := [name for name, times in Counter(renamed).items() if times > 1]:
         both = " and ".join(repr(own) for own, name in zip(classes, renamed, strict=True) if name == twice[0])
         raise TeacherError(f"teacher {teacher.id}: its map makes '{twice[0]}' of {both}; a class has one output")
     examples = config.examples if "examples" in config.model_fields_set else teacher.examples

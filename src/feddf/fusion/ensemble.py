@@ -15,6 +15,7 @@ from torch import Tensor
 
 from feddf.batches import device_copy
 from feddf.evaluate import Evaluation, Network, Predictions, Teacher, fold_batchnorm, teacher_of, weigh_known
+from feddf.fusion.groups import group_averages
 from feddf.fusion.swag import swag
 from feddf.outputs import Outputs, classes
 from feddf.runtime.device import accumulation_dtype, is_out_of_memory
@@ -210,6 +211,7 @@ def make_ensemble(
     outputs: Outputs = classes(),
     each_batch: bool = False,
     memory: float = 0.0,
+    groups: int = 0,
     swag_samples: int = 0,
     swag_scale: float = 0.5,
     known: Mapping[str, Tensor] = {},
@@ -228,6 +230,7 @@ def make_ensemble(
         outputs: what the models' outputs mean.
         each_batch: ask the teachers for each batch, not once for the whole pool.
         memory: γ; with it the ensemble of earlier rounds is one more teacher (:class:`PastEnsemble`).
+        groups: with it, the averages of so many groups of each prototype's clients teach, and not the clients.
         swag_samples: how many further teachers are drawn from a Gaussian over the clients' models.
         swag_scale: the factor of that Gaussian's covariance.
         known: which channels a client knows, as a mask by its id, where it does not know all.
@@ -244,6 +247,10 @@ def make_ensemble(
         updates = [update for update in received if update.teaches]
         believed = [update for update in updates if update.trust >= 0.5]  # none is drawn from a client in doubt
         sampled = swag(believed or updates, seed, samples=swag_samples, scale=swag_scale)
+        made = {update.client_id for update in sampled}
+        if groups:
+            updates = group_averages(updates, groups, seed)
+            made |= {update.client_id for update in updates}
         teachers = _teachers(updates, sampled, as_teacher or partial(teacher_of, prototypes=prototypes), weigh)
         ensemble = knowing(Ensemble(teachers, combine, temperature, outputs), known)
         for_pool = any(isinstance(one.weight, Tensor) and one.weight.ndim > 1 for one in teachers)
@@ -251,7 +258,7 @@ def make_ensemble(
             if for_pool:
                 raise ValueError("weights for each input of the pool need predictions for the whole pool")
             return EnsembleTargets(OnlineTargets(ensemble, execution.precision), ensemble, {})
-        votes = ensemble.votes(refuse_unusable(evaluation(teachers), {update.client_id for update in sampled}))
+        votes = ensemble.votes(refuse_unusable(evaluation(teachers), made))
         earlier = PastEnsemble(memory, temperature, past, outputs)
         probabilities = ensemble.target(earlier.among(votes))
         why = "the teachers' weights are known for the pool only" if for_pool else ""
@@ -322,11 +329,11 @@ class PastEnsemble:
         return {EARLIER: {"logits": logits, "weights": (self._decay * self._weights).float().contiguous()}}
 
 
-def refuse_unusable(outcomes: Iterable[Predictions | Failure], sampled: Collection[str] = ()) -> Iterator[Predictions]:
+def refuse_unusable(outcomes: Iterable[Predictions | Failure], made: Collection[str] = ()) -> Iterator[Predictions]:
     """Yield the answers that can be used. Once all are in, clients whose answers cannot be are refused together.
 
     Finite weights can still give logits that are not. Then the round is fused again without these clients, in the
-    average as well. A model that the server has ``sampled`` is nobody's fault and is left out.
+    average as well. A model that the server has ``made`` of several is nobody's fault and is left out.
     """
     unfit: list[Failure] = []
     for outcome in outcomes:
@@ -336,5 +343,5 @@ def refuse_unusable(outcomes: Iterable[Predictions | Failure], sampled: Collecti
             unfit.append(Failure(outcome.client_id, NOT_FINITE))
         else:
             yield outcome
-    if refused := [failure for failure in unfit if failure.client_id not in sampled]:
+    if refused := [failure for failure in unfit if failure.client_id not in made]:
         raise Refusal(refused)

@@ -10,9 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from feddf.privacy.noise import coins
+from feddf.runtime.device import threads
 from feddf.types import Client, Examples, Inputs, Job, LocalTrain, Prototype, State
 
 ATTACKED = 4  # of the clients a quarter is attacked, and the others are shadows
+POOL = 500  # inputs whose answers are distilled, at the most
 
 
 def membership(
@@ -23,13 +26,15 @@ def membership(
     Each client has a secret half of the first 2 ``size`` examples, and starts from the weights that are public.
     """
     records = torch.arange(min(2 * size, len(examples)))
-    inside = torch.rand(clients, len(records)) < 0.5
+    inside = coins(clients * len(records), 0.5).reshape(clients, -1)
+    asked = pool.batch(torch.arange(min(POOL, len(pool))))
     sure = []
     for k, mine in enumerate(inside):
         reply = train(Job(Client(f"client-{k}", prototype.name, records[mine]), 1, start, k))
-        student = distilled(prototype, start, reply.state, pool.batch(torch.arange(len(pool))))
-        sure.append(confidence(student(examples.inputs.batch(records)), examples.labels[records]))
-    found, shadows = torch.stack(sure).detach(), clients - clients // ATTACKED
+        with threads(1):
+            student = distilled(prototype, start, reply.state, asked)
+        sure.append(confidence(student(examples.inputs.batch(records)).detach(), examples.labels[records]))
+    found, shadows = torch.stack(sure), clients - clients // ATTACKED
     densities = []
     for those in (inside[:shadows], ~inside[:shadows]):
         seen = found[:shadows].where(those, torch.nan)
@@ -44,7 +49,7 @@ def distilled(prototype: Prototype, start: State, teacher: State, inputs: Tensor
     student = prototype.load(start).to(memory_format=torch.contiguous_format)  # as L-BFGS wants gradients
     with torch.no_grad():
         answers = prototype.load(teacher)(inputs).softmax(dim=1)
-    steps = torch.optim.LBFGS(student.parameters(), max_iter=200, line_search_fn="strong_wolfe")
+    steps = torch.optim.LBFGS(student.parameters(), max_iter=50, line_search_fn="strong_wolfe")
 
     def loss() -> float:
         steps.zero_grad()

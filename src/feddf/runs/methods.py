@@ -53,18 +53,16 @@ def build_method(
         method = make_method(resources, settings, engine)
     prototypes = fit_prototypes(resources, method.parts).prototypes
     half = combine_halves([*(part.half for part in method.parts), *halves_of(settings.local)])
+    binary, named = settings.local.binary, list(settings.fusion.parts)
+    key, given = ("fusion.parts", named) if named or binary == "none" else ("local.binary", binary)
     for name, prototype in prototypes.items():
         outputs = classes(2) if resources.outputs.channels is None else resources.outputs
         job, raw = Job(Client("trial", name), 1, models[name], 0), torch.zeros(2, *map(int, outputs.shape))  # type: ignore[arg-type]
         labels = outputs.decide(outputs.probabilities(raw))
         training = Training(job, prototype, labels, outputs, settings.local.optimizer, 1, 1.0)
-        try:
+        with one_line(partial(ConfigError.at, key, given), f"'{name}'", ValueError):
             if finish := half(prototype.load(models[name]), training).finish:
                 finish()
-        except ValueError as error:
-            binary, named = settings.local.binary, list(settings.fusion.parts)
-            key, given = ("fusion.parts", named) if named or binary == "none" else ("local.binary", binary)
-            raise ConfigError.at(key, given, f"'{name}': {error}") from error
     return method, prototypes
 
 
@@ -156,8 +154,8 @@ def output_mistakes(settings: Settings, outputs: Outputs, *, partial_knowledge: 
         yield from settings.changed(judges, "it would blame clients for the channels that they do not know")
         known = "clients know different channels; only 'logits' and 'probabilities' leave each to those who know it"
         yield ensemble.combine not in ("logits", "probabilities"), "ensemble.combine", known
-        pooled = "clients know different channels, which an earlier or a sampled model does not say"
-        yield from settings.changed(["ensemble.ema", "ensemble.swag_samples"], pooled)
+        pooled = "clients know different channels, which no earlier, averaged or sampled model says"
+        yield from settings.changed(["ensemble.ema", "ensemble.groups", "ensemble.swag_samples"], pooled)
 
 
 def robust_settings(settings: Settings, resources: Resources) -> Settings:
@@ -242,6 +240,7 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTa
         outputs=resources.outputs,
         each_batch=large or not config.cache,
         memory=config.ema,
+        groups=config.groups,
         swag_samples=config.swag_samples,
         swag_scale=config.swag_scale,
         known=resources.known,

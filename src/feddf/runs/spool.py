@@ -118,7 +118,7 @@ def _checksum(about: Mapping[str, Any], update: Update) -> int:
     for key in sorted(tensors):
         tensor = tensors[key].detach().contiguous()
         found = zlib.crc32(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode(), found)
-        found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy(), found)
+        found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, found)
     return found
 
 
@@ -147,7 +147,7 @@ class StateOnDisk(Mapping[str, Tensor]):
         if content.numel():
             with self._path.open("rb") as file:  # five times as fast as to open it as what it is
                 file.seek(self._first + begin)
-                if file.readinto(content.numpy()) != len(content):
+                if file.readinto(content.numpy().data) != len(content):
                     raise OSError(f"{self._path} ends before the last value of {name}")
         return content.view(_DTYPES[place["dtype"]]).reshape(place["shape"])
 

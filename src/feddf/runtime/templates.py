@@ -49,8 +49,8 @@ def _copied(thing: Any, done: dict[Any, Any]) -> Any:
     if not isinstance(thing, nn.Module):
         return done.setdefault(thing, thing.clone())
     new = done[thing] = object.__new__(type(thing))
-    own = {name: value.copy() if isinstance(value, dict | set) else value for name, value in vars(thing).items()}
-    for kind in ("_parameters", "_buffers", "_modules"):
-        own[kind] = {name: _copied(value, done) for name, value in own[kind].items()}
-    vars(new).update(own)
+    for name, value in vars(thing).items():
+        if name in ("_parameters", "_buffers", "_modules"):
+            value = {key: _copied(one, done) for key, one in value.items()}
+        new.__dict__[name] = value.copy() if isinstance(value, dict | set) else value
     return new
