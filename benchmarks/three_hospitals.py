@@ -68,8 +68,10 @@ def main(out: Path, seed: int = 0, steps: int = 600) -> None:
     for number, row in enumerate(data.test.inputs.raw[torch.arange(4)]):
         Image.fromarray(np.ascontiguousarray(row.permute(1, 2, 0).numpy())).save(pictures / f"{number}.png")
     said = [word for one in places for word in ("--teacher", one)]
-    words = ["--student", "unet", "--unlabeled", '{name = "digit-scenes", size = 4000}', "--test", "digit-scenes"]
-    fused, rest = str(out / "fused"), [f"seed={seed}", "distill.steps=1000", f"cache={out / 'cache'}"]
+    words = ["--student", '{model = "unet", options = {width = 8}}']
+    words += ["--unlabeled", '{name = "digit-scenes", size = 4000}', "--test", '{name = "digit-scenes", size = 600}']
+    learn = ["distill.steps=400", "distill.batch_size=32", "distill.lr=0.003", "distill.eval_every=100"]
+    fused, rest = str(out / "fused"), [f"seed={seed}", *learn, f"cache={out / 'cache'}"]
     run("fuse", *said, *words, "--onnx", "--trust", "--out", fused, *rest)
     run("predict", fused, str(pictures), "--out", str(out / "masks"))
 
