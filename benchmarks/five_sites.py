@@ -150,7 +150,7 @@ def rounding(out: Path) -> None:
     config = load_fuse(None, {"teachers": named_so, **values})
     made = plan(config)
     cache = PredictionCache(out / "cache", out / "cache", {"pool": made.pool}, made.student.preprocess)
-    exact = {one: cache.logits(one) for one in made.teachers}
+    exact = [(one, cache.logits(one)) for one in made.teachers]
     generator = torch.Generator().manual_seed(0)
 
     def accuracy(teachers: list[Any], seed: int = 0) -> str:
@@ -159,17 +159,17 @@ def rounding(out: Path) -> None:
         return f"{100 * fused.report.sets['test']['student'].accuracy:.1f}"
 
     def tables(most: float) -> list[Any]:
-        off = {one: most * (2 * torch.rand(said.shape, generator=generator) - 1) for one, said in exact.items()}
-        said = {one: partial(same, rows=rows + off[one]) for one, rows in exact.items()}
-        return [replace(one, outputs="logits", table=table) for one, table in said.items()]
+        off = [rows + most * (2 * torch.rand(rows.shape, generator=generator) - 1) for _, rows in exact]
+        pairs = zip((one for one, _ in exact), off, strict=True)
+        return [replace(one, outputs="logits", table=partial(same, rows=rows)) for one, rows in pairs]
 
     def same(*pool: Any, rows: torch.Tensor, **known: Any) -> torch.Tensor:
         return rows
 
     files = [str(out / f"{one.stem}-16-bits.answers") for one in given]
-    print("models:", accuracy(list(made.teachers)), "; what they say, as tables:", accuracy(tables(0.0)))
-    print("in 16 bits:", accuracy(read_teachers([TeacherConfig(path=one) for one in files])))
-    print("off by at most 0.001:", ", ".join(accuracy(tables(1e-3)) for _ in range(5)))
+    print("models:", accuracy(list(made.teachers)), "; what they say, as tables:", accuracy(tables(0.0)), flush=True)
+    print("in 16 bits:", accuracy(read_teachers([TeacherConfig(path=one) for one in files])), flush=True)
+    print("off by at most 0.001:", ", ".join(accuracy(tables(1e-3)) for _ in range(5)), flush=True)
     print("models, seeds 1 to 3:", ", ".join(accuracy(list(made.teachers), seed) for seed in (1, 2, 3)))
 
 
