@@ -99,8 +99,8 @@ PLANS = {
 
 def bounds(kind: str, scale: float, m: int) -> dict[str, float]:
     privacy, rounds = PLANS[kind]
-    plan = make_plan(privacy, rounds, 1)
-    return lower_bounds(plan, *canary_scores(plan, privacy, 1, m, scale, Counted()))
+    plan = make_plan(privacy, rounds, 4)
+    return lower_bounds(plan, *canary_scores(plan, privacy, 4, m, scale, Counted()))
 
 
 @pytest.mark.parametrize("kind", PLANS)

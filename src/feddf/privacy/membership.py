@@ -46,7 +46,9 @@ def membership(
 
 def distilled(prototype: Prototype, start: State, teacher: State, inputs: Tensor) -> torch.nn.Module:
     """Return a student that answers the inputs as the teacher does: cross-entropy, by L-BFGS."""
-    student = prototype.load(start).to(memory_format=torch.contiguous_format)  # as L-BFGS wants gradients
+    student = prototype.load(start)
+    for weight in student.parameters():
+        weight.data = weight.data.contiguous()  # as L-BFGS wants gradients
     with torch.no_grad():
         answers = prototype.load(teacher)(inputs).softmax(dim=1)
     steps = torch.optim.LBFGS(student.parameters(), max_iter=50, line_search_fn="strong_wolfe")
