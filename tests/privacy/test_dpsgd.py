@@ -163,7 +163,7 @@ class Counting(nn.Module):
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        self.seen += len(inputs)
+        self.seen = self.seen + len(inputs)
         return self.inner(inputs)
 
 

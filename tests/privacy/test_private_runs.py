@@ -202,7 +202,7 @@ def test_augmentation_and_dropout_follow_from_no_seed() -> None:
 
 
 def test_what_clients_lack_is_not_warned_of() -> None:
-    few = {"data.train_size": 20, "partition.min_size": 1, "clients.total": 8, "pool.sources": ["mnist-5k"]}
+    few = {"data.train_size": 20, "partition.min_size": 2, "clients.total": 8, "pool.sources": ["mnist-5k"]}
     assert build(experiment("", few)).warnings
     assert not build(experiment("dp-sgd", few)).warnings
 

@@ -34,6 +34,8 @@ def audit(
     privacy = experiment.privacy
     if privacy.level == "none":
         raise ConfigError.at("privacy.level", "none", "there is nothing to audit; set it to 'record' or 'client'")
+    if 0 < clients < 8:
+        raise PrivacyError(f"--clients {clients}: a quarter is attacked and the others are compared; 8 at least")
     if clients and privacy.level == "client":
         raise ConfigError.at(
             "privacy.level", "client", "single clients' answers are not protected; it must be 'record'"

@@ -26,7 +26,9 @@ def membership(
     Each client has a secret half of the first 2 ``size`` examples, and starts from the weights that are public.
     """
     records = torch.arange(min(2 * size, len(examples)))
+    shadows = clients - clients // ATTACKED
     inside = coins(clients * len(records), 0.5).reshape(clients, -1)
+    inside[1:shadows:2] = ~inside[0 : shadows - 1 : 2]  # of two shadows one has a record and one has not
     asked = pool.batch(torch.arange(min(POOL, len(pool))))
     sure = []
     for k, mine in enumerate(inside):
@@ -34,7 +36,7 @@ def membership(
         with threads(1):
             student = distilled(prototype, start, reply.state, asked)
         sure.append(confidence(student(examples.inputs.batch(records)).detach(), examples.labels[records]))
-    found, shadows = torch.stack(sure), clients - clients // ATTACKED
+    found = torch.stack(sure)
     densities = []
     for those in (inside[:shadows], ~inside[:shadows]):
         seen = found[:shadows].where(those, torch.nan)
@@ -46,7 +48,9 @@ def membership(
 
 def distilled(prototype: Prototype, start: State, teacher: State, inputs: Tensor) -> torch.nn.Module:
     """Return a student that answers the inputs as the teacher does: cross-entropy, by L-BFGS."""
-    student = prototype.load(start).to(memory_format=torch.contiguous_format)  # as L-BFGS wants gradients
+    student = prototype.load(start)
+    for weight in student.parameters():
+        weight.data = weight.data.contiguous()  # as L-BFGS wants gradients
     with torch.no_grad():
         answers = prototype.load(teacher)(inputs).softmax(dim=1)
     steps = torch.optim.LBFGS(student.parameters(), max_iter=50, line_search_fn="strong_wolfe")

@@ -183,7 +183,7 @@ def partition_dots(panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path, 
 
 
 @in_one_style()
-def roc_curves(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], epsilon: float, path: Path) -> None:
+def roc_curves(curves: Mapping[str, tuple[Any, Any]], epsilon: float, path: Path) -> None:
     """Draw attacks' true positive rates by false ones, on scales on which few false ones can be seen."""
     figure = Figure(figsize=(4.6, 4.4), layout="constrained")
     axes, chance = figure.subplots(), np.geomspace(1e-4, 1, 50)
