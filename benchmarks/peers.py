@@ -5,7 +5,8 @@ work in processes of its own (``peer_programs/``). The peers take turns, ``--rep
 things are measured: the seconds of a round (all but the first, in which workers start, caches fill and pfl evaluates);
 start-up and end, which is the whole command without as many such rounds; and the peak of its memory (the sum of
 proportional set sizes of all of its processes, looked at five times a second). Median, lowest and highest are given.
-Nothing else should run meanwhile.
+Nothing else should run meanwhile. A peer called ``feddf-NAME`` is another version of feddf, in an environment that was
+made by hand (``FOLDER/venv-feddf-NAME``, with an empty file ``installed``). Other cases' results stay as they are.
 
     python benchmarks/peers.py                      # about an hour on two cores
     python benchmarks/peers.py --tiny --repeats 1   # does it work?
@@ -77,7 +78,7 @@ def environment(peer: str, folder: Path) -> Path | str:
 
 def command(peer: str, python: Path, work: dict[str, Any]) -> list[str]:
     """Return how a peer is started: pfl's own way to use several processes is torchrun."""
-    program = [str(PROGRAMS / f"with_{peer}.py"), json.dumps(work)]
+    program = [str(PROGRAMS / f"with_{peer.partition('-')[0]}.py"), json.dumps(work)]
     if peer != "pfl" or work["workers"] < 2:
         return [str(python), *program]
     several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={work['workers']}"]
@@ -208,6 +209,10 @@ def main() -> None:
         sys.exit(1)
 
     results: dict[str, dict[str, Measured]] = {}
+    raw_file = given.out.with_suffix(".json")
+    if raw_file.exists() and not given.tiny:  # cases that are not measured now stay
+        kept = json.loads(raw_file.read_text(encoding="utf-8"))
+        results = {case: {peer: Measured(**found) for peer, found in peers.items()} for case, peers in kept.items()}
     for case in given.cases.split(","):
         size = {**CASES[case], **(TINY if given.tiny else {})}
         results[case] = {peer: Measured() for peer in pythons}
@@ -231,7 +236,7 @@ def main() -> None:
         given.out.parent.mkdir(exist_ok=True)
         given.out.write_text(text + "\n", encoding="utf-8")
         raw = {case: {peer: vars(found) for peer, found in peers.items()} for case, peers in results.items()}
-        given.out.with_suffix(".json").write_text(json.dumps(raw, indent=2), encoding="utf-8")
+        raw_file.write_text(json.dumps(raw, indent=2), encoding="utf-8")
 
 
 if __name__ == "__main__":
