@@ -6,7 +6,6 @@ from math import sqrt
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from feddf.cli.arguments import AsJson, NameOrFile, Overrides, print_json, say
@@ -22,6 +21,8 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Attack the privacy that a configuration claims: a lower bound on ε above the claim is an error."""
+    import torch
+
     from feddf.config import ConfigError, load, with_values
     from feddf.privacy.accountant import MOST_EPSILON, PrivacyError
     from feddf.privacy.audit import canary_scores, least_epsilon, lower_bounds
