@@ -21,17 +21,17 @@ from safetensors.torch import load_file
 
 from feddf import cli
 from feddf.config.errors import ConfigError
-from feddf.config.fuse_config import FuseEnsembleConfig, load_fuse
+from feddf.config.fuse_config import FuseEnsembleConfig, TeacherConfig, load_fuse
 from feddf.config.sections import DistillConfig
 from feddf.data import files
 from feddf.data.datasets import plain
 from feddf.data.files import read_image
 from feddf.fusing import inputs, predictions
 from feddf.fusing.asking import PoolIdentity, ask, pool_identity
-from feddf.fusing.folder import fuse_to_folder
+from feddf.fusing.folder import check, fuse_to_folder, plan
 from feddf.fusing.fuse import fuse
 from feddf.fusing.predictions import open_teacher
-from feddf.fusing.teachers import TeacherError, TrainedModel
+from feddf.fusing.teachers import TeacherError, TrainedModel, read_teacher
 from feddf.models.small import MLP
 from feddf.outputs import classes
 from feddf.saved.model import Images, ModelSpec
@@ -265,7 +265,7 @@ def test_a_program_is_told_as_early(tmp_path: Path, asked: list[str]) -> None:
     assert asked == []
     report = of_table([EVEN] * 12, test=examples).report
     assert set(report.sets["test"]) == {"teacher-1", "student"}  # the table has no answers for these inputs
-    assert asked == ["teacher-1"]
+    assert asked == ["teacher-1"] * 2  # a module shows what its outputs are first
 
 
 def test_inputs_that_are_made_anew_for_every_model_have_no_identity(tmp_path: Path) -> None:
@@ -350,3 +350,18 @@ def test_the_example_fuses_a_forest_an_onnx_file_and_a_table(
     assert all(value > 0 for value in report["contributions"]["pool"].values())
     figures = report["sets"]["test"]
     assert figures["site-b"]["accuracy"] < 0.62 < 0.75 < figures["student"]["accuracy"]  # nobody knows all ten digits
+
+
+def test_tables_can_be_inspected_and_a_fusion_with_them_estimated(tmp_path: Path) -> None:
+    pool, a = pictures(tmp_path / "pool"), model(tmp_path / "a", 0)
+    ask(config([a], pool), tmp_path / "t.answers")
+    given = config([a, tmp_path / "t.answers", table(tmp_path / "t.csv", [EVEN] * 12)], pool)
+    estimated = check(given, plan(given))
+    of_model, of_answers, of_csv = estimated["teachers"]
+    assert of_model["seconds_for_1000"] > 0 == of_answers["seconds_for_1000"] == of_csv["seconds_for_1000"]
+    assert of_csv["takes"] == "nothing: 12 answers for a pool"
+    (asked_model,) = read_teacher(TeacherConfig(path=str(a)))
+    fingerprint = pool_identity(given).fingerprint
+    assert of_answers["takes"].startswith(f"nothing: answers for pool {fingerprint[:16]}, by model ")
+    assert f"by model {str(asked_model.content)[:16]} on 20" in of_answers["takes"]
+    assert estimated["classes"] == CLASSES

@@ -23,13 +23,14 @@ from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
 from feddf.states import digest
 from feddf.types import Client, Inputs, Job, Reply, State, Update
-from reproduction import attack_matrix
+from reproduction import attack_matrix, exchange
 from reproduction.__main__ import ATTACKED, app
 from reproduction.attack_matrix import COLUMNS, NAMES, NONE, Cell, Matrix, kept_table, kind_of, run_matrix
 from reproduction.attacks import changes, with_trigger
 from reproduction.hostile import attackers
 from test_cli import feddf
 
+ROOT = Path(__file__).parents[2]
 SMALL = {
     "data": {"name": "toy"},
     "prototypes": ["mlp"],
@@ -304,6 +305,13 @@ def test_the_configuration_is_what_the_page_says() -> None:
 def test_the_table_in_the_documents_is_that_of_the_kept_runs() -> None:
     text = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
     assert f"--show-kept -->\n{kept_table()}<!-- end of attacks -->" in text
+
+
+def test_the_table_of_weights_and_answers_is_that_of_the_kept_runs() -> None:
+    page = (ROOT / "docs" / "how-to" / "answers.md").read_text(encoding="utf-8")
+    kept = json.loads((ROOT / exchange.KEPT).read_text(encoding="utf-8"))
+    assert exchange.table(kept) in page
+    assert f"All {len(kept)} runs" in page
 
 
 def test_a_column_of_kept_runs_is_the_mean_over_its_whole_seeds(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar, overload
 from pydantic import ValidationError, field_validator, model_validator
 
 from feddf.config import sections
-from feddf.config.errors import ConfigError, nearest, shown
+from feddf.config.errors import ConfigError, nearest, one_line, shown
 from feddf.config.foreign import parse_toml
 from feddf.config.keys import all_keys, changes_of, default_of, flat, is_free, keys_of, nested, resolve, suggestion
 from feddf.config.names import METHODS
@@ -206,10 +206,8 @@ def read(name_or_file: str) -> dict[str, Any]:
     """Return the raw values of a preset or a TOML file."""
     path = Path(name_or_file)
     if path.suffix == ".toml" or path.is_file():
-        try:
+        with one_line(ConfigError, f"cannot read the configuration {path}", (OSError, ValueError)):
             return parse_toml(path.read_text(encoding="utf-8-sig"))  # some editors write a BOM
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read the configuration {path}: {error}") from None
     known = presets()
     if name_or_file not in known:
         raise ConfigError(f"no preset or file is called '{name_or_file}'; {nearest(name_or_file, known)}")

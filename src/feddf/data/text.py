@@ -153,16 +153,20 @@ def _examples(path: Path, source: TextSource, tokenize: Tokenize, fingerprint: s
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """How a pretrained tokenizer turns sentences into rows, a name for that, its tokens, and the one for padding."""
+    """How a tokenizer turns sentences into rows, a name for that, its tokens, that for padding, and their names."""
 
     tokenize: Tokenize
     fingerprint: str
     n_tokens: int
     padding: int
+    names: Callable[[int], str]
 
 
 def tokenizer(path: str, max_tokens: int) -> Tokenizer:
-    """Return the pretrained tokenizer in a folder, or of a name on a hub."""
+    """Return the pretrained tokenizer in a folder, or of a name on a hub; ``characters`` is that of single ones."""
+    if path == "characters":
+        read = partial(characters, length=max_tokens)
+        return Tokenizer(read, f"{CHARACTERS} {max_tokens}", len(CHARACTERS), 0, CHARACTERS.__getitem__)
     library = transformers()
     with one_line(ValueError, "there is no tokenizer"), no_output():  # what a file has too much is printed as it is
         found = library.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -171,7 +175,8 @@ def tokenizer(path: str, max_tokens: int) -> Tokenizer:
     backend = getattr(found, "backend_tokenizer", None)
     described = backend.to_str() if backend is not None else json.dumps(found.get_vocab(), sort_keys=True)
     fingerprint = f"{hashlib.sha256(described.encode()).hexdigest()} {max_tokens}"
-    return Tokenizer(partial(_tokens, found, max_tokens), fingerprint, len(found), int(found.pad_token_id))
+    read = partial(_tokens, found, max_tokens)
+    return Tokenizer(read, fingerprint, len(found), int(found.pad_token_id), found.convert_ids_to_tokens)
 
 
 def _tokens(found: Any, max_tokens: int, sentences: Sequence[str]) -> Tensor:

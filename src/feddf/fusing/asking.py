@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,12 +31,10 @@ from feddf.fusing.feeding import assumed
 from feddf.fusing.inputs import load_pool, own_rows, pool_form
 from feddf.fusing.predictions import Progress, as_logits, kind_of, open_teacher, quiet
 from feddf.fusing.teachers import OutputKind, TeacherError, TrainedModel, read_teachers
-from feddf.outputs import classes
 from feddf.runtime.atomic import read_regular
 
 POOL_FORMAT = "feddf pool 1"
-INPUT = "input"
-"""The column of a table that says which input a row is about: its name or number in the pool, or its SHA-256."""
+INPUT = "input"  # the column of a table that says which input a row is about: its name or number, or its SHA-256
 
 
 @dataclass(frozen=True)
@@ -82,12 +81,11 @@ def pool_identity(config: FuseConfig, *, trust: bool = False) -> PoolIdentity:
     if pool.views > 1 or any(one.name.partition(":")[0] in ("noise", "plane", "generator") for one in pool.sources):
         allowed = "answers are for inputs that are there already, each as it is"
         raise ConfigError(f"pool.sources = '{pool.names}', pool.views = {pool.views}: {allowed}")
-    content: Iterable[bytes]
     with one_line(partial(ConfigError.at, "pool.sources", pool.names), of=(OSError, ValueError)):
         if kind == "images" and len(pool.sources) == 1 and not pool.size and not pool.sources[0].size:
             files, folder = image_files(Path(place).expanduser()), Path(place).expanduser()
-            written = (bytes(one.relative_to(folder)) for one in files)  # a name need not be UTF-8
-            names, content = [one.decode(errors="backslashreplace") for one in written], map(read_regular, files)
+            names = [bytes(one.relative_to(folder)).decode(errors="backslashreplace") for one in files]
+            content = (read_regular(one) for one in files)
         else:
             rows = own_rows(config, trust=trust).rows
             names = [str(number) for number in range(len(rows))]
@@ -123,26 +121,25 @@ def ask(
     with open_teacher(teacher, teacher.preprocess) as predict:
         batches, done = predict(pool), 0
         first = next(batches)
-        kind, names = teacher.outputs or kind_of(teacher.id, first), teacher.classes
-        teacher.check_outputs(first.shape[1])
+        outputs, names = teacher.meaning(first.shape), teacher.classes
+        kind = teacher.outputs or kind_of(teacher.id, first, outputs.kind)
+        teacher.check_outputs(outputs.channels or 0)
 
         def logits() -> Iterator[Tensor]:
             nonlocal done
-            for outputs in (first, *batches):
-                done += len(outputs)
+            for batch in chain([first], batches):
+                done += len(batch)
                 progress(teacher.id, done, len(pool))
-                yield as_logits(teacher, kind, outputs)
+                yield as_logits(teacher, kind, batch)
 
-        about = {"names": names or [str(number) for number in range(first.shape[1])], "pool": identity.fingerprint}
+        numbers = [str(number) for number in range(outputs.channels or 0)]
+        about = {"names": names or numbers, "pool": identity.fingerprint}
         made = datetime.now(UTC).isoformat("T", "seconds")
         about |= {"model": teacher.content or "", "name": teacher.id, "made": made}
-        coding = Coding.of(classes(first.shape[1]), bits, largest)
+        coding = Coding.of(outputs, bits, largest)
         lost = write_answers(out, logits(), len(pool), coding, about)
     found = {"answers": str(out), "inputs": len(pool), "duplicates": identity.duplicates, "bytes": out.stat().st_size}
     return {**found, "classes": list(about["names"]), "fed": teacher.feeding.line, "lost": lost}
-
-
-# As teachers
 
 
 def check_tables(teachers: Sequence[TrainedModel], ensemble: FuseEnsembleConfig, views: int) -> None:
@@ -169,21 +166,19 @@ def of_answers(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return a file of answers as a teacher."""
     file = AnswerFile(config.file)
     file.check()
-    if not file.coding.outputs.counts_classes:
-        title = file.coding.outputs.title
-        raise TeacherError(f"teacher {config.id}: its answers are {title}, and one class an input is needed")
 
-    def rows(count: int, identity: PoolIdentity | None = None) -> Tensor:
+    def rows(count: int, identity: PoolIdentity | None = None) -> AnswerFile:
         if identity is not None and file.about.pool != identity.fingerprint:
             raise TeacherError(f"teacher {config.id}: its answers are for another pool, or in another order")
         if len(file) != count:
             raise TeacherError(f"teacher {config.id}: it has answers for {len(file)} inputs, and the pool has {count}")
-        return file[torch.arange(count)]
+        return file
 
     said = file.about
     takes = f"nothing: answers for pool {said.pool[:16]}, by model {said.model[:16]} on {said.made:.25}"
     takes += f", {said.bits} bits, rounded by at most {said.lost:.1e}"
-    return [_of_table(config, rows, said.names, "logits", takes)]
+    form = {name: one for name, one in said.outputs.items() if name != "channels"}
+    return [_of_table(config, rows, said.names, "logits", takes, form)]
 
 
 def of_table(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -198,7 +193,9 @@ def of_table(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
         said = table.labels or [str(number) for number in range(len(table.rows))]
         return table.rows[_places(config.id, said, count, identity)]
 
-    return [_of_table(config, rows, table.columns, "probabilities", f"nothing: {len(table.rows)} answers for a pool")]
+    kind: OutputKind = "logits" if config.kind == "values" else "probabilities"
+    takes = f"nothing: {len(table.rows)} answers for a pool"
+    return [_of_table(config, rows, table.columns, kind, takes, {"positions": []})]
 
 
 def _places(id: str, said: Sequence[str], count: int, identity: PoolIdentity | None) -> Tensor:
@@ -216,8 +213,10 @@ def _places(id: str, said: Sequence[str], count: int, identity: PoolIdentity | N
     return torch.tensor([rows[name] for name in names])
 
 
-def _of_table(config: TeacherConfig, rows: Any, names: tuple[str, ...], kind: OutputKind, takes: str) -> TrainedModel:
-    id, path, rest = config.id, config.file, {"outputs": kind, "table": rows, "takes": takes}
+def _of_table(
+    config: TeacherConfig, rows: Any, names: tuple[str, ...], kind: OutputKind, takes: str, form: dict[str, Any]
+) -> TrainedModel:
+    id, path, rest = config.id, config.file, {"outputs": kind, "table": rows, "takes": takes, "form": form}
     return TrainedModel.of_files(id, partial(_refuse, id), [path], About(classes=names), source=str(path), **rest)
 
 

@@ -16,8 +16,7 @@ OTHERS |= dict.fromkeys(
     (".h5", ".keras"), "in Keras 3: keras.saving.load_model(FILE).export('model.onnx', format='onnx')"
 )
 PLAIN = ("=", "torch.", "torch ", "collections ", "numpy", "_codecs ", "builtins ", "__builtin__ ")
-MOST = 1 << 26
-"""Bytes of a pickle that are looked at: its names come before its numbers."""
+MOST = 1 << 26  # bytes of a pickle that are looked at: its names come before its numbers
 
 
 def remedy(path: Path) -> str | None:

@@ -53,9 +53,6 @@ def as_answers(raw: Tensor, outputs: Outputs) -> Tensor:
     return centered.detach().clamp(-LARGEST, LARGEST).to("cpu", torch.float16)
 
 
-# The client's half
-
-
 @dataclass(frozen=True)
 class Digest:
     """How a client learns from the others' answers: passes over the pool with Adam, before its own examples."""
@@ -106,9 +103,6 @@ def resume(model: nn.Module, job: t.Job) -> None:
     """Put the weights into a model that its client has kept, once it has."""
     if OWN in job.kept:
         model.load_state_dict(dict(job.kept[OWN]))
-
-
-# The server's half
 
 
 def exchange_answers(resources: t.Resources, inputs: str = "", **told: bool | int | float | str) -> t.Part:
@@ -178,8 +172,8 @@ def label_means(resources: t.Resources, gamma: float = 0.1) -> t.Part:
     if not outputs.counts_classes:
         raise ValueError(f"FD has a mean answer for each label, and the outputs are {outputs.title}")
     form = {MEANS: {"means": t.TensorForm((outputs.channels, outputs.channels), torch.float32, 0.0, 1 + 1e-3)}}
-    half = partial(follow_means, gamma=gamma)
-    return t.Part(half, send=send_means, form=lambda job: form, told={"gamma": gamma}, **KEPT)
+    known: Any = {"send": send_means, "form": lambda job: form, "told": {"gamma": gamma}, **KEPT}
+    return t.Part(partial(follow_means, gamma=gamma), **known)
 
 
 def _on_simplex(means: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def epsilon_of(mechanism: Mechanism, delta: float, accountant: Literal["pld", "r
     """
     if mechanism.noise <= 0:
         return inf
-    if mechanism.times == 0:
+    if mechanism.times == 0 or isinf(mechanism.noise):
         return 0.0
     if mechanism.sampling < 1 or accountant == "rdp":
         return _composed_epsilon(mechanism, delta, accountant)

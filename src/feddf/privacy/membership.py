@@ -10,9 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from feddf.privacy.noise import coins
+from feddf.runtime.device import threads
 from feddf.types import Client, Examples, Inputs, Job, LocalTrain, Prototype, State
 
 ATTACKED = 4  # of the clients a quarter is attacked, and the others are shadows
+POOL = 500  # inputs whose answers are distilled, at the most
 
 
 def membership(
@@ -23,13 +26,17 @@ def membership(
     Each client has a secret half of the first 2 ``size`` examples, and starts from the weights that are public.
     """
     records = torch.arange(min(2 * size, len(examples)))
-    inside = torch.rand(clients, len(records)) < 0.5
+    shadows = clients - clients // ATTACKED
+    inside = coins(clients * len(records), 0.5).reshape(clients, -1)
+    inside[1:shadows:2] = ~inside[0 : shadows - 1 : 2]  # of two shadows one has a record and one has not
+    asked = pool.batch(torch.arange(min(POOL, len(pool))))
     sure = []
     for k, mine in enumerate(inside):
         reply = train(Job(Client(f"client-{k}", prototype.name, records[mine]), 1, start, k))
-        student = distilled(prototype, start, reply.state, pool.batch(torch.arange(len(pool))))
-        sure.append(confidence(student(examples.inputs.batch(records)), examples.labels[records]))
-    found, shadows = torch.stack(sure).detach(), clients - clients // ATTACKED
+        with threads(1):
+            student = distilled(prototype, start, reply.state, asked)
+        sure.append(confidence(student(examples.inputs.batch(records)).detach(), examples.labels[records]))
+    found = torch.stack(sure)
     densities = []
     for those in (inside[:shadows], ~inside[:shadows]):
         seen = found[:shadows].where(those, torch.nan)
@@ -41,10 +48,12 @@ def membership(
 
 def distilled(prototype: Prototype, start: State, teacher: State, inputs: Tensor) -> torch.nn.Module:
     """Return a student that answers the inputs as the teacher does: cross-entropy, by L-BFGS."""
-    student = prototype.load(start).to(memory_format=torch.contiguous_format)  # as L-BFGS wants gradients
+    student = prototype.load(start)
+    for weight in student.parameters():
+        weight.data = weight.data.contiguous()  # as L-BFGS wants gradients
     with torch.no_grad():
         answers = prototype.load(teacher)(inputs).softmax(dim=1)
-    steps = torch.optim.LBFGS(student.parameters(), max_iter=200, line_search_fn="strong_wolfe")
+    steps = torch.optim.LBFGS(student.parameters(), max_iter=50, line_search_fn="strong_wolfe")
 
     def loss() -> float:
         steps.zero_grad()

@@ -53,18 +53,16 @@ def build_method(
         method = make_method(resources, settings, engine)
     prototypes = fit_prototypes(resources, method.parts).prototypes
     half = combine_halves([*(part.half for part in method.parts), *halves_of(settings.local)])
+    binary, named = settings.local.binary, list(settings.fusion.parts)
+    key, given = ("fusion.parts", named) if named or binary == "none" else ("local.binary", binary)
     for name, prototype in prototypes.items():
         outputs = classes(2) if resources.outputs.channels is None else resources.outputs
         job, raw = Job(Client("trial", name), 1, models[name], 0), torch.zeros(2, *map(int, outputs.shape))  # type: ignore[arg-type]
         labels = outputs.decide(outputs.probabilities(raw))
         training = Training(job, prototype, labels, outputs, settings.local.optimizer, 1, 1.0)
-        try:
+        with one_line(partial(ConfigError.at, key, given), f"'{name}'", ValueError):
             if finish := half(prototype.load(models[name]), training).finish:
                 finish()
-        except ValueError as error:
-            binary, named = settings.local.binary, list(settings.fusion.parts)
-            key, given = ("fusion.parts", named) if named or binary == "none" else ("local.binary", binary)
-            raise ConfigError.at(key, given, f"'{name}': {error}") from error
     return method, prototypes
 
 
@@ -129,20 +127,28 @@ def fit_prototypes(resources: Resources, parts: Sequence[Part]) -> Resources:
     return replace(resources, prototypes=prototypes)
 
 
+def ensemble_mistakes(weights: str, combine: str, temperature: float, outputs: Outputs) -> Iterator[Mistake]:
+    """Yield which settings of an ensemble and of a distillation have no meaning for this kind of output."""
+    kind = outputs.title
+    count = f"classes are counted where each example has one, and the outputs are {kind}"
+    yield weights == "class-counts" and not outputs.counts_classes, "ensemble.weights", count
+    one = f"it is about the one class that is right, and the outputs are {kind}"
+    yield weights == "certainty" and not outputs.one_is_right, "ensemble.weights", one
+    yield combine == "entropy-reduced" and not outputs.one_is_right, "ensemble.combine", one
+    units = f"{kind} have units and no temperature; leave it at 1"
+    yield temperature != 1 and outputs.has_units, "distill.temperature", units
+
+
 def output_mistakes(settings: Settings, outputs: Outputs, *, partial_knowledge: bool) -> Iterator[Mistake]:
     """Yield which settings have no meaning for this kind of output, or where clients know different channels."""
     fusion, ensemble, local, kind = settings.fusion, settings.ensemble, settings.local, outputs.title
     count = f"classes are counted where each example has one, and the outputs are {kind}"
     if not outputs.counts_classes:
-        yield ensemble.weights == "class-counts", "ensemble.weights", count
         yield fusion.aggregation == "class-counts", "fusion.aggregation", count
         yield "class-counts" in fusion.parts, "fusion.parts", count
+    yield from ensemble_mistakes(ensemble.weights, ensemble.combine, settings.distill.temperature, outputs)
     one = f"it is about the one class that is right, and the outputs are {kind}"
-    yield ensemble.weights == "certainty" and not outputs.one_is_right, "ensemble.weights", one
-    yield ensemble.combine == "entropy-reduced" and not outputs.one_is_right, "ensemble.combine", one
     yield local.logit_adjustment > 0 and not outputs.one_is_right, "local.logit_adjustment", one
-    units = f"{kind} have units and no temperature; leave it at 1"
-    yield settings.distill.temperature != 1 and outputs.has_units, "distill.temperature", units
     if partial_knowledge:
         judges = ("fusion.trust", "fusion.drop_worst", "fusion.defense", "fusion.exchange")
         yield from settings.changed(judges, "it would blame clients for the channels that they do not know")
