@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from feddf.outputs import Outputs, classes
-from feddf.runtime.execution import put_channels_last
-from feddf.runtime.templates import copier
+from feddf.runtime.execution import copier, put_channels_last
 
 State = Mapping[str, Tensor]
 """A ``state_dict``, treated as a value: nobody writes into one that it was given."""

@@ -299,7 +299,7 @@ def test_answers_that_are_none_are_refused_at_the_gate(tmp_path: Path, answer: t
         ({"ensemble.swag_samples": 3}, r"ensemble\.swag_samples = 3: clients keep"),
         ({"fusion.method": "fedavg", "fusion.exchange": "answers"}, r"fusion\.exchange = 'answers': only students"),
         ({"fusion.defense": "robust"}, r"fusion\.defense = 'robust': it looks at clients' weights"),
-        ({"fusion.parts": ["scaffold"]}, r"fusion\.parts = \('scaffold',\): it looks at clients' weights"),
+        ({"fusion.parts": ["scaffold"]}, r"fusion\.parts = \['scaffold'\]: it looks at clients' weights"),
     ],
 )
 def test_what_needs_their_models_is_refused_in_one_line(changes: dict[str, Any], said: str) -> None:

@@ -187,7 +187,8 @@ def roc_curves(curves: Mapping[str, tuple[Any, Any]], epsilon: float, path: Path
     """Draw attacks' true positive rates by false ones, on scales on which few false ones can be seen."""
     figure = Figure(figsize=(4.6, 4.4), layout="constrained")
     axes, chance = figure.subplots(), np.geomspace(1e-4, 1, 50)
-    for color, (name, (false, true)) in zip(cycle(COLORS), curves.items(), strict=False):
+    for color, (name, rates) in zip(cycle(COLORS), curves.items(), strict=False):
+        false, true = map(np.asarray, rates)
         axes.step(np.maximum(false, 1e-4), np.maximum(true, 1e-4), where="post", color=color, label=name)
     axes.plot(chance, np.minimum(1, np.exp(epsilon) * chance), "k--", linewidth=1, label=f"most at ε = {epsilon:.3g}")
     axes.plot(chance, chance, "k:", linewidth=1, label="chance")
