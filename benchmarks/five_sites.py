@@ -2,6 +2,8 @@
 
 python benchmarks/five_sites.py OUT
 
+python benchmarks/five_sites.py OUT rounding     # afterwards: is what 16 bits change more than rounding?
+
 Each site has other digits of MNIST (Dirichlet, alpha = 0.3): a random forest and a logistic regression of scikit-learn,
 an MLP, and two CNNs of feddf. The pool are scikit-learn's digits, the test MNIST's. It needs scikit-learn and skl2onnx.
 """
@@ -12,6 +14,7 @@ import csv
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +28,16 @@ from sklearn.linear_model import LogisticRegression
 import feddf
 from feddf.client import local_update
 from feddf.config import DataConfig, LocalConfig
-from feddf.config.fuse_config import load_fuse
+from feddf.config.foreign import parse_toml
+from feddf.config.fuse_config import TeacherConfig, load_fuse
 from feddf.config.names import MODELS
 from feddf.data.datasets import mnist_5k
 from feddf.data.partition import dirichlet
+from feddf.fusing.folder import plan
+from feddf.fusing.fuse import fuse
 from feddf.fusing.inputs import load_pool
+from feddf.fusing.predictions import PredictionCache
+from feddf.fusing.teachers import read_teachers
 from feddf.models.small import build_network
 from feddf.saved.model import Images, ModelSpec, of_inputs
 from feddf.saved.model_folder import new_folder, write_model
@@ -129,5 +137,41 @@ def main(out: Path) -> None:
         )
 
 
+def rounding(out: Path) -> None:
+    """Fuse what the models say to their last bit, as tables; the same off by 0.001 at most; and with other seeds."""
+    values = {
+        "student": parse_toml(f"v = {STUDENT}")["v"],
+        "pool": {"sources": ["digits"]},
+        "test": {"name": "mnist-5k"},
+    }
+    values |= {"ensemble": {"combine": "logits"}, "distill": {"steps": 2000}}
+    given = [out / "mlp", out / "cnn", out / "wide", out / "forest.onnx", out / "logistic.onnx"]
+    named_so = [str(one) if one.suffix != ".onnx" else parse_toml(f"v = {named(one)}")["v"] for one in given]
+    config = load_fuse(None, {"teachers": named_so, **values})
+    made = plan(config)
+    cache = PredictionCache(out / "cache", out / "cache", {"pool": made.pool}, made.student.preprocess)
+    exact = [(one, cache.logits(one)) for one in made.teachers]
+    generator = torch.Generator().manual_seed(0)
+
+    def accuracy(teachers: list[Any], seed: int = 0) -> str:
+        said = {"ensemble": config.ensemble, "distill": config.distill, "run": config.run, "seed": seed}
+        fused = fuse(teachers, made.student, made.pool, test=made.labeled["test"], cache=out / "cache", **said)
+        return f"{100 * fused.report.sets['test']['student'].accuracy:.1f}"
+
+    def tables(most: float) -> list[Any]:
+        off = [rows + most * (2 * torch.rand(rows.shape, generator=generator) - 1) for _, rows in exact]
+        pairs = zip((one for one, _ in exact), off, strict=True)
+        return [replace(one, outputs="logits", table=partial(same, rows=rows)) for one, rows in pairs]
+
+    def same(*pool: Any, rows: torch.Tensor, **known: Any) -> torch.Tensor:
+        return rows
+
+    files = [str(out / f"{one.stem}-16-bits.answers") for one in given]
+    print("models:", accuracy(list(made.teachers)), "; what they say, as tables:", accuracy(tables(0.0)), flush=True)
+    print("in 16 bits:", accuracy(read_teachers([TeacherConfig(path=one) for one in files])), flush=True)
+    print("off by at most 0.001:", ", ".join(accuracy(tables(1e-3)) for _ in range(5)), flush=True)
+    print("models, seeds 1 to 3:", ", ".join(accuracy(list(made.teachers), seed) for seed in (1, 2, 3)))
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    rounding(Path(sys.argv[1])) if sys.argv[2:] == ["rounding"] else main(Path(sys.argv[1]))

@@ -5,7 +5,8 @@ work in processes of its own (``peer_programs/``). The peers take turns, ``--rep
 things are measured: the seconds of a round (all but the first, in which workers start, caches fill and pfl evaluates);
 start-up and end, which is the whole command without as many such rounds; and the peak of its memory (the sum of
 proportional set sizes of all of its processes, looked at five times a second). Median, lowest and highest are given.
-Nothing else should run meanwhile.
+Nothing else should run meanwhile. A peer called ``feddf-NAME`` is another version of feddf, in an environment that was
+made by hand (``FOLDER/venv-feddf-NAME``, with an empty file ``installed``). Other cases' results stay as they are.
 
     python benchmarks/peers.py                      # about an hour on two cores
     python benchmarks/peers.py --tiny --repeats 1   # does it work?
@@ -30,12 +31,16 @@ ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = Path(__file__).parent / "peer_programs"
 sys.path.insert(0, str(PROGRAMS))
 
-CASES = {
-    "large": {"clients": 20, "cohort": 8, "examples": 2250},
-    "small": {"clients": 1000, "cohort": 50, "examples": 45},
-}
-TINY = {"large": {"clients": 4, "cohort": 2, "examples": 64}, "small": {"clients": 8, "cohort": 4, "examples": 10}}
-COMMON = {"batch": 64, "rate": 0.05}
+CASES: dict[str, dict[str, Any]] = {
+    "large": {"clients": 20, "cohort": 8, "examples": 2250, "batch": 64, "rate": 0.05},
+    "small": {"clients": 1000, "cohort": 50, "examples": 45, "batch": 64, "rate": 0.05},
+    "batch 10": {"clients": 1000, "cohort": 50, "examples": 50, "batch": 10, "rate": 0.05},
+    # benchmarks/image_classification/configs/baseline.yaml of pfl-research, word for word
+    "pfl's own": {
+        "clients": 1000, "cohort": 50, "examples": 50, "batch": 10, "rate": 0.1, "network": "simple_cnn", "tested": True
+    },
+}  # fmt: skip
+TINY = {"clients": 8, "cohort": 4, "examples": 10}
 TORCH = "torch==2.13.0"
 PACKAGES = {
     "feddf": ["-c", str(ROOT / "constraints.txt"), TORCH, str(ROOT)],
@@ -51,6 +56,7 @@ class Measured:
     rounds: list[float] = field(default_factory=list)
     outside: list[float] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
+    accuracies: list[float] = field(default_factory=list)
     failure: str = ""
 
 
@@ -72,7 +78,7 @@ def environment(peer: str, folder: Path) -> Path | str:
 
 def command(peer: str, python: Path, work: dict[str, Any]) -> list[str]:
     """Return how a peer is started: pfl's own way to use several processes is torchrun."""
-    program = [str(PROGRAMS / f"with_{peer}.py"), json.dumps(work)]
+    program = [str(PROGRAMS / f"with_{peer.partition('-')[0]}.py"), json.dumps(work)]
     if peer != "pfl" or work["workers"] < 2:
         return [str(python), *program]
     several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={work['workers']}"]
@@ -102,6 +108,10 @@ def measure(peer: str, python: Path, work: dict[str, Any], into: Measured) -> No
             into.failure = (said.read().strip().splitlines() or [f"exit code {process.returncode}"])[-1][:200]
             return
     rounds = json.loads(lines[-1])["rounds"]
+    if work.get("tested"):
+        from common import Work, tried
+
+        into.accuracies.append(tried(Work(**work)))
     into.rounds += rounds[1:]
     into.outside.append(whole - len(rounds) * statistics.median(rounds[1:] or rounds))
     into.memory.append(peak.bytes / 2**20)
@@ -153,17 +163,20 @@ def _proportional(pid: int) -> int:
 
 def table(results: dict[str, dict[str, Measured]]) -> str:
     """Return the measurements as Markdown."""
-    lines = ["| work | peer | seconds a round | start-up and end, s | peak memory, MiB |", "|---|---|---:|---:|---:|"]
+    lines = [
+        "| work | peer | seconds a round | start-up and end, s | peak memory, MiB | accuracy |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
     for case, peers in results.items():
         for peer, found in peers.items():
-            shown = [_spread(values) for values in (found.rounds, found.outside, found.memory)]
-            cells = " | ".join(shown) if found.rounds else f"{found.failure} | |"
+            shown = [_spread(values) for values in (found.rounds, found.outside, found.memory, found.accuracies)]
+            cells = " | ".join(shown) if found.rounds else f"{found.failure} | | |"
             lines.append(f"| {case} | {peer} | {cells} |")
         own = results[case].get("feddf", Measured()).rounds
         for peer, found in peers.items():
             if peer != "feddf" and own and found.rounds:
                 ratio = statistics.median(found.rounds) / statistics.median(own)
-                lines.append(f"| {case} | {peer} / feddf | {ratio:.2f} × | | |")
+                lines.append(f"| {case} | {peer} / feddf | {ratio:.2f} × | | | |")
     return "\n".join(lines)
 
 
@@ -178,7 +191,9 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--peers", default=",".join(PACKAGES))
     parser.add_argument("--rounds", type=int, default=4, help="of each command; the first is not counted")
+    parser.add_argument("--tested-rounds", type=int, default=20, help="where the last model is tried")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cifar", type=Path, default=Path(os.environ.get("FEDDF_DATA", "data")), help="for pfl's own")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--tiny", action="store_true", help="sizes that only show that it works")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "feddf-peers")
@@ -186,15 +201,28 @@ def main() -> None:
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     pythons = {peer: environment(peer, given.folder) for peer in given.peers.split(",")}
-    from common import write_data  # needs numpy and torch
+    import quiet
+    from common import write_cifar, write_data  # need numpy and torch
+
+    print(found := quiet.look(), flush=True)
+    if not found.enough and not given.tiny:
+        sys.exit(1)
 
     results: dict[str, dict[str, Measured]] = {}
+    raw_file = given.out.with_suffix(".json")
+    if raw_file.exists() and not given.tiny:  # cases that are not measured now stay
+        kept = json.loads(raw_file.read_text(encoding="utf-8"))
+        results = {case: {peer: Measured(**found) for peer, found in peers.items()} for case, peers in kept.items()}
     for case in given.cases.split(","):
-        size = (TINY if given.tiny else CASES)[case]
+        size = {**CASES[case], **(TINY if given.tiny else {})}
         results[case] = {peer: Measured() for peer in pythons}
         with tempfile.TemporaryDirectory() as data:
-            write_data(Path(data), size["clients"] * size["examples"])
-            work = {**size, **COMMON, "rounds": given.rounds, "workers": given.workers, "folder": data}
+            if size.get("tested"):
+                write_cifar(Path(data), given.cifar, size["clients"] * size["examples"])
+            else:
+                write_data(Path(data), size["clients"] * size["examples"])
+            rounds = given.tested_rounds if size.get("tested") and not given.tiny else given.rounds
+            work = {**size, "rounds": rounds, "workers": given.workers, "folder": data}
             for repeat in range(given.repeats):
                 for peer, python in pythons.items():  # in turn: the machine's speed changes from minute to minute
                     if isinstance(python, str):
@@ -208,7 +236,7 @@ def main() -> None:
         given.out.parent.mkdir(exist_ok=True)
         given.out.write_text(text + "\n", encoding="utf-8")
         raw = {case: {peer: vars(found) for peer, found in peers.items()} for case, peers in results.items()}
-        given.out.with_suffix(".json").write_text(json.dumps(raw, indent=2), encoding="utf-8")
+        raw_file.write_text(json.dumps(raw, indent=2), encoding="utf-8")
 
 
 if __name__ == "__main__":

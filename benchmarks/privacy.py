@@ -98,10 +98,10 @@ STUDENTS = {
 }
 PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # the experiment, and [privacy]
-    "heads": ({**SILOS, "rounds": 1}, {"level": "record", "mechanism": "heads", "regularization": 30.0}),
+    "heads": ({**SILOS, "rounds": 1}, {"level": "record", "mechanism": "heads", "regularization": 20.0}),
     "heads-skewed": (
         {**SILOS, "rounds": 1, "partition.scheme": "dirichlet", "partition.alpha": 0.1},
-        {"level": "record", "mechanism": "heads", "regularization": 30.0},
+        {"level": "record", "mechanism": "heads", "regularization": 20.0},
     ),
     "dp-sgd": (
         {**SILOS, "rounds": 1, "local": {"epochs": 20, "batch_size": 50, "lr": 2.0}},

@@ -23,6 +23,7 @@ from feddf.config.privacy import PrivacyConfig
 from feddf.privacy.accountant import noise_for
 from feddf.privacy.audit import canary_scores, lower_bounds
 from feddf.privacy.heads import private_heads
+from feddf.privacy.membership import roc as rates
 from feddf.privacy.noise import system
 from feddf.privacy.plan import make_plan
 
@@ -30,16 +31,14 @@ mpl.use("svg")
 from matplotlib import pyplot as plt
 
 HERE = Path(__file__).parent
-CANARIES, SHADOWS, RECORDS, POOL = 4000, 128, 400, 2000
+CANARIES, SHADOWS, RECORDS, POOL = 20_000, 128, 400, 2000
 EPOCHS = 4
 Curve = tuple[np.ndarray, np.ndarray]
 
 
 def roc(scores: Tensor, included: Tensor) -> Curve:
     """Return false and true positive rates at every threshold."""
-    order = scores.argsort(descending=True)
-    inside = included[order].double()
-    true, false = inside.cumsum(0) / inside.sum(), (1 - inside).cumsum(0) / (1 - inside).sum()
+    false, true = rates(scores, included)
     return false.numpy(), true.numpy()
 
 
@@ -51,20 +50,22 @@ def figures(curve: Curve) -> dict[str, float]:
 
 def canaries() -> tuple[list[dict[str, Any]], dict[str, Curve]]:
     rows, curves = [], {}
-    for on, level in (("weights", "client"), ("heads", "record"), ("dp-sgd", "record")):
+    levels = {"weights": "client", "answers": "client", "votes": "client", "heads": "record", "dp-sgd": "record"}
+    for on, level in levels.items():
         for epsilon in (1.0, 2.0):
             privacy = PrivacyConfig(level=level, mechanism=on, epsilon=epsilon, sampling=0.25)
             plan = make_plan(privacy, 1, EPOCHS)
             for scale in (1.0, 0.5, 1e-9):
                 scores, included = canary_scores(plan, privacy, EPOCHS, CANARIES, scale)
-                found = lower_bounds(scores, included, plan.a_round, plan.delta)
+                found = lower_bounds(plan, scores, included)
                 curve = roc(scores, included)
-                bounds = {"any mechanism": round(found[0], 3), "this mechanism": round(found[1], 3)}
+                bounds = {"any mechanism": round(found["lower bound"], 3)}
+                bounds |= {"this mechanism": round(found["bound for this mechanism"], 3)}
                 row = {"on": on, "claimed": epsilon, "noise": round(scale, 3), "lower bounds": bounds, **figures(curve)}
                 rows.append(row)
                 print(json.dumps(row), flush=True)
-                if epsilon == 1.0:
-                    curves[f"{on}, {round(scale, 3):g} × the noise"] = curve
+                if epsilon == 1.0 and scale > 1e-3:
+                    curves[f"{on}, {round(scale, 3):g} × the noise"] = tuple(one[::20] for one in curve)
     return rows, curves
 
 

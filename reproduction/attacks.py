@@ -8,7 +8,8 @@ in the two attacks on them.
 
 On the ensemble: models that are trained to give harmful predictions on the unlabeled pool, which attackers know. LMA,
 CPA and HIPS are of Roux, Zimmer and Pokutta, "On the Byzantine-Resilience of Distillation-Based Federated Learning"
-(ICLR 2025), where clients send predictions. Where they send weights, an attacker trains a model to predict so.
+(ICLR 2025), where clients send predictions. Where they send weights, an attacker trains a model to predict so; where
+they send one mean answer for each label (FD), labels take the place of inputs.
 
 ``attack.scale`` is an attack's strength s; each has a default of its own.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -25,14 +27,14 @@ from torch import Tensor
 from feddf import evaluate
 from feddf.admit import LARGEST
 from feddf.config import ConfigError
-from feddf.fusion.answers import ANSWERS, as_answers
+from feddf.fusion.answers import ANSWERS, MEANS, as_answers
 from feddf.fusion.weights import CLASS_COUNTS
 from feddf.runs.build import Attack, Parts
 from feddf.runtime.device import threads
 from feddf.seeds import derive, torch_generator
 from feddf.states import is_statistic, state_of
 from feddf.types import Examples, Failure, Inputs, Reply, ServerState, State
-from reproduction.hostile import Forge, Forgery, hostile
+from reproduction.hostile import FD, Forge, Forgery, hostile
 
 KNOWN = 512
 """Inputs of the pool that an attacker on the ensemble trains on."""
@@ -350,8 +352,11 @@ def _last_layer(parts: Parts, layer: Callable[[Tensor, Tensor], tuple[Tensor, Te
 def _trained_for(parts: Parts, targets: Callable[[Tensor], Tensor]) -> Attack:
     """Return the attack with a model trained for ``targets``, a function of honest probabilities.
 
-    These are clients × inputs × classes. Where clients send answers, the targets themselves are sent.
+    These are clients × inputs × classes. Where clients send answers, the targets themselves are sent. Where they send
+    a mean answer for each label, labels take the place of inputs.
     """
+    if any(part.name == FD for part in parts.method.parts):
+        return hostile(parts, partial(_forged_means, targets=targets), answers=True)
     pool = parts.task.pool
     if pool is None:
         kind = parts.experiment.attack.kind
@@ -372,6 +377,17 @@ def _trained_for(parts: Parts, targets: Callable[[Tensor], Tensor]) -> Attack:
         return _train_towards(parts, forgery, inputs, wanted)
 
     return hostile(parts, forge, answers=True)
+
+
+def _forged_means(forgery: Forgery, *, targets: Callable[[Tensor], Tensor]) -> Reply:
+    """Return the attacker's reply with ``targets`` of the honest clients' mean answers, for every label.
+
+    A client without examples of a label is taken to say what the others say on the average.
+    """
+    honest = torch.stack([update.payload[MEANS]["means"] for update in forgery.honest or [forgery.own]])
+    has = honest.sum(dim=2, keepdim=True) > 0
+    mean = honest.sum(dim=0) / has.sum(dim=0).clamp_min(1)
+    return replace(forgery.own, payload={MEANS: {"means": targets(honest.where(has, mean)).float()}})
 
 
 def _train_towards(parts: Parts, forgery: Forgery, inputs: Inputs, targets: Tensor) -> State:

@@ -19,6 +19,9 @@ from feddf.runtime.device import threads
 from feddf.seeds import derive, numpy_generator
 from feddf.types import Client, Engine, Examples, Failure, Job, LocalTrain, Reply, ServerState, State
 
+FD = "fd"
+"""The name of the part whose clients send one mean answer for each label."""
+
 
 @dataclass(frozen=True)
 class Forgery:
@@ -57,7 +60,7 @@ def hostile(
     if config.target >= train.n_classes:
         raise ConfigError.at("attack.target", config.target, f"there are {train.n_classes} classes")
     travel = all(part.weights_down and part.weights_up for part in parts.method.parts)
-    if not travel and not (answers and any(part.name == ANSWERS for part in parts.method.parts)):
+    if not travel and not (answers and any(part.name in (ANSWERS, FD) for part in parts.method.parts)):
         raise ConfigError.at("attack.kind", config.kind, "attackers forge weights, and this method's do not travel")
     members = attackers(parts.federation.clients, config, parts.experiment.seed)
     local: Any = parts.train  # a partial of local_update

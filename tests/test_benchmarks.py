@@ -35,6 +35,7 @@ TINY: dict[str, dict[str, Any]] = {
     "local": {"repeats": 1, "samples": 64, "epochs": 1},
     "fusion": {"repeats": 1, "teachers": 2, "steps": 4, "timed": 1, "size": 128},
     "round": {"repeats": 1, "clients": 2, "samples": 128, "epochs": 1, "steps": 2, "size": 128},
+    "crowd": {"repeats": 1, "clients": 2, "samples": 10, "steps": 2, "timed": 1, "size": 20},
     "small": {"repeats": 1, "clients": 4},
     "memory": {"counts": (1, 2)},
     "agree": {"repeats": 1, "rounds": 1, "steps": 2, "samples": 64},
@@ -122,7 +123,7 @@ def test_stacked_clients_learn_as_those_in_turn() -> None:
 def test_every_peer_has_a_program(peer: str) -> None:
     import peers
 
-    program = peers.command(peer, Path("python"), {"workers": 2, **peers.COMMON})
+    program = peers.command(peer, Path("python"), {"workers": 2, **peers.CASES["pfl's own"]})
     assert any(Path(word).is_file() for word in program)
     compile(next(Path(word) for word in program if word.endswith(".py")).read_text(), peer, "exec")
 
@@ -133,9 +134,9 @@ def test_the_table_of_peers_says_who_could_not_be_installed() -> None:
     found = peers.Measured([2.0, 4.0], [10.0], [100.0])
     other = peers.Measured([6.0], [20.0], [200.0])
     text = peers.table({"large": {"feddf": found, "flower": other, "pfl": peers.Measured(failure="no such package")}})
-    assert "| large | feddf | 3 (2 to 4) | 10 (10 to 10) | 100 (100 to 100) |" in text
-    assert "| large | flower / feddf | 2.00 × | | |" in text
-    assert "| large | pfl | no such package | | |" in text
+    assert "| large | feddf | 3 (2 to 4) | 10 (10 to 10) | 100 (100 to 100) |  |" in text
+    assert "| large | flower / feddf | 2.00 × | | | |" in text
+    assert "| large | pfl | no such package | | | |" in text
 
 
 def test_hostile_clients_before_and_after() -> None:

@@ -33,11 +33,11 @@ def cifar100(label: int = 99) -> bytes:
     return file.getvalue()
 
 
-def offer(server: Server, patch: pytest.MonkeyPatch, archive: bytes, md5: str | None) -> None:
-    """Put an archive on the server, and its address into the catalog."""
+def offer(server: Server, patch: pytest.MonkeyPatch, archive: bytes) -> None:
+    """Put an archive on the server, and its address and checksum into the catalog."""
     server.files["/cifar-100-python.tar.gz"] = archive
-    entry = CATALOG["cifar100"]
-    download = replace(entry.downloads[0], url=f"{server.url}/cifar-100-python.tar.gz", checksum=md5 and f"md5:{md5}")
+    entry, md5 = CATALOG["cifar100"], hashlib.md5(archive).hexdigest()
+    download = replace(entry.downloads[0], url=f"{server.url}/cifar-100-python.tar.gz", checksum=f"md5:{md5}")
     patch.setitem(CATALOG, "cifar100", replace(entry, downloads=(download,)))
 
 
@@ -45,8 +45,7 @@ def offer(server: Server, patch: pytest.MonkeyPatch, archive: bytes, md5: str | 
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("no_proxy", "*")
     with serving() as server:
-        archive = cifar100()
-        offer(server, monkeypatch, archive, hashlib.md5(archive).hexdigest())
+        offer(server, monkeypatch, cifar100())
         yield server
 
 
@@ -65,7 +64,6 @@ def test_a_data_set_is_listed_fetched_listed_again_and_checked(server: Server, t
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{server.url}/cifar-100-python.tar.gz: " in done.stdout
     assert done.stdout.splitlines()[-1].startswith("cifar100 is complete: ")
-    assert "unchecked" not in done.stdout
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["cifar-100-python"]
 
     after = row(feddf("data", "list", cwd=tmp_path).stdout, "cifar100")
@@ -108,16 +106,6 @@ def test_a_wrong_checksum_is_one_line_and_leaves_nothing(server: Server, tmp_pat
     assert list((tmp_path / "data").iterdir()) == []
 
 
-def test_a_data_set_without_a_checksum_is_said_to_be_unchecked(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    offer(server, monkeypatch, cifar100(), None)
-    listed = feddf("data", "list", cwd=tmp_path).stdout
-    assert "unchecked" in listed
-    done = feddf("data", "fetch", "cifar100", cwd=tmp_path)
-    assert "cifar-100-python.tar.gz: no checksum of it is known, so its content is unchecked" in done.stdout
-
-
 def test_a_terminal_gets_a_bar_with_bytes_and_rate(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +138,7 @@ def test_a_users_mistake_is_one_line_and_a_code(tmp_path: Path, words: tuple[str
 def test_a_label_out_of_range_and_a_damaged_file_are_found(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offer(server, monkeypatch, cifar100(label=100), None)
+    offer(server, monkeypatch, cifar100(label=100))
     feddf("data", "fetch", "cifar100", cwd=tmp_path)
     done = feddf("data", "check", cwd=tmp_path)
     assert done.returncode == 1

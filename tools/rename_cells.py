@@ -2,7 +2,7 @@
 
     python -m tools.rename_cells [results]
 
-For a change of the names' rule, or of keys: keys of kept config.toml files that ``feddf.config.keys.RENAMED`` lists get
+For a change of the names' rule, or of keys: keys of kept config.toml files that ``RENAMED`` lists get
 their new names. Results that name runs, or show their configurations, are rewritten. Run it on a clean checkout and
 commit what it does by itself.
 """
@@ -19,9 +19,26 @@ from typing import Any
 
 import tomli_w
 
-from feddf.config.keys import RENAMED, flat, nested
+from feddf.config.keys import flat, nested
 from feddf.runs.store import RunFolder
 from reproduction.cells import hash_of
+
+_RENAMED = (
+    ("data", "data", {"normalisation": "normalization", "size": "train_size"}),
+    ("clients", "clients", {"number": "total", "spare": "over_selection", "deadline": "timeout"}),
+    ("local", "local", {"batch": "batch_size", "rate": "lr", "decay": "lr_schedule", "proximal": "prox_mu"}),
+    ("fusion", "fusion", {"average": "aggregation", "defence": "defense"}),
+    ("teachers", "ensemble", {"ask": "cache", "average": "combine", "weights": "weights", "memory": "ema"}),
+    ("teachers", "ensemble", {"swag_samples": "swag_samples", "swag_scale": "swag_scale"}),
+    ("ensemble", "ensemble", {"average": "combine"}),
+    ("distill", "distill", {"start": "init", "batch": "batch_size", "rate": "lr", "stop": "early_stopping"}),
+    ("distill", "distill", {"keep_start": "keep_init", "check": "eval_every"}),
+    ("student", "student", {"start": "init"}),
+    ("run", "run", {"track": "loggers"}),
+)
+RENAMED = {f"{before}.{old}": f"{after}.{new}" for before, after, keys in _RENAMED for old, new in keys.items()}
+RENAMED["about"] = "description"
+"""Keys of version 0.1, and what they are called now."""
 
 VALUES: dict[str, dict[Any, Any]] = {
     "ensemble.cache": {"once": True, "each-batch": False},

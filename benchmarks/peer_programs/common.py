@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +18,15 @@ from torch import Tensor, nn
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
 CLASSES = 10
+LAST = "last.pt"
 
 
 @dataclass(frozen=True)
 class Work:
-    """FedAvg of ``cohort`` of ``clients`` clients a round, each with ``examples`` images, for one epoch."""
+    """FedAvg of ``cohort`` of ``clients`` clients a round, each with ``examples`` images, for one epoch.
+
+    ``network`` is a name in :data:`NETWORKS`; with ``tested``, the model after the last round is tried on test images.
+    """
 
     clients: int
     cohort: int
@@ -30,6 +36,8 @@ class Work:
     batch: int
     rate: float
     folder: str
+    network: str = "resnet8"
+    tested: bool = False
 
     @classmethod
     def given(cls) -> Work:
@@ -44,6 +52,17 @@ def write_data(folder: Path, n: int) -> None:
     random = np.random.default_rng(0)
     np.save(folder / "images.npy", random.integers(0, 256, (n, 3, 32, 32), dtype=np.uint8))
     np.save(folder / "labels.npy", random.integers(0, CLASSES, n))
+
+
+def write_cifar(folder: Path, source: Path, n: int) -> None:
+    """Write n random training images of CIFAR-10 (its authors' python files), and the test images."""
+    for name, files in (("", [f"data_batch_{k}" for k in range(1, 6)]), ("test-", ["test_batch"])):
+        parts = [pickle.loads((source / "cifar-10-batches-py" / file).read_bytes(), encoding="bytes") for file in files]
+        images = np.concatenate([part[b"data"] for part in parts]).reshape(-1, 3, 32, 32)
+        labels = np.concatenate([np.array(part[b"labels"], dtype=np.int64) for part in parts])
+        order = np.random.default_rng(0).permutation(len(labels))[: None if name else n]
+        np.save(folder / f"{name}images.npy", images[order])
+        np.save(folder / f"{name}labels.npy", labels[order])
 
 
 def shard(work: Work, client: int) -> tuple[Tensor, Tensor]:
@@ -85,8 +104,46 @@ class ResNet8(nn.Module):
         return logits
 
 
-def report(rounds: list[float]) -> None:
-    """Print the seconds of every round, as the last line."""
+def simple_cnn() -> nn.Sequential:
+    """Return the network of pfl-research's benchmark (its ``simple_cnn``), of 1.6 million parameters."""
+    layers = nn.Sequential(
+        nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25),
+        nn.Flatten(), nn.Linear(64 * 14 * 14, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, CLASSES),
+    )  # fmt: skip
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+    return layers
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"resnet8": ResNet8, "simple_cnn": simple_cnn}
+
+
+def normalized(images: Tensor) -> Tensor:
+    """Return bytes as a network expects them."""
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (MEAN, STD))
+    return (images.float() / 255 - mean) / std
+
+
+def tried(work: Work) -> float:
+    """Return the accuracy of the model that a program left behind (:func:`report`) on the test images."""
+    model = NETWORKS[work.network]().eval()
+    model.load_state_dict(torch.load(Path(work.folder) / LAST))
+    images, labels = (
+        torch.from_numpy(np.load(Path(work.folder) / f"test-{name}.npy")) for name in ("images", "labels")
+    )
+    with torch.no_grad():
+        right = sum(
+            int((model(normalized(x)).argmax(1) == y).sum())
+            for x, y in zip(images.split(500), labels.split(500), strict=True)
+        )
+    return right / len(labels)
+
+
+def report(work: Work, rounds: list[float], state: Mapping[str, Tensor]) -> None:
+    """Print the seconds of every round, as the last line, and leave the last model behind if it is to be tried."""
+    if work.tested:
+        torch.save(dict(state), Path(work.folder) / LAST)
     print(json.dumps({"rounds": rounds}), flush=True)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import CLASSES, MEAN, STD, Stopwatch, Work, report
+from common import CLASSES, MEAN, STD, Stopwatch, Work, report, simple_cnn
+from safetensors.torch import load_file
 
 from feddf import Examples, Inputs, RunFolder, build, run_experiment
 from feddf.config import DataConfig, PartitionConfig, parse
@@ -30,6 +31,14 @@ def slices(
     return list(torch.arange(len(labels)).chunk(clients))
 
 
+def own_network(shape: tuple[int, ...], channels: int) -> torch.nn.Module:
+    """pfl's network, as one that is not feddf's own."""
+    return simple_cnn()
+
+
+NETWORKS = {"resnet8": "resnet8", "simple_cnn": {"name": "simple_cnn", "model": "with_feddf:own_network"}}
+
+
 def main() -> None:
     work = Work.given()
     values = {
@@ -38,7 +47,7 @@ def main() -> None:
         "data": {"name": "with_feddf:images", "folder": work.folder, "validation": 0.0},
         "partition": {"scheme": "with_feddf:slices", "min_size": 2},
         "clients": {"total": work.clients, "fraction": work.cohort / work.clients},
-        "prototypes": ["resnet8"],
+        "prototypes": [NETWORKS[work.network]],
         "local": {"epochs": 1, "batch_size": work.batch, "lr": work.rate, "augment": "none"},
         "fusion": {"method": "fedavg"},
         "run": {"workers": work.workers, "log_ensemble": False, "device": "cpu"},
@@ -51,7 +60,8 @@ def main() -> None:
         for _ in records:
             watch.end()
             watch.begin()
-    report(watch.rounds)
+        state = load_file(Path(folder) / "run" / "models" / f"{work.network}.safetensors")
+    report(work, watch.rounds, state)
 
 
 if __name__ == "__main__":

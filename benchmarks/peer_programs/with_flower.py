@@ -9,7 +9,7 @@ os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", 
 
 import torch
 import torch.nn.functional as F
-from common import MEAN, STD, ResNet8, Stopwatch, Work, report, shard
+from common import MEAN, NETWORKS, STD, Stopwatch, Work, report, shard
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 watch = Stopwatch()
+last: dict[str, Tensor] = {}
 client, server = ClientApp(), ServerApp()
 
 
@@ -39,7 +40,7 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
 @client.train()
 def train(message: Message, context: Context) -> Message:
     work = Work.given()
-    model = ResNet8()
+    model = NETWORKS[work.network]()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())  # type: ignore[union-attr]
     data = Images(work, int(context.node_config["partition-id"]))
     optimizer = torch.optim.SGD(model.parameters(), lr=work.rate)
@@ -70,6 +71,8 @@ class Timed(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         found = super().aggregate_train(server_round, replies)
         watch.end()
+        if found[0] is not None:
+            last.update(found[0].to_torch_state_dict())
         return found
 
 
@@ -83,7 +86,7 @@ def main(grid: Grid, context: Context) -> None:
         min_evaluate_nodes=0,
         min_available_nodes=work.clients,
     )
-    strategy.start(grid=grid, initial_arrays=ArrayRecord(ResNet8().state_dict()), num_rounds=work.rounds)
+    strategy.start(grid=grid, initial_arrays=ArrayRecord(NETWORKS[work.network]().state_dict()), num_rounds=work.rounds)
 
 
 if __name__ == "__main__":
@@ -93,4 +96,4 @@ if __name__ == "__main__":
         "init_args": {"num_cpus": given.workers, "include_dashboard": False},
     }
     run_simulation(server, client, given.clients, backend_config=backend)
-    report(watch.rounds)
+    report(given, watch.rounds, last)

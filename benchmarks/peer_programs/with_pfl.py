@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from common import MEAN, STD, ResNet8, Stopwatch, Work, report, shard
+from common import MEAN, NETWORKS, STD, Stopwatch, Work, report, shard
 from pfl.aggregate.simulate import SimulatedBackend
+from pfl.aggregate.weighting import WeightByUser
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
 from pfl.callback.base import TrainingProcessCallback
@@ -19,18 +20,22 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
-from torch import Tensor
+from torch import Tensor, nn
 
 
-class Network(ResNet8):
-    """ResNet-8 with the two methods that pfl calls."""
+class Network(nn.Module):
+    """A network with the two methods that pfl calls."""
 
     mean = torch.tensor(MEAN).view(-1, 1, 1)
     std = torch.tensor(STD).view(-1, 1, 1)
 
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         self.train()
-        return F.cross_entropy(self((images.float() / 255 - self.mean) / self.std), labels)
+        return F.cross_entropy(self.network((images.float() / 255 - self.mean) / self.std), labels)
 
     @torch.no_grad()
     def metrics(self, images: Tensor, labels: Tensor) -> dict[str, Any]:
@@ -60,11 +65,14 @@ def main() -> None:
     torch.manual_seed(0)
 
     def user(number: int) -> PyTorchTensorDataset:
-        return PyTorchTensorDataset(shard(work, number), user_id=str(number))
+        images, labels = shard(work, number)
+        if work.network == "simple_cnn":  # in its benchmark a pixel's channels lie beside each other
+            images = images.contiguous(memory_format=torch.channels_last)
+        return PyTorchTensorDataset((images, labels), user_id=str(number))
 
     sampler = get_user_sampler("random", list(range(work.clients)))
     users = FederatedDataset(user, sampler)
-    network = Network()
+    network = Network(NETWORKS[work.network]())
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
     watch = Watch()
     FederatedAveraging().run(
@@ -74,7 +82,7 @@ def main() -> None:
             train_cohort_size=work.cohort,
             val_cohort_size=None,
         ),
-        backend=SimulatedBackend(users, users),
+        backend=SimulatedBackend(users, users, postprocessors=[WeightByUser()]),
         model=model,
         model_train_params=NNTrainHyperParams(
             local_num_epochs=1, local_learning_rate=work.rate, local_batch_size=work.batch
@@ -83,7 +91,7 @@ def main() -> None:
         callbacks=[watch],
     )
     if int(os.environ.get("RANK", "0")) == 0:
-        report(watch.watch.rounds)
+        report(work, watch.watch.rounds, network.network.state_dict())
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ MEASURED = """
 import resource, subprocess, sys
 done = subprocess.run(sys.argv[1:], capture_output=True, text=True)
 peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-print(done.stderr.strip() or next(line for line in done.stdout.splitlines() if "teachers were evaluated" in line))
+print(done.stderr.strip() or next(line for line in done.stdout.splitlines() if "teachers evaluated" in line))
 print(f"peak {peak / 1024:.0f} MB")
 """
 

@@ -88,7 +88,7 @@ def _train(
     device, forward = device_of(model), forward_of(model, execution.compile, execution.precision)
     make = torch.optim.Adam if local.optimizer == "adam" else torch.optim.SGD
     optimizer = make(trained_weights(model), lr=local.lr)
-    rates = LambdaLR(optimizer, shape)
+    rates = LambdaLR(optimizer, shape) if local.lr_schedule != "none" else None
     shuffle = torch_generator(derive(seed, "shuffle"))
     distort = torch_generator(derive(seed, "augment"))
     labels = device_copy(train.labels, device)
@@ -106,7 +106,8 @@ def _train(
                 if places.correct:
                     places.correct()
                 optimizer.step()  # line 5
-                rates.step()
+                if rates:
+                    rates.step()
                 losses.append(loss.detach())
     return losses
 

@@ -81,6 +81,12 @@ def likely_classes(target: Tensor, labels: Tensor) -> Tensor:
     return found[labels >= 0]
 
 
+def confident_classes(target: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest probability of each answer that has a label, and whether it is the label's."""
+    confidence, said = target.max(dim=CHANNELS)
+    return confidence[labels >= 0], (said == labels)[labels >= 0]
+
+
 def restrict_classes(logits: Tensor, known: Tensor, *, background: int | None) -> Tensor:
     """Return logits without the unknown classes: their probability is the background's, if there is one.
 
@@ -140,6 +146,12 @@ def likely_labels(target: Tensor, labels: Tensor) -> Tensor:
     return torch.where(labels > 0.5, target, 1 - target)[~labels.isnan()]
 
 
+def confident_labels(target: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the probability of each label that is known, and whether it is positive."""
+    known = ~labels.isnan()
+    return target[known], labels[known] > 0.5
+
+
 def hide_numbers(labels: Tensor, known: Tensor) -> Tensor:
     """Return labels or values that are not a number in unknown channels."""
     return labels.masked_fill(channelwise(~known, labels), torch.nan)
@@ -192,3 +204,11 @@ def likely_values(target: Tensor, labels: Tensor) -> Tensor:
     mean, log_variance = mean_and_log_variance(target).chunk(2, dim=CHANNELS)
     logs = -((labels - mean).square() * (-log_variance).exp() + log_variance + 1.8378770664093453) / 2  # log 2π
     return logs.exp()[~labels.isnan()]
+
+
+def confident_values(target: Tensor, labels: Tensor, levels: int = 15) -> tuple[Tensor, Tensor]:
+    """Return levels of confidence, and whether each known value is within the central interval of that level."""
+    mean, log_variance = mean_and_log_variance(target).chunk(2, dim=CHANNELS)
+    needed = torch.erf((labels - mean).abs() * (-log_variance / 2).exp() / 2**0.5)[~labels.isnan()]
+    grid = (torch.arange(levels).to(needed) + 0.5) / levels
+    return grid.expand(len(needed), -1).flatten(), (needed.unsqueeze(1) <= grid).flatten()

@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from feddf import label_forms as forms
@@ -28,6 +29,9 @@ from feddf.losses import channelwise
 from feddf.runtime.device import accumulation_dtype
 from feddf.runtime.packages import MissingPackageError
 from feddf.scores import CHANNELS, Score
+
+MOST_CHANNELS = 1000  # of one answer, for it to be small
+MOST_NUMBERS = 2**22  # of larger ones that are held at once: 32 MB in float64
 
 
 def as_it_is(outputs: Tensor, *_: Any) -> Tensor:
@@ -53,6 +57,7 @@ class Outputs:
         raw: target -> raw outputs that stand for it.
         decide: target -> the labels that it speaks for; ``names`` says them as texts, given the channels' names.
         likelihood: (target, labels) -> how likely each label was, in one row; ``None`` where a target does not say.
+        confidence: (target, labels) -> how sure each answer is, and whether it is right; ``None`` as above.
         wrong: (labels, outputs) -> what is wrong with the labels, or ``None``.
         groups: (labels, outputs) -> a number for each example, such that examples of one number are alike.
         restrict: (raw outputs, known channels) -> those of a model that knows no others.
@@ -79,6 +84,7 @@ class Outputs:
     decide: Callable[[Tensor], Tensor] = as_it_is
     names: Callable[[Tensor, Sequence[str]], list[str]] = forms.as_numbers
     likelihood: Callable[[Tensor, Tensor], Tensor] | None = None
+    confidence: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     wrong: Callable[[Tensor, Outputs], str | None] = forms.no_complaint
     groups: Callable[[Tensor, Outputs], Tensor] = forms.all_alike
     restrict: Callable[[Tensor, Tensor], Tensor] = as_it_is
@@ -103,6 +109,23 @@ class Outputs:
     def counts_classes(self) -> bool:
         """Whether each example has exactly one class, so that classes can be counted."""
         return self.one_is_right and not self.positions
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the outputs for an input are so large that those for all inputs may be too many for memory."""
+        return bool(self.positions) or (self.channels or 0) > MOST_CHANNELS
+
+    def at_once(self, n: int) -> int:
+        """Return for how many of n inputs outputs are held in memory at once: for all where they are small."""
+        return max(1, min(n, MOST_NUMBERS // prod(one or 1 for one in self.shape))) if self.is_large else n
+
+    def agreement(self, one: Tensor, other: Tensor) -> float:
+        """Return the share of decided answers that are the same; of values, the mean of their correlations."""
+        if not self.has_units:
+            return float((one == other).double().mean())
+        a, b = (each.double().transpose(0, CHANNELS).flatten(1) for each in (one, other))
+        a, b = (each - each.mean(dim=1, keepdim=True) for each in (a, b))
+        return float(F.cosine_similarity(a, b).mean())
 
     def measure(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
         """Return the further scores of raw outputs; those whose library is not installed are left out."""
@@ -216,6 +239,7 @@ def classes(
         decide=partial(torch.argmax, dim=CHANNELS),
         names=forms.largest,
         likelihood=losses.likely_classes,
+        confidence=losses.confident_classes,
         wrong=forms.wrong_classes,
         groups=forms.main_class,
         restrict=partial(losses.restrict_classes, background=background),
@@ -277,6 +301,7 @@ def labels(
         decide=_positive,
         names=forms.all_positive,
         likelihood=losses.likely_labels,
+        confidence=losses.confident_labels,
         wrong=forms.wrong_labels,
         groups=forms.rarest_label,
         **_scored("labels", score or "macro F1", LABEL_SCORES),
@@ -326,6 +351,7 @@ def with_variance(outputs: Outputs) -> Outputs:
         raw=losses.mean_and_log_variance,
         decide=_means,
         likelihood=losses.likely_values,
+        confidence=losses.confident_values,
         measures={**outputs.measures, "coverage of 95 %": scores.coverage},
         numbers=2,
     )

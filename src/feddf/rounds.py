@@ -14,6 +14,7 @@ from typing import Protocol
 from feddf.admit import admit
 from feddf.config.errors import FeddfError
 from feddf.config.sections import ClientsConfig, cohort_size
+from feddf.runtime.device import threads
 from feddf.seeds import derive, numpy_generator
 from feddf.states import n_bytes
 from feddf.types import (
@@ -118,7 +119,8 @@ def run_round(
         needed = max(1, ceil(config.quorum * max(1, len(sampled) - config.over_selection)))
         clock = perf_counter()
         jobs = jobs_for(server, federation, sampled, parts)
-        updates, failed = collect(engine, train, jobs, spool, parts)  # lines 7 and 8
+        with threads(1):  # all cores are at work: a second thread of the gate's would wait for one
+            updates, failed = collect(engine, train, jobs, spool, parts)  # lines 7 and 8
         trained = perf_counter()
         fused, updates, refused = fuse_usable(fuse, server, updates, needed, derive(federation.seed, "fuse", number))
         seconds["train"] += trained - clock
@@ -161,7 +163,8 @@ def collect(
         recalled = {job.id: spool.recall(job) for job in jobs}
         checked = {name: admit(one, asked, parts) for name, one in recalled.items() if one is not None}
         admitted = {name: update for name, update in checked.items() if isinstance(update, Update)}
-    for reply in engine(train, [sent_job(job, parts) for job in jobs if job.id not in admitted]):
+    left = sorted((job for job in jobs if job.id not in admitted), key=_size, reverse=True)  # large ones end in time
+    for reply in engine(train, [sent_job(job, parts) for job in left]):
         outcome = _known(reply, asked) if isinstance(reply, Failure) else admit(reply, asked, parts)
         if isinstance(outcome, Update) and spool is not None and outcome.client_id not in admitted:
             outcome = spool.keep(asked[outcome.client_id], outcome)
@@ -172,6 +175,10 @@ def collect(
     silent = {name: Failure(name, "no answer") for name in asked.keys() - admitted.keys() - failures.keys()}
     failed = {name: failure for name, failure in {**failures, **silent}.items() if name not in admitted}
     return [admitted[name] for name in sorted(admitted)], [failed[name] for name in sorted(failed)]
+
+
+def _size(job: Job) -> int:
+    return 0 if job.client.indices is None else len(job.client.indices)
 
 
 def _known(failure: Failure, asked: Mapping[str, Job]) -> Failure:

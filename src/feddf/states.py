@@ -49,7 +49,7 @@ def _mean(tensors: Iterable[Tensor], weights: Sequence[float], total: float) -> 
             continue
         if running is None:
             running = torch.zeros(tensor.shape, dtype=torch.float64)
-        running.add_(tensor.to(torch.float64), alpha=float(weight))
+        running.add_(tensor, alpha=float(weight))  # in float64, without a copy of the whole tensor
     assert running is not None
     return running.div_(total).to(dtype) if dtype.is_floating_point else running
 

@@ -10,15 +10,16 @@ A method is two plain halves and what travels between them: the server's is a :d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from feddf.outputs import Outputs, classes
-from feddf.runtime.execution import put_channels_last
+from feddf.runtime.execution import copier, put_channels_last
 
 State = Mapping[str, Tensor]
 """A ``state_dict``, treated as a value: nobody writes into one that it was given."""
@@ -127,13 +128,26 @@ class Prototype:
 
     def load(self, state: State, device: torch.device | str = "cpu") -> nn.Module:
         """Build the architecture, put ``state`` into it and return it on a device, in eval mode."""
-        with torch.random.fork_rng(devices=[]):  # building draws initial weights that are thrown away
-            model = self.build()
+        copied = _template(self) if self.fit is None and isinstance(self.build, Hashable) else None
+        if copied is None:
+            model = _built(self)
             if self.fit is not None:
                 self.fit(model, state)
+        else:
+            model = copied()
         model.load_state_dict(dict(state), strict=True)
         put_channels_last(model)
         return model.to(device).eval()
+
+
+def _built(prototype: Prototype) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):  # building draws initial weights that are thrown away
+        return prototype.build()
+
+
+@lru_cache(maxsize=16)
+def _template(prototype: Prototype) -> Callable[[], nn.Module] | None:
+    return copier(_built(prototype))
 
 
 @dataclass(frozen=True)

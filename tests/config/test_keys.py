@@ -78,8 +78,8 @@ def test_a_keys_kind_says_what_a_change_of_it_means() -> None:
         "fusion.method", "fusion.aggregation", "fusion.batchnorm", "fusion.momentum", "fusion.drop_worst",
         "fusion.options", "fusion.parts", "fusion.defense", "fusion.trust", "fusion.guard",
         "local.optimizer", "local.lr_schedule", "local.prox_mu", "local.binary", "pool.augment", "pool.views",
-        "ensemble.cache", "ensemble.combine", "ensemble.ema", "ensemble.weights", "ensemble.swag_samples",
-        "ensemble.swag_scale",
+        "ensemble.cache", "ensemble.combine", "ensemble.ema", "ensemble.groups", "ensemble.weights",
+        "ensemble.swag_samples", "ensemble.swag_scale",
         "distill.init", "distill.early_stopping", "distill.held_out", "distill.optimizer", "distill.swa_cycle",
         "distill.clip", "distill.keep_init", "local.logit_adjustment", "fedma.own_start", "fedma.neuron_weights",
         "distill.temperature", "fedma.growth", "fusion.exchange", "answers.digest_epochs", "answers.digest_lr",
@@ -122,7 +122,7 @@ def test_the_command_prints_the_documentations_tables(tmp_path: Path) -> None:
 
 
 def test_a_key_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    for given, meant in (("partition.alhpa", "partition.alpha"), ("ask", "ensemble.cache")):
+    for given, meant in (("partition.alhpa", "partition.alpha"), ("local.epoch", "local.epochs")):
         done = feddf("config", given, cwd=tmp_path)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert says(done.stderr, f"error: ... '{given}'; ... '{meant}'")

@@ -59,6 +59,7 @@ TEACHING: list[tuple[str, Any]] = [
     *(("ensemble.combine", name) for name in TARGETS if name != EnsembleConfig().combine),
     *(("ensemble.weights", name) for name in TEACHER_WEIGHTS if name != EnsembleConfig().weights),
     ("ensemble.swag_samples", 3),
+    ("ensemble.groups", 2),
     ("distill.temperature", 2.0),
 ]
 FURTHER = {"distill.optimizer": {"distill.swa_cycle": 2}, "distill.early_stopping": {"distill.held_out": 0.25}}

@@ -76,7 +76,7 @@ class Bomb:
 def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
     path, canary = tmp_path / "batch", tmp_path / "canary"
     path.write_bytes(pickle.dumps({b"data": Bomb(canary), b"labels": []}))
-    with pytest.raises(ValueError, match=r"is not a CIFAR batch file: it asks for (posix|nt|os)\.mkdir"):
+    with pytest.raises(ValueError, match="is not a CIFAR batch file: it has no images"):
         read(path, "labels")
     assert not canary.exists()
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from feddf.data.datasets import Pixels, flip_crop, plain
-from feddf.data.unlabeled import choose, match_inputs, shifted, uniform_points, with_views
+from feddf.data.unlabeled import choose, match_inputs, noise, shifted, with_views
 from feddf.types import Inputs
 
 
@@ -82,7 +82,7 @@ def test_choose_takes_each_input_once() -> None:
 
 
 def test_uniform_points_lie_in_the_square() -> None:
-    points = uniform_points((2,), 1000, -3, 3, seed=0)
+    points = noise((2,), torch.float32, 1000, seed=0)
     assert points.shape == (1000, 2)
     assert -3 <= points.min() < -2.9
     assert 2.9 < points.max() <= 3

@@ -341,7 +341,7 @@ def test_its_folder_can_be_reported_on_but_not_resumed_by_the_command(tmp_path: 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"fusion.method": "fedma"}, "fusion.method = 'fedma': its layers grow .*, so fusion.defense"),
+        ({"fusion.method": "fedma"}, "fusion.defense = 'robust': FedMA's layers .*; leave it at 'none'"),
         ({"pool": None}, "pool = nothing: .* needs unlabeled inputs"),
         ({"validation": None}, "validation = nothing: .* distill.early_stopping = 'held-out-loss'"),
         ({"clients": {}}, "the key 'clients.total' is missing"),

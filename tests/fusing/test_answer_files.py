@@ -109,6 +109,7 @@ def _metadata(path: Path) -> dict[str, str]:
         ({"count": 0}, "and says that it has"),
         ({"count": "four"}, "count"),
         ({"names": ["a", "b"]}, "with 2 names"),
+        ({"names": [str(n) for n in range(2**18 + 1)]}, "at most 262144 items"),
         ({"outputs": {"kind": "secrets", "channels": 3}}, "outputs are one of"),
         ({"outputs": {"kind": "classes", "channels": 10**12}}, "and says that it has"),
         ({"bits": 8}, "and says that it has"),

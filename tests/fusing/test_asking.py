@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
+import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,16 +15,23 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
+from feddf import cli
 from feddf.config.errors import ConfigError
 from feddf.config.fuse_config import FuseEnsembleConfig, TeacherConfig, load_fuse
 from feddf.config.sections import DistillConfig
+from feddf.data import files
 from feddf.data.datasets import plain
+from feddf.data.files import read_image
+from feddf.fusing import inputs, predictions
 from feddf.fusing.asking import PoolIdentity, ask, pool_identity
-from feddf.fusing.folder import fuse_to_folder
+from feddf.fusing.folder import check, fuse_to_folder, plan
 from feddf.fusing.fuse import fuse
-from feddf.fusing.teachers import TeacherError, read_teacher
+from feddf.fusing.predictions import open_teacher
+from feddf.fusing.teachers import TeacherError, TrainedModel, read_teacher
 from feddf.models.small import MLP
 from feddf.outputs import classes
 from feddf.saved.model import Images, ModelSpec
@@ -51,7 +61,7 @@ def pictures(folder: Path, n: int = 12, seed: int = 0) -> Path:
     return folder
 
 
-def config(teachers: Sequence[Path | dict[str, Any]], pool: Path, **more: Any) -> Any:
+def config(teachers: Sequence[Path | dict[str, Any]], pool: Path, /, **more: Any) -> Any:
     given = [one if isinstance(one, dict) else str(one) for one in teachers]
     student = {"model": "mlp", "size": 4, "channels": 1, "mean": (0.5,), "std": (0.5,)}
     values = {"teachers": given, "student": student, "pool": {"sources": [f"images:{pool}"]}, "distill": STEPS}
@@ -112,11 +122,16 @@ EVEN = [0.2, 0.3, 0.5]
         ([[0.2, 0.3, "nan"]] * 12, CLASSES, "has no number in row 1"),
         ([[-0.2, 0.7, 0.5]] * 12, CLASSES, "its outputs are not probabilities"),
         ([[0.2, 0.3, 0.6]] * 12, CLASSES, "its outputs are not probabilities"),
-        ([EVEN] * 11, CLASSES, "answers for 11 inputs, and the pool has 12"),
+        ([EVEN] * 11, CLASSES, "no row for 1 of 12 inputs, first '11'"),
         ([[n % 11, *EVEN] for n in range(12)], ("input", *CLASSES), "two rows for the input '0'"),
         ([[n, *EVEN] for n in range(11)], ("input", *CLASSES), "no row for 1 of 12 inputs, first '11'"),
         ([[n, *EVEN] for n in range(13)], ("input", *CLASSES), "the input '12', which is not in the pool"),
         ([EVEN] * 12, ("cat", "dog", "cat"), "must have different names"),
+        (
+            [[n, *EVEN] for n in range(12)],
+            ("", *CLASSES),
+            "and are one without a name .an index of pandas.*, cat, dog",
+        ),
     ],
 )
 def test_a_malformed_table_is_refused_in_one_line(
@@ -152,17 +167,129 @@ def test_answers_for_another_pool_or_order_are_refused(tmp_path: Path) -> None:
         here.check(tmp_path / "pool.json")
 
 
-def test_what_a_table_cannot_do_is_said_before_the_work(tmp_path: Path) -> None:
-    path = table(tmp_path / "t.csv", [EVEN] * 12)
-    (teacher,) = read_teacher(TeacherConfig(path=str(path)))
-    inputs, labels = torch.randn(12, 16), torch.arange(12) % 3
-    examples = Examples(Inputs(inputs, plain), labels, classes(3))
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was opened: teachers by name, and image files, whose decoding takes long."""
+    seen = list[str]()
+
+    def opening(teacher: TrainedModel, *given: Any) -> Any:
+        seen.append(teacher.id)
+        return open_teacher(teacher, *given)
+
+    def reading(path: Path, size: int | None) -> Any:
+        seen.append(path.name)
+        return read_image(path, size)
+
+    monkeypatch.setattr(predictions, "open_teacher", opening)
+    monkeypatch.setattr(files, "read_image", reading)
+    monkeypatch.setattr(inputs, "read_image", reading)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        (
+            {"ensemble": {"weights": "validation"}},
+            r"ensemble.weights = 'validation': teacher {} is a table.*; leave it at 'uniform'",
+        ),
+        (
+            {"ensemble": {"drop_worst": "paper"}},
+            r"ensemble.drop_worst = 'paper': teacher {} is a table.*; leave it at 'none'",
+        ),
+        ({"pool.views": 2}, r"pool.views = 2: teacher {} is a table.*; leave it at 1"),
+        ({"other": "pool"}, "teacher {}: .*(another pool|no row for 12 of 12 inputs)"),
+        ({"other": "length"}, "teacher {}: .*(another pool|which is not in the pool)"),
+        (
+            {"other": "lie"},
+            "teacher {}: it has (answers for 12 inputs, and the pool has 11|a row for the input '11', which)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".answers", ".csv", ".parquet"])
+def test_what_a_table_cannot_do_is_said_before_any_teacher_is_asked(
+    tmp_path: Path, asked: list[str], suffix: str, changes: dict[str, Any], word: str
+) -> None:
+    pool, model_of_a_site = pictures(tmp_path / "pool"), model(tmp_path / "a", 0)
+    path, other = tmp_path / f"t{suffix}", changes.get("other")
+    identity = pool_identity(config([tmp_path], pool))
+    if suffix == ".answers":
+        ask(config([model(tmp_path / "b", 1)], pool), path)
+        if other == "lie":  # the pool's fingerprint in a file with answers for more inputs
+            (pool / "11.png").unlink()
+            forge_fingerprint(path, pool_identity(config([tmp_path], pool)).fingerprint)
+    else:
+        column = [] if other == "lie" else ["input"]
+        table(tmp_path / "t.csv", [[*[sha] * len(column), *EVEN] for sha in identity.hashes], (*column, *CLASSES))
+        if suffix == ".parquet":
+            pyarrow = pytest.importorskip("pyarrow.parquet")
+            pyarrow.write_table(pytest.importorskip("pyarrow.csv").read_csv(tmp_path / "t.csv"), path)
+        (pool / "11.png").unlink(missing_ok=True) if other == "lie" else None
+    if other == "pool":
+        pool = pictures(tmp_path / "other", seed=1)
+    if other == "length":
+        (pool / "11.png").unlink()
+    given = {key: value for key, value in changes.items() if key != "other"}
+    views = {"views": given.pop("pool.views", 1)}
+    more = {**given, "pool": {"sources": [f"images:{pool}"], **views}, "validation": {"name": f"folder:{pool}"}}
+    asked.clear()
+    with pytest.raises(
+        (TeacherError, ConfigError), match=word.format(path.stem if suffix == ".answers" else path.name)
+    ):
+        fuse_to_folder(config([model_of_a_site, path], pool, **more), tmp_path / "out")
+    assert asked == []
+
+
+def forge_fingerprint(path: Path, fingerprint: str) -> None:
+    with safe_open(path, framework="numpy") as file:
+        said, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    about = {**json.loads(said["about"]), "pool": fingerprint}
+    save_file(tensors, path, {**said, "about": json.dumps(about)})
+
+
+def test_a_program_is_told_as_early(tmp_path: Path, asked: list[str]) -> None:
+    rows, labels = torch.randn(12, 16), torch.arange(12) % 3
+    examples, student = Examples(Inputs(rows, plain), labels, classes(3)), torch.nn.Linear(16, 3)
     steps = DistillConfig(**STEPS, early_stopping="none")
-    fused = fuse([teacher], torch.nn.Linear(16, 3), inputs, test=examples, distill=steps)
-    assert set(fused.report.sets["test"]) == {"student"}  # nobody else answered for these inputs
-    weighed = FuseEnsembleConfig(weights="validation")
-    with pytest.raises(TeacherError, match="has none for validation inputs; it cannot be weighed"):
-        fuse([teacher], torch.nn.Linear(16, 3), inputs, validation=examples, ensemble=weighed, distill=steps)
+
+    def of_table(content: list[Any], **more: Any) -> Any:
+        path = table(tmp_path / "t.csv", content)
+        return fuse([torch.nn.Linear(16, 3), path], student, rows, validation=examples, distill=steps, **more)
+
+    for wrong in ({"weights": "validation"}, {"drop_worst": "paper"}):
+        with pytest.raises(ConfigError, match="is a table, and has answers for"):
+            of_table([EVEN] * 12, ensemble=FuseEnsembleConfig(**wrong))
+    for content, word in (([EVEN] * 11, "no row for 1 of 12 inputs"), ([[0.2, 0.3, 0.6]] * 12, "not probabilities")):
+        with pytest.raises(TeacherError, match=word):
+            of_table(content)
+    assert asked == []
+    report = of_table([EVEN] * 12, test=examples).report
+    assert set(report.sets["test"]) == {"teacher-1", "student"}  # the table has no answers for these inputs
+    assert asked == ["teacher-1"] * 2  # a module shows what its outputs are first
+
+
+def test_inputs_that_are_made_anew_for_every_model_have_no_identity(tmp_path: Path) -> None:
+    a = model(tmp_path / "a", 0)
+    for source in ("noise", "plane", "generator:g.pt2"):
+        with pytest.raises(ConfigError, match=f"pool.sources = '{source}', .* answers are for inputs that are there"):
+            ask(config([a], tmp_path, pool={"sources": [source]}), tmp_path / "a.answers")
+    with pytest.raises(ConfigError, match=r"pool.views = 3: answers are for inputs that are there"):
+        pool_identity(config([a], tmp_path, pool={"sources": ["digits"], "views": 3}))
+
+
+def test_the_identity_of_images_is_that_of_their_files(tmp_path: Path) -> None:
+    """Any tool can compute it (``sha256sum``), and no image has to be decoded for it."""
+    pool = pictures(tmp_path / "pool")
+    found = pool_identity(config([tmp_path], pool))
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(pool.iterdir())}
+    assert dict(zip(found.names, found.hashes, strict=True)) == digests
+    (pool / os.fsdecode(b"\xff.png")).write_bytes((pool / "00.png").read_bytes())  # a name that is not UTF-8
+    odd = pool_identity(config([tmp_path], pool))
+    (tmp_path / "pool.json").write_text(odd.describe(), encoding="utf-8")
+    odd.check(tmp_path / "pool.json")
+    assert (odd.names[-1], odd.duplicates) == (r"\xff.png", 1)
+    some = pool_identity(config([tmp_path], pool, pool={"sources": [f"images:{pool}"], "size": 5}))
+    assert len(set(some.hashes)) == 5
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:
@@ -196,3 +323,45 @@ def test_from_the_command_line(tmp_path: Path) -> None:
         bad = feddf(*words)
         assert bad.returncode in (1, 2)
         assert len(bad.stderr.strip().splitlines()) == 1, bad.stderr
+
+
+def test_the_example_fuses_a_forest_an_onnx_file_and_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in ("sklearn", "skl2onnx", "onnxruntime"):
+        pytest.importorskip(package)
+
+    elsewhere = subprocess.run
+
+    def here(command: list[str], **options: Any) -> Any:
+        if command[:3] != [sys.executable, "-m", "feddf"]:  # scikit-learn counts cores
+            return elsewhere(command, **options)
+        assert cli.guarded(lambda: cli.app(command[3:], standalone_mode=False)) == 0, capsys.readouterr().err
+        return None
+
+    monkeypatch.setattr(subprocess, "run", here)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "fuse_answers.py"))
+    report = json.loads((tmp_path / "fused" / "report.json").read_text())
+    assert [(one["name"], one["source"]) for one in report["teachers"]] == [
+        ("forest", "forest.answers"), ("site-b", "site-b.onnx"), ("service.csv", "service.csv")
+    ]  # fmt: skip
+    assert all(value > 0 for value in report["contributions"]["pool"].values())
+    figures = report["sets"]["test"]
+    assert figures["site-b"]["accuracy"] < 0.62 < 0.75 < figures["student"]["accuracy"]  # nobody knows all ten digits
+
+
+def test_tables_can_be_inspected_and_a_fusion_with_them_estimated(tmp_path: Path) -> None:
+    pool, a = pictures(tmp_path / "pool"), model(tmp_path / "a", 0)
+    ask(config([a], pool), tmp_path / "t.answers")
+    given = config([a, tmp_path / "t.answers", table(tmp_path / "t.csv", [EVEN] * 12)], pool)
+    estimated = check(given, plan(given))
+    of_model, of_answers, of_csv = estimated["teachers"]
+    assert of_model["seconds_for_1000"] > 0 == of_answers["seconds_for_1000"] == of_csv["seconds_for_1000"]
+    assert of_csv["takes"] == "nothing: 12 answers for a pool"
+    (asked_model,) = read_teacher(TeacherConfig(path=str(a)))
+    fingerprint = pool_identity(given).fingerprint
+    assert of_answers["takes"].startswith(f"nothing: answers for pool {fingerprint[:16]}, by model ")
+    assert f"by model {str(asked_model.content)[:16]} on 20" in of_answers["takes"]
+    assert estimated["classes"] == CLASSES

@@ -77,7 +77,7 @@ def test_weights_by_certainty_see_a_teachers_own_classes_only() -> None:
     weight = mapping.vote(own, certainty).weight
     assert isinstance(weight, Tensor)
     assert torch.allclose(weight[:, [1, 3]], certainty(own).expand(-1, 2), atol=1e-9)
-    assert weight[:, [0, 2, 4]].abs().max() == 0
+    assert weight[:, [0, 2, 4]].abs().max() < 1e-20
 
 
 def teacher(name: str, *classes: str) -> TrainedModel:

@@ -90,7 +90,7 @@ def test_resuming_a_finished_fusion_changes_nothing(place: Path) -> None:
 def test_the_written_configuration_gives_the_same_model_and_asks_nobody(place: Path) -> None:
     code, out, err = run("fuse", "out/fuse.toml", "again", cwd=place)
     assert code == 0, err
-    assert "teachers evaluated: 0; with cached predictions: 2" in out
+    assert "teachers evaluated: 0; with cached predictions or tables: 2" in out
     one, other = ((place / name / "model.safetensors").read_bytes() for name in ("out", "again"))
     assert one == other
 

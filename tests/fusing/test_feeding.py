@@ -145,12 +145,12 @@ def test_a_softmax_at_the_end_costs_nothing_and_what_is_said_by_hand_wins(tmp_pa
 
 
 def test_cached_outputs_mean_what_is_said_now(tmp_path: Path) -> None:
-    """What an earlier fusion took for logits is in the same file as what is now said to be probabilities."""
+    """What an earlier fusion took for probabilities is not in the file of what is now said to be logits."""
     teacher = replace(of_module(Sure("softmax"), "a"), content="a file")
     cache = PredictionCache(tmp_path, tmp_path, {"pool": RawInputs(stripes(9, 3).inputs.raw)}, ENCODE)  # type: ignore[arg-type]
     seen, said = cache.logits(teacher), cache.logits(replace(teacher, outputs="logits"))
     assert torch.allclose(seen.exp(), said)
-    assert cache.evaluated == ["a"]
+    assert cache.evaluated == ["a", "a"]
 
 
 # Normalizations that are tried

@@ -62,7 +62,7 @@ def test_names_are_not_cut_and_who_was_evaluated_is_said(place: Path, monkeypatc
     rows = [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│")]
     assert LONG[:64] in "".join(rows)
     assert "…" not in out
-    assert "teachers evaluated: 1; with cached predictions: 0\n" in out
+    assert "teachers evaluated: 1; with cached predictions or tables: 0\n" in out
 
 
 def test_a_student_that_kept_its_start_is_said_to() -> None:

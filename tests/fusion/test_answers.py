@@ -19,6 +19,7 @@ from torch import nn
 
 from feddf.config import ConfigError, parse
 from feddf.config.keys import nested
+from feddf.data.datasets import plain
 from feddf.engines import in_process
 from feddf.evaluate import logits
 from feddf.flower import client_app_of, strategy_of
@@ -30,7 +31,19 @@ from feddf.runs.run import run_experiment
 from feddf.runs.spool import ClientStates
 from feddf.runs.store import RunFolder
 from feddf.states import digest
-from feddf.types import Client, Failure, Inputs, Job, Payload, Prototype, Reply, ServerState, Training, WeightedLogits
+from feddf.types import (
+    Client,
+    Failure,
+    Inputs,
+    Job,
+    Payload,
+    Prototype,
+    Reply,
+    Resources,
+    ServerState,
+    Training,
+    WeightedLogits,
+)
 from flower.local_grid import LocalGrid, Node
 
 BASE: dict[str, Any] = {
@@ -169,6 +182,40 @@ def test_the_same_bytes_in_process_in_workers_and_over_flower(tmp_path: Path, me
     assert set(records[0]["bytes_down"].values()) == {0}
 
 
+@pytest.mark.parametrize("pool", [{"sources": ["noise"]}, {"sources": ["plane", "noise"], "size": 50}])
+def test_a_pool_that_the_seed_makes_needs_no_size_and_is_the_same_over_flower(tmp_path: Path, pool: Any) -> None:
+    experiment = parse({**BASE, "rounds": 2, "pool": pool, "fusion": {"exchange": "answers"}})
+    records, size = run(tmp_path / "here", build(experiment)), pool.get("size", 10_000)
+    app = client_app_of(experiment, states=tmp_path / "states")
+    grid = LocalGrid({10 + number: Node(app, {"partition-id": number}) for number in range(4)})
+    strategy_of(experiment, tmp_path / "flower", wait=0.0, poll=0.0).start(grid)
+    assert ended(tmp_path / "here") == ended(tmp_path / "flower")
+    assert set(records[-1]["bytes_up"].values()) == set(records[-1]["bytes_down"].values()) == {size * 3 * 2}
+
+
+def test_a_client_with_another_pool_says_so_and_is_left_out(tmp_path: Path) -> None:
+    """It has as many inputs, drawn with another seed: their answers would be about something else."""
+    experiment = planned("feddf+answers", rounds=1, **{"clients.fraction": 1.0, "pool.sources": ["noise"]})
+    others = parse({**experiment.model_dump(), "seed": 1})
+    apps = [client_app_of(one, states=tmp_path / "states") for one in (experiment, others)]
+    grid = LocalGrid({10 + number: Node(apps[number == 2], {"partition-id": number}) for number in range(4)})
+    strategy_of(experiment, tmp_path / "run", wait=0.0, poll=0.0).start(grid)
+    (record,) = RunFolder.open(tmp_path / "run").records()
+    (dropped,) = record["dropped"]
+    assert dropped["client"] == "client-2"
+    assert "the agreed pool has other inputs here than on the server, or another order" in dropped["reason"]
+
+
+@pytest.mark.parametrize("turn", [lambda rows: rows.flip(0), lambda rows: rows[:-1], lambda rows: rows.double()])
+def test_the_agreed_pool_is_known_by_its_rows_and_their_order(turn: Any) -> None:
+    ours, theirs = (Resources({}, Inputs(rows, plain)) for rows in (torch.randn(5, 2), torch.randn(5, 2)))
+    told = answers.exchange_answers(ours).told
+    assert answers.exchange_answers(ours, **told).told == told
+    for other in (theirs, Resources({}, Inputs(turn(ours.pool.raw), plain))):  # type: ignore[union-attr]
+        with pytest.raises(ValueError, match="other inputs here than on the server"):
+            answers.exchange_answers(other, **told)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_an_interrupted_run_ends_as_a_whole_one(tmp_path: Path, method: str) -> None:
     parts = build(planned(method))
@@ -252,7 +299,7 @@ def test_answers_that_are_none_are_refused_at_the_gate(tmp_path: Path, answer: t
         ({"ensemble.swag_samples": 3}, r"ensemble\.swag_samples = 3: clients keep"),
         ({"fusion.method": "fedavg", "fusion.exchange": "answers"}, r"fusion\.exchange = 'answers': only students"),
         ({"fusion.defense": "robust"}, r"fusion\.defense = 'robust': it looks at clients' weights"),
-        ({"fusion.parts": ["scaffold"]}, r"fusion\.parts = \('scaffold',\): it looks at clients' weights"),
+        ({"fusion.parts": ["scaffold"]}, r"fusion\.parts = \['scaffold'\]: it looks at clients' weights"),
     ],
 )
 def test_what_needs_their_models_is_refused_in_one_line(changes: dict[str, Any], said: str) -> None:

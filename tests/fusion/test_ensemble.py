@@ -196,7 +196,7 @@ def test_a_model_sampled_by_the_server_is_left_out_when_it_is_unfit_and_nobody_i
     spoiled = {**updates[1].state, "layers.5.bias": torch.full((3,), torch.nan)}
     drawn = Teacher("sample 0", Network(tiny.prototypes["mlp"], spoiled, sampled=True))
     answers = Evaluation(in_process, tiny.pool)([*models, drawn])
-    assert [reply.client_id for reply in refuse_unusable(answers, ["sample 0"])] == ["c0", "c1"]
+    assert [reply.client_id for reply in refuse_unusable(answers, {"sample 0": ()})] == ["c0", "c1"]
 
 
 def test_a_model_sampled_by_the_server_has_the_pools_batchnorm_statistics(tiny: Tiny) -> None:

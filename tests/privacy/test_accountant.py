@@ -92,3 +92,7 @@ def test_the_ends() -> None:
     assert noise_for(inf, 1e-5) == 0
     with pytest.raises(PrivacyError, match="cannot meet it with useful noise"):
         noise_for(1e-4, 1e-9, 1000)
+
+
+def test_noise_without_end_costs_nothing() -> None:
+    assert epsilon_of(Mechanism(inf), 1e-5) == epsilon_of(Mechanism(inf, 3, 0.1), 1e-5) == 0.0

@@ -154,6 +154,33 @@ def test_a_client_trains_with_it_and_only_the_source_decides() -> None:
     assert not torch.equal(reply(system), reply(system))
 
 
+class Counting(nn.Module):
+    """A network that counts what it sees, in a buffer that would be sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = MODELS["mlp"]()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.seen = self.seen + len(inputs)
+        return self.inner(inputs)
+
+
+def test_buffers_are_sent_as_they_were_received() -> None:
+    prototype = Prototype("m", Counting)
+    job = Job(Client("a", "m", torch.arange(40)), 1, init_state(prototype, 0), 3)
+    private = dp_sgd(noise=0.5, clip=1.0, sampling=0.25, batch_size=10)
+    local = LocalConfig(epochs=1, lr=0.05)
+    sent = local_update(job, prototypes={"m": prototype}, train=stripes(120, 1), local=local, half=private)
+    assert float(sent.state["seen"]) == 0.0
+
+
+def test_a_client_without_records_sends_noise_like_any_other() -> None:
+    assert torch.isfinite(reply(system, n=0)).all()
+    assert not torch.equal(reply(system, n=0), reply(system, n=0))
+
+
 def test_batchnorm_is_refused() -> None:
     with pytest.raises(ValueError, match="norm = 'group'"):
         refuse_batchnorm(CNN((1, 8, 8), 3, width=4, norm="batch"))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sources import Counted
 
-from feddf.privacy.heads import TOLERANCE, extended, private_heads, sensitivity, solve_heads
+from feddf.privacy.heads import BIAS, TOLERANCE, extended, private_heads, sensitivity, solve_heads
 from feddf.privacy.noise import system
 
 
@@ -85,15 +85,42 @@ def test_rows_are_cut_to_the_clip() -> None:
     rows = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
     found = extended(rows, 1.0)
     assert float(found.norm(dim=1).max()) <= 1 + 1e-12
-    torch.testing.assert_close(found[0, :2] * sqrt(2), torch.tensor([0.6, 0.8]).double())
-    torch.testing.assert_close(found[1, :2] * sqrt(2), torch.tensor([0.3, 0.4]).double())
+    torch.testing.assert_close(found[0, :2] / sqrt(1 - BIAS**2), torch.tensor([0.6, 0.8]).double())
+    torch.testing.assert_close(found[1, :2] / sqrt(1 - BIAS**2), torch.tensor([0.3, 0.4]).double())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_a_record_that_is_no_number_spoils_no_head(value: float) -> None:
+    """Such a record must not be told from any other by a head that cannot be solved."""
+    inputs, labels = sphere(12, 3, 2), torch.arange(12) % 2
+    inputs[-1] = value
+    both, neighbors = torch.stack([inputs, inputs]), torch.stack([labels, labels])
+    neighbors[1, -1] = -1
+    with_it, without = solve_heads(extended(both, 1.0), neighbors, 2, 0.5)
+    assert float((with_it - without).norm()) <= sensitivity(0.5)
+
+
+@pytest.mark.parametrize("change", ["label", "features"])
+def test_to_replace_a_record_moves_a_head_by_twice_the_sensitivity_at_the_most(change: str) -> None:
+    moved = []
+    for seed in range(10):
+        inputs, labels = sphere(9, 3, seed), torch.arange(9) % 3
+        both, neighbors = torch.stack([inputs, inputs]), torch.stack([labels, labels])
+        if change == "label":
+            neighbors[1, 0] = 2
+        else:
+            both[1, 0] *= -1
+        a, b = solve_heads(both, neighbors, 3, 0.2)
+        moved.append(float((a - b).norm()))
+    assert max(moved) <= 2 * sensitivity(0.2)
+    assert min(moved) > 0
 
 
 def test_noise_is_of_the_sensitivity_and_heads_are_for_the_features_as_they_are() -> None:
     inputs, labels = 4 * sphere(40, 30, 1)[None], (torch.arange(40) % 10)[None]
     exact = private_heads(inputs, labels, 10, noise=0.0, clip=4.0, regularization=2.0, source=system)
     drawn = private_heads(inputs, labels, 10, noise=3.0, clip=4.0, regularization=2.0, source=Counted())
-    spread = float((drawn[0] - exact[0]).std()) * 4 * sqrt(2)
+    spread = float((drawn[0] - exact[0]).std()) * 4 / sqrt(1 - BIAS**2)
     assert spread == pytest.approx(3.0 * sensitivity(2.0), rel=0.1)
     heads = solve_heads(extended(inputs, 4.0), labels, 10, 2.0)
     logits = inputs[0].double() @ exact[0][0].mT + exact[1][0]

@@ -26,6 +26,7 @@ from feddf.runs.build import build
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
 from feddf.states import digest
+from feddf.types import Job, Reply
 
 BASE: dict[str, Any] = {
     "rounds": 2,
@@ -142,6 +143,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], str]] = {
     "answers of eight clients": ("answers", {"privacy.epsilon": 0.5}, "a smaller pool"),
     "less noise than ε allows": ("weights", {"privacy.noise": 0.06}, "would accept that"),
     "hardly any noise": ("weights", {"privacy.noise": 0.01}, "cost ε = inf"),
+    "δ that allows to publish a client": ("weights", {"privacy.delta": 0.09, "clients.total": 16}, "below 1/16"),
     "nothing that noise could do": ("weights", {"privacy.epsilon": 1e-6, "privacy.delta": 1e-30}, "cannot meet it"),
 }
 
@@ -182,6 +184,36 @@ def test_extending_a_finished_run_says_what_it_costs_and_needs_consent(tmp_path:
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["privacy"]["epsilon"] == pytest.approx(cost, abs=1e-3)
     assert last["privacy"]["noise"] == noise
+
+
+def test_augmentation_and_dropout_follow_from_no_seed() -> None:
+    """With a seed that is known, one record more changes those after it in a batch by more than the clip."""
+    parts, seen = build(experiment("dp-sgd")), []
+    job = jobs_for(parts.server, parts.federation, sample(parts.federation, 1), parts.method.parts)[0]
+
+    def train(job: Job) -> Reply:
+        seen.append(job.seed)
+        return Reply(job.id, "linear", 1, {}, 7, {"train_loss": 1.0})
+
+    for _ in range(2):
+        told = parts.privacy.local(train, parts.experiment, parts.task.train)(job)  # type: ignore[union-attr]
+        assert (told.n_examples, told.metrics) == (1, {})
+    assert len({job.seed, *seen}) == 3
+
+
+def test_what_clients_lack_is_not_warned_of() -> None:
+    few = {"data.train_size": 20, "partition.min_size": 2, "clients.total": 8, "pool.sources": ["mnist-5k"]}
+    assert build(experiment("", few)).warnings
+    assert not build(experiment("dp-sgd", few)).warnings
+
+
+def test_over_flower_it_is_refused_and_not_ignored(tmp_path: Path) -> None:
+    flower = pytest.importorskip("feddf.flower")
+    given = experiment("dp-sgd")
+    for over in (flower.settings_of, flower.client_app_of, lambda one: flower.strategy_of(one, tmp_path / "run")):
+        with pytest.raises(ConfigError, match="over Flower it must be"):
+            over(given)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_client_that_tells_its_count_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -102,6 +103,21 @@ def test_a_line_that_a_crash_cut_off_was_never_used(tmp_path: Path) -> None:
     assert releases.rounds_spent() == 1
     releases.once(2, "weights", noisy)
     assert [line.get("round") for line in read_ledger(tmp_path)] == [None, 1, 2]
+
+
+@pytest.mark.parametrize("place", ["releases/round-0001-weights", "spool/round-0001-a", "checkpoints/round-0001"])
+def test_a_ledger_that_is_gone_while_releases_are_here_is_refused(place: str, tmp_path: Path) -> None:
+    (tmp_path / place).parent.mkdir()
+    (tmp_path / place).touch()
+    with pytest.raises(PrivacyError, match="is gone"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"times": 7}, {"sampling": 0.01}])
+def test_fewer_steps_or_rarer_records_than_were_used_are_another_plan(change: dict[str, Any], tmp_path: Path) -> None:
+    opened(tmp_path)
+    with pytest.raises(PrivacyError, match="another plan"):
+        Releases(replace(PLAN, a_round=replace(PLAN.a_round, **change))).open(tmp_path)
 
 
 def test_another_plan_is_refused_and_the_noise_is_remembered(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,19 +14,23 @@ from feddf.admit import admit
 from feddf.config import ConfigError, load, parse, with_values
 from feddf.config.names import ATTACKS
 from feddf.config.sections import AttackConfig
+from feddf.data.datasets import plain
+from feddf.fusion.answers import ANSWERS, MEANS, as_answers
+from feddf.outputs import classes
 from feddf.report.read import read_run
 from feddf.runs.build import Attack, build
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
 from feddf.states import digest
-from feddf.types import Job, State, Update
-from reproduction import attack_matrix
+from feddf.types import Client, Inputs, Job, Reply, State, Update
+from reproduction import attack_matrix, exchange
 from reproduction.__main__ import ATTACKED, app
 from reproduction.attack_matrix import COLUMNS, NAMES, NONE, Cell, Matrix, kept_table, kind_of, run_matrix
 from reproduction.attacks import changes, with_trigger
 from reproduction.hostile import attackers
 from test_cli import feddf
 
+ROOT = Path(__file__).parents[2]
 SMALL = {
     "data": {"name": "toy"},
     "prototypes": ["mlp"],
@@ -112,6 +117,81 @@ def test_attacks_do_what_their_formulas_say(tiny: Tiny) -> None:
     torch.testing.assert_close(change("mimic"), honest[0], **close)
     farthest = (honest - change("min-max")).norm(dim=1).max()
     assert farthest == pytest.approx(float(torch.cdist(honest, honest).max()), rel=1e-3)
+
+
+def said_by_attacker(name: str, part: str, payloads: dict[str, dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return what the attacker "c" sends in place of its own where all others send these payloads."""
+    clients = [Client(id, "mlp", None) for id in ("a", "b", "c")]
+    config = AttackConfig(kind=kind_of(name), share=1 / 3)
+    seed = next(seed for seed in range(100) if attackers(clients, config, seed) == {"c"})
+    parts = SimpleNamespace(
+        experiment=SimpleNamespace(attack=config, seed=seed),
+        task=SimpleNamespace(
+            train=SimpleNamespace(n_classes=3, outputs=classes(3)), pool=Inputs(torch.zeros(3, 1), plain)
+        ),
+        federation=SimpleNamespace(clients=clients),
+        train=None,
+        method=SimpleNamespace(parts=[SimpleNamespace(name=part, weights_up=False, weights_down=False)]),
+    )
+    kind = {"fd": MEANS, "answers": ANSWERS}[part]
+    jobs = {client.id: Job(client, 1, {}, 0) for client in clients}
+    replies = [Reply(id, "mlp", 1, {}, 5, payload={kind: payloads[id]}) for id in ("a", "b", "c")]
+    sent = forged(ATTACKS[config.kind](parts), jobs, replies)
+    assert [sent[id].payload[kind] for id in ("a", "b")] == [payloads["a"], payloads["b"]]
+    return dict(sent["c"].payload[kind])
+
+
+MEANS_OF = {
+    "a": [[0.8, 0.1, 0.1], [0.0, 0.0, 0.0], [0.2, 0.3, 0.5]],  # a client without the label 1
+    "b": [[0.6, 0.4, 0.0], [0.1, 0.7, 0.2], [0.0, 0.0, 0.0]],
+    "c": [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
+}
+BY_HAND = np.array([[0.7, 0.25, 0.05], [0.1, 0.7, 0.2], [0.2, 0.3, 0.5]])  # for each label, of those who have it
+
+
+def least_alike(mean: np.ndarray) -> list[int]:
+    """Class by class: for the most likely one, that whose likelihood goes most against it from row to row."""
+    return [int(np.cov(mean.T)[int(row.argmax())].argmin()) for row in mean]
+
+
+def test_label_means_are_forged_as_the_attacks_on_predictions_say() -> None:
+    def said(name: str) -> list[list[float]]:
+        payloads = {id: {"means": torch.tensor(rows)} for id, rows in MEANS_OF.items()}
+        sent = said_by_attacker(name, "fd", payloads)["means"]
+        assert (sent.dtype, bool((sent.sum(dim=1) - 1).abs().max() < 1e-5)) == (torch.float32, True)
+        return [[round(value, 4) for value in row] for row in sent.tolist()]
+
+    assert said("lma") == np.eye(3)[[2, 0, 0]].tolist()
+    assert said("cpa") == np.eye(3)[least_alike(BY_HAND)].tolist()
+    assert said("hips") == [MEANS_OF["b"][0], MEANS_OF["b"][1], MEANS_OF["a"][2]]
+
+
+def test_answers_for_a_pool_are_forged_as_the_attacks_say() -> None:
+    logits = {id: torch.tensor(rows).clamp_min(1e-3).log() for id, rows in MEANS_OF.items()}
+    honest = np.stack([logits[id].softmax(dim=1).numpy() for id in ("a", "b")])
+    mean, inputs = honest.mean(axis=0), np.arange(3)
+    doubting = honest[honest[:, inputs, mean.argmax(axis=1)].argmin(axis=0), inputs]
+    wanted = {"lma": np.eye(3)[mean.argmin(axis=1)], "cpa": np.eye(3)[least_alike(mean)], "hips": doubting}
+    for name, target in wanted.items():
+        payloads = {id: {"outputs": as_answers(one, classes(3))} for id, one in logits.items()}
+        sent = said_by_attacker(name, "answers", payloads)["outputs"]
+        assert sent.dtype == torch.float16
+        np.testing.assert_allclose(sent.float().softmax(dim=1).numpy(), target, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["absent", "lma"])
+def test_a_run_of_fd_is_attacked(tmp_path: Path, name: str) -> None:
+    values = {key: value for key, value in SMALL.items() if key not in ("pool", "distill")}
+    experiment = parse({**values, "fusion": {"method": "fd"}, "attack": {"kind": kind_of(name), "share": 0.4}})
+    parts, folder = build(experiment), RunFolder.create(tmp_path / "run", experiment)
+    assert len(list(run_experiment(parts, folder))) == 2
+    hostile = attackers(parts.federation.clients, experiment.attack, experiment.seed)
+    saved, _ = folder.latest()
+    assert saved is not None
+    kept = saved.memory[MEANS]
+    certain = {id for id, said in kept.items() if bool((said["means"].max(dim=1).values == 1).all())}
+    assert certain == (hostile if name == "lma" else set())
+    assert len(kept) == (5 if name == "lma" else 3)
 
 
 def test_labels_and_triggers_are_poisoned(tiny: Tiny) -> None:
@@ -225,6 +305,13 @@ def test_the_configuration_is_what_the_page_says() -> None:
 def test_the_table_in_the_documents_is_that_of_the_kept_runs() -> None:
     text = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
     assert f"--show-kept -->\n{kept_table()}<!-- end of attacks -->" in text
+
+
+def test_the_table_of_weights_and_answers_is_that_of_the_kept_runs() -> None:
+    page = (ROOT / "docs" / "how-to" / "answers.md").read_text(encoding="utf-8")
+    kept = json.loads((ROOT / exchange.KEPT).read_text(encoding="utf-8"))
+    assert exchange.table(kept) in page
+    assert f"All {len(kept)} runs" in page
 
 
 def test_a_column_of_kept_runs_is_the_mean_over_its_whole_seeds(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "control variates of layers that grow": (
         {"fusion.parts": ["scaffold"], "fusion.method": "fedma"},
-        r"fusion\.method = 'fedma': its layers grow .*, so fusion\.parts cannot be used",
+        r"fusion\.parts = \['scaffold'\]: FedMA's layers grow .*; leave it at \[\]",
     ),
     "unknown part": ({"fusion.parts": ["scafold"]}, r"fusion\.parts = 'scafold': did you mean 'scaffold'"),
     "missing part": ({"fusion.parts": ["test_build:f"]}, r"'test_build:f': cannot be imported"),

@@ -70,6 +70,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "trust": {"fusion.trust": "expguard"},
     "guard": {"fusion.guard": 0.01, "distill.lr": 0.5},
     "temperature": {"distill.temperature": 3.0},
+    "groups": {"ensemble.groups": 1},
     "swag": {"ensemble.swag_samples": 3},
     "swag scale": {"ensemble.swag_samples": 3, "ensemble.swag_scale": 1.0},
     "from previous": {"distill.init": "previous"},

@@ -195,10 +195,10 @@ def test_the_command_runs_real_trials_in_parallel_and_goes_on_after_sigkill(tmp_
     [
         ([], "nothing to tune: name a key"),
         (["rounds"], "the paper has grids for local.lr, prox_mu, momentum"),
-        (["local.lr=0.1,x"], "must be numbers with commas between them"),
+        (["local.lr=0.1,x"], "local.lr = 'x'"),
         (["local.lr=0.1,-1"], "local.lr = -1"),
         (["lr=0.1,1"], "'lr' could mean local.lr or distill.lr"),
-        (["local.rate=0.1,1"], "unknown key 'local.rate'; it is called 'local.lr' now"),
+        (["local.rat=0.1,1"], "unknown key 'local.rat'; did you mean 'local.lr'?"),
         (["local.lr", "--parallel", "0"], "'--parallel': 0 is not in the range x>=1"),
     ],
 )

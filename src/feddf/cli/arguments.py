@@ -122,11 +122,8 @@ Out = Annotated[Path | None, typer.Option(help="The folder to write to (default:
 
 def seeds_of(text: str) -> list[int]:
     """Return the seeds that the option ``--seeds`` gives."""
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = [-1]
-    if min(found) < 0:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
         allowed = "must be whole numbers of at least 0 with commas between them, for instance 1,2"
         raise ConfigError.at("--seeds", text, allowed)
-    return found
+    return [int(part) for part in parts]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import sqrt
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,21 +14,49 @@ from feddf.cli.arguments import AsJson, NameOrFile, Overrides, print_json, say
 def audit(
     name_or_file: NameOrFile,
     overrides: Overrides = None,
-    canaries: Annotated[int, typer.Option(help="Coin flips; 1,000 at least.", min=1000)] = 4000,
-    scale: Annotated[float, typer.Option(help="Use so much of the planned noise, to see the audit fail.", min=0)] = 1.0,
+    canaries: Annotated[int, typer.Option(help="Coin flips; 1,000 at least.", min=1000)] = 20_000,
+    scale: Annotated[float, typer.Option(help="Use so much of the planned noise, to see it fail.", min=1e-9)] = 1.0,
+    clients: Annotated[int, typer.Option(help="Attack answers of so many clients too (64, say).", min=0)] = 0,
+    picture: Annotated[Path | None, typer.Option(help="Draw ROC curves: FILE.png, FILE.svg or FILE.pdf.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Attack the privacy that a configuration claims: a lower bound on ε above the claim is an error."""
-    from feddf.config import ConfigError, load
-    from feddf.privacy.accountant import PrivacyError
-    from feddf.privacy.audit import audit as attacked
+    import torch
+
+    from feddf.config import ConfigError, load, with_values
+    from feddf.privacy.accountant import MOST_EPSILON, PrivacyError
+    from feddf.privacy.audit import canary_scores, least_epsilon, lower_bounds
+    from feddf.privacy.membership import membership, roc
     from feddf.privacy.plan import make_plan
+    from feddf.report.plots import roc_curves
+    from feddf.runs.build import build
 
     experiment = load(name_or_file, overrides or [])
-    if experiment.privacy.level == "none":
+    privacy = experiment.privacy
+    if privacy.level == "none":
         raise ConfigError.at("privacy.level", "none", "there is nothing to audit; set it to 'record' or 'client'")
-    plan = make_plan(experiment.privacy, experiment.rounds, experiment.local.epochs)
-    found = attacked(plan, experiment.privacy, experiment.local.epochs, canaries, scale)
+    if 0 < clients < 8:
+        raise PrivacyError(f"--clients {clients}: a quarter is attacked and the others are compared; 8 at least")
+    if clients and privacy.level == "client":
+        raise ConfigError.at(
+            "privacy.level", "client", "single clients' answers are not protected; it must be 'record'"
+        )
+    plan = make_plan(privacy, experiment.rounds, experiment.local.epochs)
+    attacks = {"canaries": canary_scores(plan, privacy, experiment.local.epochs, canaries, scale)}
+    found = lower_bounds(plan, *attacks["canaries"])
+    if clients:
+        noise = max(plan.noise * scale, 0.03 * sqrt(plan.a_round.times * plan.rounds))  # less would cost no finite ε
+        parts = build(with_values(experiment, {"privacy.noise": noise, "privacy.epsilon": MOST_EPSILON}))
+        task, (name, prototype) = parts.task, next(iter(parts.prototypes.items()))
+        if task.pool is None:
+            raise ConfigError.at("pool.sources", [], "clients answer a pool; set it, for instance to ['train']")
+        given = parts.train, prototype, parts.server.models[name], task.train, task.pool
+        attacks["membership from answers"] = membership(*given, clients, len(task.train) // len(task.shards))
+        found["lower bound by answers"] = least_epsilon(*attacks["membership from answers"], plan.delta)
+    curves = {name: roc(*one) for name, one in attacks.items()}
+    found |= {f"AUC of {name}": float(torch.trapezoid(true, false)) for name, (false, true) in curves.items()}
+    if picture:
+        roc_curves(curves, found["claimed"], picture)
     print_json(found) if as_json else say(", ".join(f"{name} {value:.3g}" for name, value in found.items()))
-    if max(found["lower bound"], found["of this mechanism"]) > found["claimed"]:
+    if max(value for name, value in found.items() if "bound" in name) > found["claimed"]:
         raise PrivacyError("the audit refutes the claimed ε: less is private than the plan says")

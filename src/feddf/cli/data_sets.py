@@ -11,7 +11,6 @@ import typer
 from rich.filesize import decimal
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
-from rich.table import Column, Table
 from rich.text import Text
 
 from feddf.cli.arguments import App, argument, complain, out_console, remark, say
@@ -20,6 +19,7 @@ from feddf.config.names import DATASETS
 from feddf.config.sections import DataConfig
 from feddf.data import catalog
 from feddf.data.catalog import Download, Entry
+from feddf.report.tables import table_of
 
 data_app = App(help="List, fetch and check data sets.", no_args_is_help=True)
 
@@ -32,16 +32,12 @@ STATE_COLORS = {"here": "green", "incomplete": "yellow", "missing": "dim"}
 def list_data(data_dir: DataDir = None) -> None:
     """List the data sets, which of them are here, and how to get the others."""
     folder = catalog.root_of(data_dir)
-    short = [Column("name", no_wrap=True), Column("state", no_wrap=True)]
-    long = [Column("on disk", no_wrap=True, justify="right"), Column("how to get it", overflow="fold")]
-    table = Table(*short, *long, title=f"Data sets in {folder}", title_justify="left")
+    rows = []
     for entry in catalog.CATALOG.values():
         state, there = catalog.state(entry, folder), catalog.size(entry, folder)
-        shown = Text(state, STATE_COLORS[state])
-        unchecked = ", ".join(_unchecked(entry))
-        how = entry.how + (f"; unchecked, no checksum is known: {unchecked}" if unchecked else "")
-        table.add_row(entry.name, shown, decimal(there) if there else "–", "" if state == "here" else how)
-    say(table)
+        shown, how = Text(state, STATE_COLORS[state]), "" if state == "here" else entry.how
+        rows.append([entry.name, shown, decimal(there) if there else "–", how])
+    say(table_of(["name", "state", "on disk", "how to get it"], [], rows, title=f"Data sets in {folder}"))
 
 
 @data_app.command()
@@ -57,8 +53,6 @@ def fetch(name: Name, data_dir: DataDir = None) -> None:
     except KeyboardInterrupt:
         remark(f"stopped; start again with: feddf data fetch {name}")
         raise
-    for unchecked in _unchecked(entry):
-        say(f"{unchecked}: no checksum of it is known, so its content is unchecked")
     say(f"{name} is complete: {decimal(catalog.size(entry, folder))} in {folder}")
 
 
@@ -90,10 +84,6 @@ def _entry(name: str) -> Entry:
     return catalog.CATALOG[name]
 
 
-def _unchecked(entry: Entry) -> list[str]:
-    return [download.name for download in entry.downloads if download.checksum is None]
-
-
 def _described(entry: Entry, folder: Path) -> str:
     """Return in one line what is in a data set; raise if something is wrong with it."""
     if absent := catalog.missing(entry, folder):
@@ -115,23 +105,17 @@ def _described(entry: Entry, folder: Path) -> str:
 
 @contextmanager
 def _progress() -> Iterator[catalog.Progress]:
-    """Show downloads as bars with bytes and rate.
-
-    Where there is no terminal, say a line for each 10 per cent, or each 100 MB of an unknown total.
-    """
+    """Show downloads as bars with bytes and rate; where there is no terminal, say when one begins."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    reached: dict[Download, tuple[TaskID, int]] = {}
+    begun: dict[Download, TaskID] = {}
     plain = not out_console.is_terminal
     with Progress(*columns, console=out_console, disable=plain) as bars:
 
         def progress(download: Download, done: int, total: int | None) -> None:
-            mark, new = 10 * done // total if total else done // 100_000_000, download not in reached
-            task, last = (bars.add_task(escape(download.name)), 0) if new else reached[download]
-            if new and plain:
-                say(f"{download.url}: {decimal(total) if total is not None else 'unknown size'}")
-            elif plain and mark > last:
-                say(f"{download.name}: {decimal(done)}" + (f" of {decimal(total)} ({10 * mark} %)" if total else ""))
-            bars.update(task, completed=done, total=total)
-            reached[download] = task, mark
+            if download not in begun:
+                begun[download] = bars.add_task(escape(download.name))
+                if plain:
+                    say(f"{download.url}: {decimal(total) if total is not None else 'unknown size'}")
+            bars.update(begun[download], completed=done, total=total)
 
         yield progress

@@ -17,8 +17,9 @@ import typer
 from feddf.cli.arguments import AsJson, err_console, print_json, say
 
 EXTRAS = {
-    "demo": "sklearn", "fedma": "scipy", "images": "PIL", "text": "transformers", "onnx": "onnxruntime", "ray": "ray",
-    "flower": "flwr", "tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb", "trackio": "trackio",
+    "demo": "sklearn", "fedma": "scipy", "images": "PIL", "tables": "pyarrow", "text": "transformers",
+    "onnx": "onnxruntime", "ray": "ray", "flower": "flwr", "privacy": "dp_accounting", "metrics": "sklearn",
+    "tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb", "trackio": "trackio",
 }  # fmt: skip
 """Extras of the package, and the module by which each is known to be installed."""
 

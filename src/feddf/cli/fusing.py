@@ -7,7 +7,6 @@ import io
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
@@ -251,7 +250,9 @@ def _print_inspection(found: dict[str, Any]) -> None:
     say(f"{found['name']} ({found['source']}, {found['bytes'] / 2**20:.2f} MB)")
     say(f"  takes    {found['takes'] or 'inputs of its own preprocessing'}")
     say(f"  fed      {found['fed']}")
-    say(f"  returns  {found['n_outputs']} {found['outputs']} (by {found['outputs_said_by']})")
+    meant = "" if not (form := found["form"]["positions"]) else f" at {'×'.join(map(str, form))} positions"
+    meant = f" of {found['form']['kind']}{meant}" if meant or found["form"]["kind"] != "classes" else ""
+    say(f"  returns  {found['n_outputs']} {found['outputs']}{meant} (by {found['outputs_said_by']})")
     say(f"  classes  {names or 'without names'}")
     right = f"{100 * found['accuracy']:.1f} % of {found['of_examples']} examples right, " if "accuracy" in found else ""
     say(f"  tried    {right}{found['seconds_for_1000']:.2f} s for 1,000 inputs")
@@ -262,7 +263,9 @@ def _print_inspection(found: dict[str, Any]) -> None:
 def predict(
     folder: Annotated[Path, argument(help="A folder of feddf fuse or feddf run.")],
     inputs: Annotated[list[str], argument(help="Image files, folders of images, or text files.")],
-    out: Annotated[Path | None, option(help="FILE.csv or FILE.jsonl (default: CSV to the terminal).")] = None,
+    out: Annotated[
+        Path | None, option(help="FILE.csv or FILE.jsonl (default: CSV to the terminal); for masks also a folder.")
+    ] = None,
     prototype: Annotated[str | None, option(help="One model of a run that has several.")] = None,
     trust: Trust = False,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, ...")] = "auto",
@@ -270,20 +273,30 @@ def predict(
 ) -> None:
     """Classify images or texts with a fused model.
 
-    Prints a line for each, with its class and the probabilities of all classes; or with the values of a regression.
+    Prints a line for each, with its class and the probabilities of all classes; its labels; the values of a regression;
+    or a line for each token of a text. Masks are written as PNG files whose pixels are class numbers, into a folder.
     """
-    if out is not None and out.suffix not in (".csv", ".jsonl"):
-        raise ConfigError.at("--out", str(out), "must end in .csv or .jsonl")
     from feddf.saved.model_folder import inputs_of, load_model
 
     model = load_model(folder, prototype, device, trust=trust)
+    masks = len(model.spec.outputs.positions) == 2
+    if out is not None and out.suffix not in (".csv", ".jsonl") and not (masks and not out.suffix):
+        raise ConfigError.at("--out", str(out), f"must end in .csv or .jsonl{', or be a folder for masks' * masks}")
     found = inputs_of(model, inputs)
-    predicted = zip(found, model.predict(list(found.values())), strict=True)
-    rows = [_as_json(model, name, one) for name, one in predicted]
+    predicted = dict(zip(found, model.predict(list(found.values())), strict=True))
+    if len(model.spec.outputs.positions) == 1:
+        rows = [row for name, one in predicted.items() for row in _tokens(model, name, found[name], one)]
+    else:
+        rows = [_as_json(model, name, one) for name, one in predicted.items()]
+    if out is not None and masks and not out.suffix:
+        _write_masks(model, predicted, out)
+        out /= "masks.csv"
     if out and out.suffix == ".jsonl":
         text = "".join(f"{dumps(row, ensure_ascii=False)}\n" for row in rows)
     else:
-        lines = [{**row, **row.pop("probabilities", {})} for row in deepcopy(rows)]
+        shares = [row.get("probabilities", {}) for row in rows]
+        kept = ({name: one for name, one in row.items() if name != "probabilities"} for row in rows)
+        lines = [{**row, **more} for row, more in zip(kept, shares, strict=True)] or [{"input": ""}]
         numbers = ([f"{one:.6f}" if isinstance(one, float) else one for one in line.values()] for line in lines)
         csv.writer(file := io.StringIO(), lineterminator="\n").writerows([list(lines[0]), *numbers])
         text = file.getvalue()
@@ -296,6 +309,49 @@ def predict(
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, text.encode("utf-8", "replace"))
     say(f"{len(found)} predictions: {out}")
+
+
+def _tokens(model: LoadedModel, name: str, text: Any, one: Prediction) -> Iterator[dict[str, Any]]:
+    """Yield each token of a text with its class, its labels or its values."""
+    from feddf.saved.model import Tokens
+
+    if not isinstance(model.preprocess, Tokens) or one.mask is None:
+        raise ConfigError(
+            f"the answers of a model at {model.spec.outputs.positions[0]} places of no text are not written"
+        )
+    places = one.mask.movedim(-1, 0) if one.mask.ndim > 1 else one.mask
+    for place, (word, said) in enumerate(
+        zip(model.preprocess.words(model.preprocess.read([text]))[0], places, strict=True)
+    ):
+        if word and said.ndim == 0:
+            yield {"input": name, "place": place, "token": word, "class": model.classes[int(said)]}
+        elif word:
+            yield {"input": name, "place": place, "token": word, **dict(zip(model.classes, said.tolist(), strict=True))}
+
+
+def _write_masks(model: LoadedModel, predicted: dict[str, Prediction], out: Path) -> None:
+    """Write masks as PNG files of a palette, at the size that the model sees; of labels, a file each."""
+    from PIL import Image  # whoever gave images has it
+
+    if model.spec.outputs.has_units or len(model.classes) > 256:
+        raise ConfigError.at(
+            "--out", str(out), "pixels of PNG files are up to 256 classes; use feddf.load_model for others"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    stems = [Path(name).stem for name in predicted]
+    for number, (stem, one) in enumerate(zip(stems, predicted.values(), strict=True)):
+        name = stem if len(set(stems)) == len(stems) else f"{number}-{stem}"
+        assert one.mask is not None, "the model answers at every pixel"
+        parts = (
+            {name: one.mask}
+            if one.mask.ndim == 2
+            else dict(zip((f"{name}-{label}" for label in model.classes), one.mask, strict=True))
+        )
+        for each, mask in parts.items():
+            picture = Image.fromarray(mask.byte().numpy())
+            picture.putpalette([factor * index % 256 for index in range(256) for factor in (37, 151, 83)])
+            picture.save(out / f"{each}.png")
+    say(f"{len(predicted)} masks: {out}")
 
 
 def _as_json(model: LoadedModel, name: str, one: Prediction) -> dict[str, Any]:
@@ -360,13 +416,15 @@ def _print_summary(result: FusionResult) -> None:
 
     report = result.report
     for which, figures in report.sets.items():
-        numbers = [Column(name, justify="right") for name in ("accuracy %", "of its classes %", "calibration error %")]
+        titles = (f"{report.metric} %", f"of its {report.outputs.get('kind', 'classes')} %", "calibration error %")
+        numbers = [Column(name, justify="right") for name in titles]
         table = Table(Column("model", overflow="fold"), *numbers, title=f"On {report.sizes[which]} {which} examples")
         for name, one in figures.items():
-            table.add_row(name, *(f"{100 * value:.1f}" for value in (one.accuracy, one.own_accuracy, one.ece)))
+            scores = (one.accuracy, one.own_accuracy, one.ece)
+            table.add_row(name, *("–" if value is None else f"{100 * value:.1f}" for value in scores))
         out_console.print(table)
     evaluated = len(result.evaluated)
-    say(f"teachers evaluated: {evaluated}; with cached predictions: {len(report.teachers) - evaluated}")
+    say(f"teachers evaluated: {evaluated}; with cached predictions or tables: {len(report.teachers) - evaluated}")
     if learned := kept_start(report):
         say(learned)
     for line in matched(report):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.table import Column, Table
 
 from feddf.cli.arguments import AsJson, argument, option, print_json, remark, say
 from feddf.config.errors import ConfigError, nearest
@@ -18,6 +17,10 @@ from feddf.report.read import alike, collect, differing, grouped
 Runs = Annotated[
     list[Path] | None, argument(metavar="[RUN]...", help="Run folders, or folders of run folders (default: runs).")
 ]
+
+
+PLAIN: dict[str, Any] = {"box": None, "padding": (0, 2, 0, 0)}
+"""The look of a list in columns."""
 
 
 def report(
@@ -125,7 +128,7 @@ def list_presets(
     elif name is not None:
         print(known[name], end="")
     else:
-        say(tables.table_of(["", ""], [], about.items(), show_header=False, box=None, padding=(0, 2, 0, 0)))
+        say(tables.table_of(["", ""], [], about.items(), show_header=False, **PLAIN))
 
 
 def config(
@@ -143,9 +146,5 @@ def config(
             {key.name: {"default": key.shown_default, "allowed": key.allowed, "meaning": key.meaning} for key in keys}
         )
         return
-    names = Column("key", no_wrap=True), Column("default", no_wrap=True)
-    meaning = Column("meaning; allowed values", overflow="fold")
-    table = Table(*names, meaning, box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for key in keys:
-        table.add_row(key.name, key.shown_default, f"{key.meaning}\n    {key.allowed}")
-    say(table)
+    rows = [(key.name, key.shown_default, f"{key.meaning}\n    {key.allowed}") for key in keys]
+    say(tables.table_of(["key", "default", "meaning; allowed values"], [], rows, **PLAIN, header_style="bold"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +29,7 @@ from feddf.cli.arguments import (
 from feddf.cli.reporting import check_picture
 from feddf.cli.running import check_versions, run_to_the_end, say_progress
 from feddf.config import ConfigError, Experiment, load, parse, with_values
+from feddf.config.errors import one_line
 from feddf.config.experiment import override, presets, read
 from feddf.config.keys import keys_of, resolve, short
 from feddf.report import tables
@@ -74,11 +76,8 @@ def compare(
     again = shlex.join(["feddf", "compare", name_or_file, *given, *options])
     left = len(unfinished(variations))
     if equal:
-        state = (
-            f"there, {left} of {len(planned)} unfinished, and go on"
-            if left
-            else "finished, and would be repeated bit for bit"
-        )
+        goes_on = f"there, {left} of {len(planned)} unfinished, and go on"
+        state = goes_on if left else "finished, and would be repeated bit for bit"
         remark(f"equal runs are in {equal}: {state}; --out FOLDER runs them anew")
     if left or not equal:
         _run_variations(variations, again, trust, as_json)
@@ -182,26 +181,21 @@ def tune(
     say(f"best by validation: {setting}; its configuration: {target / 'best.toml'}")
 
 
-def _grid(word: str) -> list[tuple[str, Sequence[float]]]:
+def _grid(word: str) -> Sequence[tuple[str, Sequence[float]]]:
     """Return a key's full name and the values to try, or nothing for a word that is not about tuning."""
     from feddf.runs.many import OPTION, PAPER
 
     key, equals, text = word.partition("=")
-    if equals and "," not in text:
-        return []
-    option = key.startswith(OPTION)
-    name = key if option else resolve(key, Experiment)
-    if not equals:
-        if name not in PAPER:
-            known = ", ".join(map(short, PAPER))
-            raise ConfigError.at(key, "no values", f"the paper has grids for {known} only; give yours")
-        return [(name, PAPER[name])]
-    if not option and not keys_of(Experiment)[name].allowed.startswith("number"):
-        return []
-    try:
-        return [(name, [float(part) for part in text.split(",")])]
-    except ValueError:
-        raise ConfigError.at(key, text, "must be numbers with commas between them") from None
+    if equals and not key.startswith(OPTION):
+        return several(word)
+    if equals:
+        with one_line(partial(ConfigError.at, key, text), "must be numbers with commas between them", ValueError):
+            return [(key, [float(part) for part in text.split(",")])] if "," in text else []
+    name = resolve(key, Experiment)
+    if name not in PAPER:
+        allowed = f"the paper has grids for {', '.join(map(short, PAPER))} only; give yours"
+        raise ConfigError.at(key, "no values", allowed)
+    return [(name, PAPER[name])]
 
 
 def several(word: str) -> list[tuple[str, list[Any]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
@@ -10,9 +10,9 @@ from typing import Any, Self, TypeVar, overload
 from pydantic import ValidationError, field_validator, model_validator
 
 from feddf.config import sections
-from feddf.config.errors import ConfigError, nearest, shown
+from feddf.config.errors import ConfigError, nearest, one_line, shown
 from feddf.config.foreign import parse_toml
-from feddf.config.keys import RENAMED, changes_of, default_of, flat, is_free, keys_of, nested, resolve, suggestion
+from feddf.config.keys import all_keys, changes_of, default_of, flat, is_free, keys_of, nested, resolve, suggestion
 from feddf.config.names import METHODS
 from feddf.config.privacy import PrivacyConfig, privacy_mistakes
 from feddf.config.sections import Section, key
@@ -21,6 +21,13 @@ Mistake = tuple[bool, str, str]
 """(is it so?, the key, what would be right)."""
 
 LABELS = "it needs validation data; set data.validation above 0"
+
+
+AROUND = [
+    *("fusion.defense", "fusion.trust", "fusion.drop_worst", "fusion.guard", "fusion.batchnorm", "fusion.aggregation"),
+    *("fusion.momentum", "fusion.parts"),
+]
+"""Keys of what looks at clients' weights."""
 
 
 class Settings(Section):
@@ -78,6 +85,13 @@ class Settings(Section):
         least = f"no client would be sampled from {total}; it must be above {0.5 / total:g}"
         yield self.clients.cohort < 1, "clients.fraction", least
 
+    def changed(self, names: Iterable[str], why: str) -> Iterator[Mistake]:
+        """Yield which of some keys do not have their defaults, which they must have."""
+        values, known = flat(self.model_dump()), all_keys()
+        for name in names:
+            usual = known[name].shown_default.replace('"', "'")
+            yield values[name] != known[name].default, name, f"{why}; leave it at {usual}"
+
     def _mistakes_in_distillation(self, labeled: bool, pooled: bool) -> Iterator[Mistake]:
         stop, inputs = self.distill.early_stopping, "for instance pool.sources = ['cifar100']"
         yield not pooled, "pool.sources", f"method 'feddf' needs unlabeled inputs, {inputs}"
@@ -91,6 +105,9 @@ class Settings(Section):
         whole = "what earlier rounds answered is known for the whole pool only; it needs ensemble.cache = true"
         yield ensemble.ema > 0 and not ensemble.cache, "ensemble.ema", whole
         yield sampled and not ensemble.cache, "ensemble.swag_samples", "only with ensemble.cache = true"
+        if ensemble.groups:
+            alone = ("ensemble.weights", "ensemble.cache", "fusion.trust", "fusion.defense")
+            yield from self.changed(alone, "averages of groups teach, and no client is weighed or asked alone")
         measured = ensemble.weights == "validation"
         yield measured and not labeled, "ensemble.weights", LABELS
         other = "sampled teachers have no validation accuracy of their own; use other weights, or swag_samples = 0"
@@ -109,20 +126,15 @@ class Settings(Section):
 
     def _mistakes_in_matching(self) -> Iterator[Mistake]:
         """Yield what FedMA cannot do: its layers are matched one by one, and grow from round to round."""
-        others = ("defense", "trust", "guard", "momentum", "drop_worst", "batchnorm", "aggregation", "parts")
-        changed = [f"fusion.{name}" for name in others if getattr(self.fusion, name) != default_of(f"fusion.{name}")]
-        grow = f"its layers grow and are matched one by one, so {', '.join(changed)} cannot be used"
-        yield bool(changed), "fusion.method", grow
-        yield self.local.binary != "none", "local.binary", "FedMA matches weights of full precision only"
+        yield from self.changed(AROUND, "FedMA's layers grow and are matched one by one")
+        yield from self.changed(["local.binary"], "FedMA matches weights of full precision")
 
     def _mistakes_in_exchange(self) -> Iterator[Mistake]:
         """Yield what needs clients' models, which they keep to themselves."""
-        ensemble, kept = self.ensemble, "clients keep their models, and answers are for the pool only; leave it at {}"
+        kept = "clients keep their models, and answers are for the pool only"
         yield not self.distills, "fusion.exchange", "only students learn from answers: fusion.method = 'feddf'"
-        yield not ensemble.cache, "ensemble.cache", kept.format("true")
-        yield ensemble.swag_samples > 0, "ensemble.swag_samples", kept.format(0)
-        yield ensemble.weights == "validation", "ensemble.weights", kept.format("'uniform'")
-        yield self.distill.init != "average", "distill.init", kept.format("'average', which means previous weights")
+        yield from self.changed(["ensemble.cache", "ensemble.groups", "ensemble.swag_samples", "distill.init"], kept)
+        yield self.ensemble.weights == "validation", "ensemble.weights", f"{kept}; choose others"
 
     def refuse(self, mistakes: Iterator[Mistake]) -> None:
         """Raise :class:`ConfigError` for the first mistake that is so."""
@@ -132,7 +144,7 @@ class Settings(Section):
                 given = values.get(where, default_of(where))
                 if where == "pool.sources":
                     given = ", ".join(source["name"] for source in given) or None
-                raise ConfigError.at(where, given, allowed)
+                raise ConfigError.at(where, list(given) if isinstance(given, tuple) else given, allowed)
 
 
 class Experiment(Settings):
@@ -194,10 +206,8 @@ def read(name_or_file: str) -> dict[str, Any]:
     """Return the raw values of a preset or a TOML file."""
     path = Path(name_or_file)
     if path.suffix == ".toml" or path.is_file():
-        try:
+        with one_line(ConfigError, f"cannot read the configuration {path}", (OSError, ValueError)):
             return parse_toml(path.read_text(encoding="utf-8-sig"))  # some editors write a BOM
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read the configuration {path}: {error}") from None
     known = presets()
     if name_or_file not in known:
         raise ConfigError(f"no preset or file is called '{name_or_file}'; {nearest(name_or_file, known)}")
@@ -274,11 +284,8 @@ def _one_line(error: ValidationError, kind: type[Section]) -> str:
     name, problem = ".".join(str(part) for part in first["loc"]), first["type"]
     if problem == "extra_forbidden":
         if isinstance(first["input"], Mapping) and "." not in name:
-            old = next((key for key in flat(first["input"], f"{name}.") if key in RENAMED), None)
             known = dict.fromkeys(key.partition(".")[0] for key in keys_of(kind) if "." in key)
-            if old is None:
-                return f"unknown section [{name}]; {nearest(name, known)}"
-            name = old
+            return f"unknown section [{name}]; {nearest(name, known)}"
         return f"unknown key '{name}'; {suggestion(name, kind)}"
     if problem == "missing":
         return f"the key '{name}' is missing: {_NEEDED.get(name, 'a value is needed')}"

@@ -44,6 +44,9 @@ class TeacherConfig(InputsConfig):
     prototype: str | None = key(None, "one prototype of a run folder (default: all of them)")
     classes: tuple[str, ...] = key((), "the names of its outputs, in order (default: what its files say)")
     map: dict[str, str] = key({}, "its own class names, where they differ from those of the others")
+    kind: Literal["classes", "labels", "values"] | None = key(
+        None, "what its answers are: one class, any labels, or values (default: what its files say, or classes)"
+    )
     outputs: Literal["logits", "probabilities"] | None = key(None, "what it returns (default: as its answers look)")
     examples: int = key(1, "n_k, the examples that it learned from (for weights 'examples')", ge=1)
 
@@ -68,6 +71,9 @@ class StudentConfig(InputsConfig):
     options: dict[str, Any] = key({}, "the options of that architecture")
     init: str = key("new", "its first weights: 'new', 'average' (of the teachers like it), or a teacher's name")
     classes: tuple[str, ...] = key((), "its classes, in order (default: all that some teacher knows)")
+    background: str | None = key(
+        None, "in masks, the class of whatever is none of the others (default: what files say, or 'background')"
+    )
 
 
 class LabeledConfig(Section):

@@ -1,4 +1,4 @@
-"""Every key of a configuration, read off the types, and the other names that stand for keys: old, short, a method's.
+"""Every key of a configuration, read off the types, and the other names that stand for keys: short ones, a method's.
 
 ``fedprox``, ``feddf-plus`` and ``feddf+prox+swag`` are methods by one name, which stands for a method and other keys.
 """
@@ -27,23 +27,6 @@ SECTIONS = [
 ]
 """The sections in the order in which a reader wants them."""
 
-_RENAMED = (
-    ("data", "data", {"normalisation": "normalization", "size": "train_size"}),
-    ("clients", "clients", {"number": "total", "spare": "over_selection", "deadline": "timeout"}),
-    ("local", "local", {"batch": "batch_size", "rate": "lr", "decay": "lr_schedule", "proximal": "prox_mu"}),
-    ("fusion", "fusion", {"average": "aggregation", "defence": "defense"}),
-    ("teachers", "ensemble", {"ask": "cache", "average": "combine", "weights": "weights", "memory": "ema"}),
-    ("teachers", "ensemble", {"swag_samples": "swag_samples", "swag_scale": "swag_scale"}),
-    ("ensemble", "ensemble", {"average": "combine"}),
-    ("distill", "distill", {"start": "init", "batch": "batch_size", "rate": "lr", "stop": "early_stopping"}),
-    ("distill", "distill", {"keep_start": "keep_init", "check": "eval_every"}),
-    ("student", "student", {"start": "init"}),
-    ("run", "run", {"track": "loggers"}),
-)
-RENAMED = {f"{before}.{old}": f"{after}.{new}" for before, after, keys in _RENAMED for old, new in keys.items()}
-RENAMED["about"] = "description"
-"""Keys of version 0.1, and what they are called now."""
-
 
 @dataclass(frozen=True)
 class Key:
@@ -67,7 +50,8 @@ class Key:
             return "needed"
         if self.default is None:
             return "unset"
-        return str(self.default).lower() if isinstance(self.default, bool) else repr(self.default).replace("'", '"')
+        default = list(self.default) if isinstance(self.default, tuple) else self.default
+        return str(default).lower() if isinstance(default, bool) else repr(default).replace("'", '"')
 
 
 @cache
@@ -133,7 +117,9 @@ def suggestion(word: str, kind: type[Section]) -> str:
     section, _, last = word.rpartition(".")
     if entries:  # of a list of tables, which have keys of their own
         known = {name: key for name, key in all_keys().items() if name.startswith(f"{section}.")} or known
-    if said := _called_now(word, known) or _inside(word, known):
+    if word in ("methods", "seeds", "parallel", "target", "extensions"):
+        return f"it is the option --{word}"
+    if said := _inside(word, known):
         return said
     if same := [key.name for key in known.values() if key.last == last]:
         return f"did you mean {' or '.join(map(repr, same))}?"
@@ -144,14 +130,6 @@ def suggestion(word: str, kind: type[Section]) -> str:
             return f"did you mean '{names[near[0]]}'?"
     sections = list(dict.fromkeys(name.partition(".")[0] for name in known if "." in name))
     return _inside(section, known) or f"'feddf config' lists all keys; the sections are: {', '.join(sections)}"
-
-
-def _called_now(word: str, known: Mapping[str, Key]) -> str:
-    """Say what a key of version 0.1, named in full or by its last part, or a word of its commands is called now."""
-    if word in ("methods", "seeds", "parallel", "target", "extensions"):
-        return f"it is the option --{word} now"
-    found = dict.fromkeys(new for old, new in RENAMED.items() if f".{old}".endswith(f".{word}") and new in known)
-    return f"it is called {' or '.join(map(repr, found))} now" if found else ""
 
 
 def _inside(section: str, known: Mapping[str, Key]) -> str:
@@ -193,7 +171,7 @@ def find(word: str) -> list[Key]:
     found = [key for name, key in known.items() if name == word or name.startswith(f"{word}.")]
     found = found or [key for key in known.values() if key.last == word]
     if not found:
-        raise ConfigError(f"no key or section is called '{word}'; {_called_now(word, known) or nearest(word, known)}")
+        raise ConfigError(f"no key or section is called '{word}'; {nearest(word, known)}")
     return found
 
 

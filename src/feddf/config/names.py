@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from feddf.config.errors import ConfigError, nearest
+from feddf.config.errors import ConfigError, nearest, one_line
 
 
 class Names(Mapping[str, Any]):
@@ -59,10 +59,9 @@ class Names(Mapping[str, Any]):
 
     def _imported(self, name: str, place: str) -> Any:
         module, _, attribute = place.partition(":")
-        try:
+        failed = partial(ConfigError.at, self.key, name)
+        with one_line(failed, "cannot be imported", (ImportError, AttributeError)):
             return getattr(_module(module), attribute)
-        except (ImportError, AttributeError) as error:
-            raise ConfigError.at(self.key, name, f"cannot be imported: {error}") from error
 
 
 def _module(name: str) -> ModuleType:

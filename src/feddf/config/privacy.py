@@ -44,7 +44,12 @@ _RECORD = {"local.logit_adjustment": 0.0, "local.lr_schedule": "none"}
 _SINGLE = {"fusion.defense": "none", "fusion.trust": "none", "fusion.drop_worst": "none", "fusion.guard": None}
 _CLIENT = {**_SINGLE, "run.log_clients": False}
 _START = {"fusion.method": "feddf", "distill.init": "previous", "fusion.momentum": 0.0, "fusion.batchnorm": "average"}
-_SUM = {"ensemble.combine": "probabilities", "ensemble.weights": "uniform", "ensemble.cache": True}
+_SUM = {
+    "ensemble.combine": "probabilities",
+    "ensemble.weights": "uniform",
+    "ensemble.cache": True,
+    "ensemble.groups": 0,
+}
 _ANSWERS = {**_START, **_SUM, "ensemble.ema": 0.0, "ensemble.swag_samples": 0}
 """What keys must be, and why not otherwise: below."""
 
@@ -70,6 +75,8 @@ def privacy_mistakes(experiment: Experiment) -> Iterator[Mistake]:
         yield mechanism == "heads" and experiment.rounds > 1, "rounds", once
     else:
         ruled += [(_CLIENT, "it looks at single clients")]
+        total = experiment.clients.total
+        yield privacy.delta >= 1 / total, "privacy.delta", f"publishing one client would do; it must be below 1/{total}"
         if mechanism != "weights":
             ruled += [(_ANSWERS, f"students know the noisy {mechanism} alone, or privacy.mechanism is 'weights'")]
     for table, why in ruled:

@@ -242,6 +242,9 @@ class EnsembleConfig(Section):
     weights: str = method_key("uniform", "how much each teacher counts", names=names.TEACHER_WEIGHTS)
     cache: bool = method_key(True, "evaluate teachers once a round on the pool; false: on each batch (pseudo code)")
     ema: float = method_key(0.0, "γ: earlier rounds' ensemble is a teacher, with γ times its last weight", ge=0, lt=1)
+    groups: int = method_key(
+        0, "averages of so many groups of clients teach, and not each client; 0: each client", ge=0
+    )
     swag_samples: int = method_key(0, "further teachers, sampled from a Gaussian over the clients' models", ge=0)
     swag_scale: float = method_key(0.5, "the factor of that Gaussian's covariance (SWAG: 0.5)", gt=0)
 

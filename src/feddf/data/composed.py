@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddf.config.sections import DataConfig
-from feddf.data.datasets import Dataset, MissingDataError, Part, Pixels, held_out, mnist_5k, plain
+from feddf.data.datasets import Dataset, Part, Pixels, held_out, mnist_5k, package_for, plain
 from feddf.outputs import classes, labels, values
 from feddf.seeds import derive, torch_generator
 from feddf.types import Examples, Inputs
@@ -28,10 +28,8 @@ def diabetes(data: DataConfig) -> Dataset:
 
     It comes with scikit-learn. The groups are fifths by body mass index.
     """
-    try:
+    with package_for("diabetes", "scikit-learn"):
         from sklearn.datasets import load_diabetes
-    except ImportError as error:
-        raise MissingDataError("data 'diabetes' needs the package scikit-learn: pip install 'feddf[demo]'") from error
     found = load_diabetes()
     inputs = torch.from_numpy(found.data * len(found.data) ** 0.5).float()
     parts = held_out("diabetes", inputs, torch.from_numpy(found.target).float().unsqueeze(1))
@@ -118,11 +116,8 @@ def _photographs(which: str, n: int, random: torch.Generator) -> Tensor:
 
 @cache
 def _sample_images() -> Tensor:
-    try:
+    with package_for("digit-scenes", "scikit-learn, and Pillow", "demo,images"):
         from sklearn.datasets import load_sample_images
 
         found = load_sample_images().images
-    except ImportError as error:
-        needed = "the packages scikit-learn and pillow: pip install 'feddf[demo,images]'"
-        raise MissingDataError(f"digits on photographs need {needed}") from error
     return torch.stack([torch.tensor(one).permute(2, 0, 1) for one in found])

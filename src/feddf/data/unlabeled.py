@@ -156,18 +156,13 @@ def words(name: str) -> set[str]:
     return {word.removesuffix("s") if len(word) > 3 else word for word in found}
 
 
-def uniform_points(shape: tuple[int, ...], size: int, low: float, high: float, seed: int) -> Tensor:
-    """Return features drawn uniformly from (low, high): the pool of the paper's toy is 60 points in (−3, 3)²."""
-    return low + (high - low) * torch.rand((size, *shape), generator=torch_generator(seed))
-
-
 def noise(shape: tuple[int, ...], dtype: torch.dtype, size: int, seed: int) -> Tensor:
     """Return uniform noise: bytes for images, features from (−3, 3); token numbers are not noise worth having."""
     if dtype == torch.uint8:
         return torch.randint(0, 256, (size, *shape), generator=torch_generator(seed), dtype=torch.uint8)
     if dtype != torch.float32:
         raise ValueError(f"there is no noise for inputs of type {dtype}")
-    return uniform_points(shape, size, -3.0, 3.0, seed)
+    return -3.0 + 6.0 * torch.rand((size, *shape), generator=torch_generator(seed))
 
 
 def sample_images(generator: Make, n: int, latent: tuple[int, ...], seed: int) -> Tensor:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from multiprocessing import connection
+from multiprocessing import connection, forkserver
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,6 +32,10 @@ from feddf.runtime.device import this_is_worker
 from feddf.runtime.packages import keep_freed_memory
 from feddf.types import Engine, Failure, J, R, WorkerDied
 
+START = "forkserver" if sys.platform == "linux" else "spawn"
+"""How workers start: a fork of a process with running threads can hang, and so does one of Apple's libraries. On Linux
+they are forks of one that has imported everything and computed nothing: they share its pages, and import nothing."""
+PRELOADED = ["feddf.engines.processes", "feddf.runs.run"]
 LOOK = 5.0  # seconds between two looks whether somebody has stopped a worker
 
 
@@ -46,6 +50,7 @@ class Processes:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
+        start_early()
         self._team: list[_Worker] = []
         self._functions: dict[int, Callable[..., Any]] = {}  # by their ids, which are theirs while they are kept alive
 
@@ -73,7 +78,11 @@ class Processes:
                         continue
                     del busy[worker]
                     if not worker.alive:
-                        self._team[self._team.index(worker)] = _Worker(worker.number)
+                        number = self._team.index(worker)
+                        self._team[number] = worker = _Worker(worker.number)
+                    if waiting:  # before the caller looks at the outcome, which takes a while
+                        busy[worker] = waiting.popleft()
+                        worker.start(function, busy[worker], states)
                     yield outcome
         finally:
             for worker in busy:  # the caller went away in mid-round: nothing may answer for an old job later
@@ -109,6 +118,13 @@ class Processes:
         self.close()
 
 
+def start_early() -> None:
+    """Start the process that workers are forks of, if it is not there: it imports while others go on."""
+    if START == "forkserver":
+        multiprocessing.get_context(START).set_forkserver_preload(PRELOADED)
+        forkserver.ensure_running()
+
+
 def _first(busy: dict[_Worker, Any], deadline: float | None) -> list[_Worker]:
     """Wait until a worker has said something, died or run out of time; return all of which that is true."""
     ends = {worker: worker.started + (math.inf if deadline is None else deadline) for worker in busy}
@@ -127,7 +143,7 @@ class _Worker:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        context = multiprocessing.get_context("spawn")  # a fork of a process with running threads can hang
+        context: Any = multiprocessing.get_context(START)
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, number), daemon=True, name="feddf-worker")
         self._process.start()

@@ -27,6 +27,7 @@ from feddf.flower.settings import (
     as_prototypes,
     local_config,
     parts_in,
+    settings_of,
 )
 from feddf.flower.wire import CONFIG, COUNT, METRICS, job_from, reply_content
 from feddf.runs.build import Parts, augments, build, client_name
@@ -174,7 +175,7 @@ def client_app_of(
     ``states`` is a folder for what clients keep between rounds, where a method has them keep something; ``parts`` are
     one's own, as for :func:`feddf.flower.client_app`.
     """
-    labels, run = [spec.label for spec in experiment.prototypes], experiment.run
+    labels, run = [spec.label for spec in experiment.prototypes], settings_of(experiment).run
     built = partial(_build_here, experiment.model_dump_json(), trust)
 
     def model(label: str) -> nn.Module:

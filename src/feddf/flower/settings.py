@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from feddf.config import ConfigError, Experiment, LocalConfig, Settings, parse
-from feddf.config.errors import first_line
+from feddf.config.errors import one_line
 from feddf.config.names import BINARIZATIONS, METHOD_PARTS, PARTS
 from feddf.config.sections import Section, key
 from feddf.data.datasets import plain, wrong_labels
@@ -74,7 +75,9 @@ class FlowerSettings(Settings):
 
 
 def settings_of(experiment: Experiment) -> FlowerSettings:
-    """Return the settings of an experiment for a run over Flower."""
+    """Return the settings of an experiment for a run over Flower; nobody there would keep what ``[privacy]`` says."""
+    if (level := experiment.privacy.level) != "none":
+        raise ConfigError.at("privacy.level", level, "over Flower it must be 'none': only simulated runs have privacy")
     return parse(experiment.model_dump(include=set(Settings.model_fields)), FlowerSettings)
 
 
@@ -141,30 +144,22 @@ def as_examples(given: Labeled, prototype: Prototype | None = None) -> Examples:
     inputs, labels = as_inputs(given[0]), given[1]
     if prototype is None:
         return Examples(inputs, labels, classes(int(labels.max()) + 1 if labels.numel() else 1))
-    return Examples(inputs, labels, classes(classes_of({prototype.name: prototype}, inputs)))
+    return Examples(inputs, labels, outputs_of({prototype.name: prototype}, [inputs]))
 
 
-def classes_of(prototypes: Mapping[str, Prototype], inputs: Inputs) -> int:
-    """Return the number of logits that all prototypes give on the inputs; raise where they differ or fail."""
-    first = shape_of(prototypes, inputs)
-    if len(first) != 1:
-        raise ConfigError.at("prototypes", first, "all must have the same number of logits, and no other outputs")
-    return first[0]
-
-
-def shape_of(prototypes: Mapping[str, Prototype], inputs: Inputs) -> tuple[int, ...]:
-    """Return the shape of the outputs that all prototypes give on the inputs; raise where they differ or fail."""
+def outputs_of(prototypes: Mapping[str, Prototype], inputs: Sequence[Inputs], said: Outputs | None = None) -> Outputs:
+    """Return what outputs mean: as labeled examples say, or else one of as many classes as all models have logits."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, prototype in prototypes.items():
-        try:
-            shapes[name] = output_shape(prototype, inputs)
-        except Exception as error:
-            allowed = f"does not work on the server's inputs: {first_line(error)}"
-            raise ConfigError.at("prototypes", name, allowed) from error
-    first = next(iter(shapes.values()))
-    if set(shapes.values()) != {first}:
+    for given in inputs:
+        for name, prototype in prototypes.items():
+            with one_line(partial(ConfigError.at, "prototypes", name), "does not work on the server's inputs"):
+                shapes[name] = output_shape(prototype, given)
+    found = set(shapes.values())
+    if said is not None and found - {said.shape}:
+        raise ConfigError.at("prototypes", shapes, f"outputs must have the shape {said.shape} of '{said.kind}'")
+    if len(found) > 1 or (said is None and any(len(shape) != 1 for shape in found)):
         raise ConfigError.at("prototypes", shapes, "all must have the same number of logits, and no other outputs")
-    return first
+    return said or classes(found.pop()[0] if found else None)
 
 
 def server_data(
@@ -182,7 +177,9 @@ def server_data(
     if settings.distills:
         _check_distillation(settings, unlabeled, labeled)
     settings.refuse(settings.mistakes(labeled=len(labeled) > 0, pooled=unlabeled is not None))
-    labeled = replace(labeled, outputs=_outputs(known, unlabeled, labeled, tested))
+    said = next((one.outputs for one in (labeled, tested) if len(one) and not one.outputs.counts_classes), None)
+    given = [unlabeled] if unlabeled is not None else []
+    labeled = replace(labeled, outputs=outputs_of(known, [*given, *([tested.inputs] if len(tested) else [])], said))
     for name, examples in (("validation", labeled), ("test", tested)):
         if len(examples) and (wrong := wrong_labels(replace(examples, outputs=labeled.outputs))):
             raise ConfigError.at(name, f"{len(examples.labels)} labels", f"has {wrong}")
@@ -190,24 +187,9 @@ def server_data(
         if inputs is not None and len(inputs):
             _check_finite(name, inputs)
     for name, prototype in known.items():
-        try:
+        with one_line(partial(ConfigError.at, "prototypes", name), "Flower cannot carry its weights", TypeError):
             to_arrays(prototype.build().state_dict())
-        except TypeError as error:
-            raise ConfigError.at("prototypes", name, f"Flower cannot carry its weights: {error}") from error
     return Resources(known, unlabeled, labeled, None, labeled.outputs), labeled, tested
-
-
-def _outputs(prototypes: Mapping[str, Prototype], pool: Inputs | None, *given: Examples) -> Outputs:
-    """Return what outputs mean: as labeled examples say, or else one of as many classes as the models have logits."""
-    said = next((one.outputs for one in given if len(one) and not one.outputs.counts_classes), None)
-    shape: tuple[int, ...] | None = None
-    for inputs in (pool, given[-1].inputs if len(given[-1]) else None):
-        shape = shape_of(prototypes, inputs) if inputs is not None else shape
-    if said is not None and shape not in (None, said.shape):
-        raise ConfigError.at("prototypes", shape, f"their outputs must have the shape {said.shape} of '{said.kind}'")
-    if said is None and shape is not None and len(shape) != 1:
-        raise ConfigError.at("prototypes", shape, "all must have the same number of logits, and no other outputs")
-    return said or classes(shape[0] if shape else None)
 
 
 def _check_distillation(settings: FlowerSettings, pool: Inputs | None, validation: Examples) -> None:

@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from feddf.config import ConfigError, Experiment, Record, differences, with_values
+from feddf.config.errors import one_line
 from feddf.engines.open import open_engines
 from feddf.flower.settings import Architectures, FlowerSettings, Labeled, parts_config, server_data, settings_of
 from feddf.flower.settings import train_config as told_in_training
@@ -152,11 +153,9 @@ class FedDF(Strategy):
         saved, complaints = folder.latest()
         if saved is not None:
             for name, prototype in prototypes.items():
-                try:
+                said = f"{folder.path} holds a run with another architecture of that name"
+                with one_line(partial(ConfigError.at, "prototypes", name), said, (RuntimeError, KeyError)):
                     prototype.load(saved.models.get(name, {}))
-                except (RuntimeError, KeyError) as error:
-                    allowed = f"{folder.path} holds a run with another architecture of that name"
-                    raise ConfigError.at("prototypes", name, allowed) from error
             self._state = saved
         for complaint in [*complaints, *folder.forget_after(self._state.round)]:
             _log.warning("feddf: %s", complaint)
@@ -234,13 +233,13 @@ def strategy_of(
     ``settings`` are those of :func:`settings_of` unless given, ``options`` further ones of :class:`FedDF`. With
     ``trust``, the pool may be of a ``.pt2`` file.
     """
-    parts = build(experiment, trust=trust)
+    usual, parts = settings_of(experiment), build(experiment, trust=trust)
     if parts.task.data.known:
         allowed = "its sites know different channels, which is not supported over Flower"
         raise ConfigError.at("data.name", experiment.data.name, allowed)
     pool, validation, test = parts.task.pool, parts.task.validation, parts.task.data.test
     given = {"pool": pool, "validation": validation if len(validation) else None, "test": test, **options}
-    return FedDF(parts.prototypes, settings or settings_of(experiment), folder=folder, **given)
+    return FedDF(parts.prototypes, settings or usual, folder=folder, **given)
 
 
 def _train_remotely(job: Job) -> Reply:

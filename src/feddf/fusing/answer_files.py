@@ -20,21 +20,21 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from safetensors import safe_open
 from torch import Tensor
 
 from feddf.config.errors import one_line
 from feddf.config.foreign import parse_json, validated
 from feddf.fusing.teachers import TeacherError
-from feddf.outputs import Outputs, from_description
+from feddf.outputs import MOST_CHANNELS, Outputs, from_description
 from feddf.runtime.atomic import new_file
 from feddf.scores import CHANNELS
 
 FORMAT = "feddf answers 1"
 SUFFIX = ".answers"
 LARGEST = 64  # channels that are stored of more than MOST_CHANNELS
-MOST_CHANNELS = 1000
+MOST_NAMES = 1 << 18  # a vocabulary has so many; a small file could name millions
 SPAN = {16: 60.0, 8: 20.0}  # the largest log odds, and minus the least log probability; e⁻²⁰ is 2·10⁻⁹
 _TYPES = {"F32": np.float32, "F16": np.float16, "U8": np.uint8, "I32": np.int32}
 
@@ -43,7 +43,7 @@ class About(BaseModel):
     """What the metadata of a file say."""
 
     outputs: dict[str, Any]
-    names: tuple[str, ...]
+    names: tuple[str, ...] = Field(max_length=MOST_NAMES)
     count: int
     bits: Literal[8, 16, 32]
     largest: int | None = None
@@ -52,6 +52,7 @@ class About(BaseModel):
     name: str = ""
     made: str = ""
     lost: float = 0.0
+    given: str = ""  # what the model itself returned: logits or probabilities
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class AnswerFile:
         """How answers are stored, and what they mean."""
         return Coding(from_description(self.about.outputs), self.about.bits, self.about.largest)
 
-    @cached_property
+    @property
     def _stored(self) -> Mapping[str, NDArray[Any]]:
         return {name: one for name, one in _mapped(self.path, "r").items() if name in self.coding.tensors(1)}
 
@@ -157,7 +158,7 @@ class AnswerFile:
         outputs = self.coding.outputs
         count = outputs.channels or 0
         with self._refusing():
-            for part in torch.arange(len(self)).split(256):
+            for part in torch.arange(len(self)).split(outputs.at_once(256)):
                 stored = {name: one[part.numpy()] for name, one in self._stored.items()}
                 if self.coding.largest and not 0 <= stored["channels"].min() <= stored["channels"].max() < count:
                     raise ValueError("it names channels that are none")
@@ -175,15 +176,12 @@ def write_answers(path: Path, batches: Iterable[Tensor], n: int, coding: Coding,
     known = {"outputs": outputs.describe(), "count": n, "bits": coding.bits, "largest": coding.largest, **about}
     with new_file(path) as temporary:
         _create(temporary, coding.tensors(n), About(**known))
-        stored = _mapped(temporary, "r+")
-        for raw in batches:
-            encoded = coding.encode(raw)
+        for raw in (part for batch in batches for part in batch.split(outputs.at_once(len(batch)))):
+            encoded, stored = coding.encode(raw), _mapped(temporary, "r+")  # pages that stay mapped count as memory
             for name, one in encoded.items():
                 stored[name][done : done + len(raw)] = one
             off = outputs.probabilities(coding.decode(encoded).double()) - outputs.probabilities(raw.double())
             lost, done = max(lost, float(off.abs().max())), done + len(raw)
-        for tensor in stored.values():
-            tensor.flush()
         _create(temporary, coding.tensors(n), About(**{**known, "lost": lost}))
     return lost
 

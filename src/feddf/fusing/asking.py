@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from feddf.config.errors import ConfigError, one_line
 from feddf.config.foreign import parse_json, validated
-from feddf.config.fuse_config import FuseConfig, TeacherConfig
+from feddf.config.fuse_config import FuseConfig, FuseEnsembleConfig, TeacherConfig
 from feddf.data.files import image_files
 from feddf.data.tables import read_table
 from feddf.fusing.answer_files import SUFFIX, AnswerFile, Coding, write_answers
@@ -30,12 +31,10 @@ from feddf.fusing.feeding import assumed
 from feddf.fusing.inputs import load_pool, own_rows, pool_form
 from feddf.fusing.predictions import Progress, as_logits, kind_of, open_teacher, quiet
 from feddf.fusing.teachers import OutputKind, TeacherError, TrainedModel, read_teachers
-from feddf.outputs import classes
 from feddf.runtime.atomic import read_regular
 
 POOL_FORMAT = "feddf pool 1"
-INPUT = "input"
-"""The column of a table that says which input a row is about: its name or number in the pool, or its SHA-256."""
+INPUT = "input"  # the column of a table that says which input a row is about: its name or number, or its SHA-256
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class PoolIdentity:
         """Return it as the text of a ``pool.json``."""
         inputs = dict(zip(self.names, self.hashes, strict=True))
         values = {"format": POOL_FORMAT, "count": len(inputs), "fingerprint": self.fingerprint, "inputs": inputs}
-        return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(values, indent=1) + "\n"
 
     def check(self, file: Path) -> None:
         """Raise :class:`ConfigError` where a ``pool.json`` has other inputs, or another order."""
@@ -67,27 +66,31 @@ class PoolIdentity:
             said = validated(dict[str, Any], parse_json(read_regular(file)))
             if said.get("format") != POOL_FORMAT:
                 raise ValueError(f"it does not say that it is '{POOL_FORMAT}'")
-            inputs: dict[str, str] = validated(dict[str, str], said.get("inputs"))
-        names, theirs = tuple(inputs), tuple(inputs.values())
-        if theirs == self.hashes:
-            return
-        if len(theirs) != len(self.hashes):
-            raise ConfigError.at("--pool", str(file), f"it has {len(theirs)} inputs, and this pool {len(self.hashes)}")
-        at = next(number for number, sha in enumerate(theirs) if sha != self.hashes[number])
-        order = "the same in another order" if Counter(theirs) == Counter(self.hashes) else "others"
-        both = f"'{names[at]}' there, '{self.names[at]}' here"
-        raise ConfigError.at("--pool", str(file), f"its inputs are {order}, first at number {at} ({both})")
+            theirs: dict[str, str] = validated(dict[str, str], said.get("inputs"))
+            if len(theirs) != len(self.hashes):
+                raise ValueError(f"it has {len(theirs)} inputs, and this pool {len(self.hashes)}")
+            order = "the same in another order" if Counter(theirs.values()) == Counter(self.hashes) else "others"
+            for at, (name, own, sha) in enumerate(zip(theirs, self.names, self.hashes, strict=True)):
+                if theirs[name] != sha:
+                    raise ValueError(f"its inputs are {order}, first at number {at} ('{name}' there, '{own}' here)")
 
 
 def pool_identity(config: FuseConfig, *, trust: bool = False) -> PoolIdentity:
-    """Return the identity of a configuration's pool, read in its own form."""
-    rows = own_rows(config, trust=trust).rows
-    content = (one.encode() if isinstance(one, str) else one.contiguous().numpy().tobytes() for one in rows)
-    hashes = tuple(hashlib.sha256(one).hexdigest() for one in content)
-    kind, _, place = config.pool.sources[0].name.partition(":")
-    files = image_files(Path(place).expanduser()) if kind == "images" and len(config.pool.sources) == 1 else []
-    named = [path.relative_to(Path(place).expanduser()).as_posix() for path in files]
-    return PoolIdentity(tuple(named) if len(named) == len(rows) else tuple(map(str, range(len(rows)))), hashes)
+    """Return the identity of a configuration's pool: of a folder of images its files, else of inputs as the pool is."""
+    pool, (kind, _, place) = config.pool, config.pool.sources[0].name.partition(":")
+    if pool.views > 1 or any(one.name.partition(":")[0] in ("noise", "plane", "generator") for one in pool.sources):
+        allowed = "answers are for inputs that are there already, each as it is"
+        raise ConfigError(f"pool.sources = '{pool.names}', pool.views = {pool.views}: {allowed}")
+    with one_line(partial(ConfigError.at, "pool.sources", pool.names), of=(OSError, ValueError)):
+        if kind == "images" and len(pool.sources) == 1 and not pool.size and not pool.sources[0].size:
+            files, folder = image_files(Path(place).expanduser()), Path(place).expanduser()
+            names = [bytes(one.relative_to(folder)).decode(errors="backslashreplace") for one in files]
+            content = (read_regular(one) for one in files)
+        else:
+            rows = own_rows(config, trust=trust).rows
+            names = [str(number) for number in range(len(rows))]
+            content = (one.encode() if isinstance(one, str) else one.contiguous().numpy().tobytes() for one in rows)
+        return PoolIdentity(tuple(names), tuple(hashlib.sha256(one).hexdigest() for one in content))
 
 
 def ask(
@@ -114,45 +117,68 @@ def ask(
         identity.check(agreed)
     teacher = teacher.fed_like(assumed(pool_form(config)))
     pool = load_pool(config, [teacher.preprocess], trust=trust)
+    progress(teacher.id, 0, len(pool))
     with open_teacher(teacher, teacher.preprocess) as predict:
         batches, done = predict(pool), 0
         first = next(batches)
-        kind, names = teacher.outputs or kind_of(teacher.id, first), teacher.classes
-        teacher.check_outputs(first.shape[1])
+        outputs, names = teacher.meaning(first.shape), teacher.classes
+        kind = teacher.outputs or kind_of(teacher.id, first, outputs.kind)
+        teacher.check_outputs(outputs.channels or 0)
 
         def logits() -> Iterator[Tensor]:
             nonlocal done
-            for outputs in (first, *batches):
-                done += len(outputs)
+            for batch in chain([first], batches):
+                done += len(batch)
                 progress(teacher.id, done, len(pool))
-                yield as_logits(teacher, kind, outputs)
+                yield as_logits(teacher, kind, batch)
 
-        about = {"names": names or [str(number) for number in range(first.shape[1])], "pool": identity.fingerprint}
+        numbers = [str(number) for number in range(outputs.channels or 0)]
+        about = {"names": names or numbers, "pool": identity.fingerprint}
         made = datetime.now(UTC).isoformat("T", "seconds")
         about |= {"model": teacher.content or "", "name": teacher.id, "made": made}
-        coding = Coding.of(classes(first.shape[1]), bits, largest)
+        coding = Coding.of(outputs, bits, largest)
         lost = write_answers(out, logits(), len(pool), coding, about)
     found = {"answers": str(out), "inputs": len(pool), "duplicates": identity.duplicates, "bytes": out.stat().st_size}
     return {**found, "classes": list(about["names"]), "fed": teacher.feeding.line, "lost": lost}
 
 
-# As teachers
+def check_tables(teachers: Sequence[TrainedModel], ensemble: FuseEnsembleConfig, views: int) -> None:
+    """Raise :class:`ConfigError`, before any work, where a table would be asked for more than it has."""
+    weights = ensemble.weights if ensemble.weights != "validation" else "uniform"
+    asked = {"ensemble.weights": (ensemble.weights, weights), "ensemble.drop_worst": (ensemble.drop_worst, "none")}
+    for key, (given, usual) in {**asked, "pool.views": (views, 1)}.items():
+        for id in [one.id for one in teachers if one.table is not None and given != usual]:
+            only = f"teacher {id} is a table, and has answers for the pool's inputs alone, each as it is"
+            raise ConfigError.at(key, given, f"{only}; leave it at {usual!r}")
+
+
+def for_pool(teachers: Sequence[TrainedModel], config: FuseConfig, *, trust: bool) -> list[TrainedModel]:
+    """Return the teachers, of which tables are known to be for a configuration's pool, before that is decoded."""
+    check_tables(teachers, config.ensemble, config.pool.views)
+    identity = pool_identity(config, trust=trust) if any(one.table for one in teachers) else PoolIdentity((), ())
+    found = [replace(one, table=one.table and partial(one.table, identity=identity)) for one in teachers]
+    for table in [one.table for one in found if one.table is not None]:
+        table(len(identity.names))
+    return found
 
 
 def of_answers(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return a file of answers as a teacher."""
-    path, file = config.file, AnswerFile(config.file)
+    file = AnswerFile(config.file)
     file.check()
-    if not file.coding.outputs.counts_classes:
-        title = file.coding.outputs.title
-        raise TeacherError(f"teacher {config.id}: its answers are {title}, and one class an input is needed")
 
-    def rows(count: int, identity: PoolIdentity | None = None) -> Tensor:
+    def rows(count: int, identity: PoolIdentity | None = None) -> AnswerFile:
         if identity is not None and file.about.pool != identity.fingerprint:
             raise TeacherError(f"teacher {config.id}: its answers are for another pool, or in another order")
-        return _of_length(config.id, file[torch.arange(len(file))], count)
+        if len(file) != count:
+            raise TeacherError(f"teacher {config.id}: it has answers for {len(file)} inputs, and the pool has {count}")
+        return file
 
-    return [_of_table(config, path, rows, file.about.names, "logits")]
+    said = file.about
+    takes = f"nothing: answers for pool {said.pool[:16]}, by model {said.model[:16]} on {said.made:.25}"
+    takes += f", {said.bits} bits, rounded by at most {said.lost:.1e}"
+    form = {name: one for name, one in said.outputs.items() if name != "channels"}
+    return [_of_table(config, rows, said.names, "logits", takes, form)]
 
 
 def of_table(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -164,11 +190,12 @@ def of_table(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
         table = read_table(f"{config.file}#{INPUT}", needed=False)
 
     def rows(count: int, identity: PoolIdentity | None = None) -> Tensor:
-        if not table.labels:
-            return _of_length(config.id, table.rows, count)
-        return table.rows[_places(config.id, table.labels, count, identity)]
+        said = table.labels or [str(number) for number in range(len(table.rows))]
+        return table.rows[_places(config.id, said, count, identity)]
 
-    return [_of_table(config, config.file, rows, table.columns, "probabilities")]
+    kind: OutputKind = "logits" if config.kind == "values" else "probabilities"
+    takes = f"nothing: {len(table.rows)} answers for a pool"
+    return [_of_table(config, rows, table.columns, kind, takes, {"positions": []})]
 
 
 def _places(id: str, said: Sequence[str], count: int, identity: PoolIdentity | None) -> Tensor:
@@ -186,16 +213,11 @@ def _places(id: str, said: Sequence[str], count: int, identity: PoolIdentity | N
     return torch.tensor([rows[name] for name in names])
 
 
-def _of_length(id: str, rows: Tensor, count: int) -> Tensor:
-    if len(rows) != count:
-        raise TeacherError(f"teacher {id}: it has answers for {len(rows)} inputs, and the pool has {count}")
-    return rows
-
-
-def _of_table(config: TeacherConfig, path: Path, rows: Any, names: tuple[str, ...], kind: OutputKind) -> TrainedModel:
-    said = About(classes=names)
-    found = TrainedModel.of_files(config.id, partial(_refuse, config.id), [path], said, source=str(path), outputs=kind)
-    return replace(found, table=rows, takes="nothing: a table of answers")
+def _of_table(
+    config: TeacherConfig, rows: Any, names: tuple[str, ...], kind: OutputKind, takes: str, form: dict[str, Any]
+) -> TrainedModel:
+    id, path, rest = config.id, config.file, {"outputs": kind, "table": rows, "takes": takes, "form": form}
+    return TrainedModel.of_files(id, partial(_refuse, id), [path], About(classes=names), source=str(path), **rest)
 
 
 def _refuse(id: str, device: torch.device) -> NoReturn:

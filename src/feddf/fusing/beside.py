@@ -14,8 +14,7 @@ from feddf.runtime.atomic import read_regular
 from feddf.saved.model import ModelError, ModelSpec
 from feddf.saved.model_folder import read_json
 
-BUNDLE = "configs/metadata.json"
-"""Where a MONAI bundle says what its network takes and gives."""
+BUNDLE = "configs/metadata.json"  # where a MONAI bundle says what its network takes and gives
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,8 @@ def _described(folder: Path) -> About:
 
 def listed(names: Any) -> tuple[str, ...]:
     """Return names of classes, which are a list, a table by number, or nothing."""
-    return (
-        tuple(str(names[one]) for one in sorted(names, key=int))
-        if isinstance(names, dict)
-        else tuple(map(str, names or ()))
-    )
+    ordered = [names[one] for one in sorted(names, key=int)] if isinstance(names, dict) else names
+    return tuple(map(str, ordered or ()))
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -93,9 +89,8 @@ def of_processor(found: Mapping[str, Any], config: Mapping[str, Any]) -> Feeding
     if not found:
         return sizes
     factor = 255 * (found.get("rescale_factor", 1 / 255) if found.get("do_rescale", True) else 1.0)
-    plain = not found.get("do_normalize", True)
-    mean = [0.0] if plain else found.get("image_mean", [0.5])
-    std = [1.0] if plain else found.get("image_std", [0.5])
+    said = found.get("image_mean", [0.5]), found.get("image_std", [0.5])
+    mean, std = said if found.get("do_normalize", True) else ([0.0], [1.0])
     if channels == 1:
         mean, std = ([sum(values) / len(values)] for values in (mean, std))
     mean, std = ([value / factor for value in values] for values in (mean, std))

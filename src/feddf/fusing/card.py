@@ -3,31 +3,54 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from feddf.fusing.report import ENSEMBLE, STUDENT, Report
+from feddf.outputs import MOST_CHANNELS
 from feddf.report.tables import markdown_table, percent
 from feddf.saved.model import Features, Images, ModelSpec, Tokens
 
 KINDS = {
-    Images: ("image-classification", '["picture.png"]'), Tokens: ("text-classification", '["a text"]'),
-    Features: ("tabular-classification", "[[0.1, 0.2]]"), type(None): ("tabular-classification", "[[0.1, 0.2]]"),
+    Images: ("image", '["picture.png"]'), Tokens: ("text", '["a text"]'),
+    Features: ("tabular", "[[0.1, 0.2]]"), type(None): ("tabular", "[[0.1, 0.2]]"),
 }  # fmt: skip
-"""The task of models of some kind, and what the card's example has one predict for."""
+"""What models of some kind take, and what the card's example has one predict for."""
+
+MASKS = "masks.png"
 
 
 def card(
-    name: str, report: Report, configuration: str, spec: ModelSpec, note: str = "", datasets: Mapping[str, str] = {}
+    name: str,
+    report: Report,
+    configuration: str,
+    spec: ModelSpec,
+    note: str = "",
+    datasets: Mapping[str, str] = {},
+    masks: Sequence[str] = (),
 ) -> str:
-    """Return the card's text: of the configuration's TOML, the model's description, and pool and labels by name."""
-    task, given = KINDS[type(spec.preprocess)]
+    """Return the card's text: of the configuration's TOML, the model's description, and pool and labels by name.
+
+    The columns of a picture of ``masks`` are named.
+    """
+    takes, given = KINDS[type(spec.preprocess)]
+    task = task_of(takes, spec)
     usage = f'import feddf\nmodel = feddf.load_model("FOLDER")\nprint(model.predict({given}))'
     parts = [_front(name, report, task, datasets), f"# {name}", _summary(report, spec.model), kept_start(report)]
     parts += [f"```python\n{usage}\n```", *(_measured(report, which) for which in report.sets)]
+    parts += [f"## Some masks\n\nFrom left to right: {', '.join(masks)}.\n\n![masks]({MASKS})"] if masks else []
     parts += [_teachers(report), _classes(report), _agreement(report), note]
     parts += ["## Configuration\n\nWhat differs from the defaults; all of it is in `fuse.toml`."]
     return _joined([*parts, f"```toml\n{configuration.strip()}\n```"]) + "\n"
+
+
+def task_of(takes: str, spec: ModelSpec) -> str:
+    """Return what the hub calls the task of a model that takes images, texts or tables."""
+    if spec.outputs.positions:
+        return "image-segmentation" if takes == "image" else "token-classification"
+    return f"{takes}-{'regression' if spec.outputs.has_units and takes == 'tabular' else 'classification'}"
 
 
 def _front(name: str, report: Report, task: str, datasets: Mapping[str, str]) -> str:
@@ -45,7 +68,7 @@ def _front(name: str, report: Report, task: str, datasets: Mapping[str, str]) ->
     for which, figures in report.sets.items():
         quoted, accuracy = json.dumps(datasets.get(which, which)), figures[STUDENT].accuracy
         lines += [f"  - task: {{type: {task}}}", f"    dataset: {{type: {quoted}, name: {quoted}}}"]
-        lines += ["    metrics:", f"    - {{type: accuracy, value: {accuracy:.4f}}}"]
+        lines += ["    metrics:", f"    - {{type: {report.metric}, value: {accuracy:.4f}}}"]
     return "\n".join([*lines, "---"])
 
 
@@ -59,7 +82,8 @@ def _summary(report: Report, model: str) -> str:
     steps, count = report.notes.get("distillation", {}).get(STUDENT, {}), len(report.teachers)
     learned = f" in {steps['steps']} steps (the best after {steps['best_step']})" if steps else ""
     return (
-        f"A `{model}` of {len(report.classes)} classes, fused from {count} "
+        f"A `{model}` of {len(report.classes)} {report.outputs.get('kind', 'classes')}"
+        f"{' at every position' if report.outputs.get('positions') else ''}, fused from {count} "
         f"{'model that was' if count == 1 else 'models that were'} trained apart: "
         f"distilled{learned} from their answers to {report.pool_size} unlabeled inputs (FedDF's ensemble distillation, "
         "Lin, Kong, Stich, Jaggi, NeurIPS 2020, with one round and no clients)."
@@ -69,12 +93,22 @@ def _summary(report: Report, model: str) -> str:
 def _measured(report: Report, which: str) -> str:
     figures = report.sets[which]
     teachers = [one.accuracy for name, one in figures.items() if name not in (ENSEMBLE, STUDENT)]
-    rows = [[name, *map(percent, (one.accuracy, one.own_accuracy, one.ece))] for name, one in figures.items()]
+    scores = [
+        (name, (one.accuracy, one.own_accuracy, one.ece, *one.measures.values())) for name, one in figures.items()
+    ]
+    rows = [[name, *("–" if one is None else percent(one) for one in each)] for name, each in scores]
+    further = [f"{name} %" for name in next(iter(figures.values())).measures]
     if teachers:  # tables of answers have none for these inputs
-        rows.insert(len(teachers), ["mean of the teachers", percent(sum(teachers) / len(teachers)), "", ""])
+        rows.insert(
+            len(teachers),
+            ["mean of the teachers", percent(sum(teachers) / len(teachers)), "", "", *[""] * len(further)],
+        )
     seen = ", which early stopping looked at" if which == "validation" else ""
-    table = markdown_table(["model", "accuracy %", "of classes that it knows %", "calibration error %"], rows)
-    return f"## On {report.sizes[which]} {which} examples{seen}\n\n{table}\n\n![reliability]({plot_name(which)})"
+    kind = report.outputs.get("kind", "classes")
+    header = ["model", f"{report.metric} %", f"of {kind} that it knows %", "calibration error %", *further]
+    table = markdown_table(header, rows)
+    plot = f"\n\n![reliability]({plot_name(which)})" if figures[STUDENT].ece is not None else ""
+    return f"## On {report.sizes[which]} {which} examples{seen}\n\n{table}{plot}"
 
 
 def _teachers(report: Report) -> str:
@@ -87,8 +121,8 @@ def _teachers(report: Report) -> str:
         for one in report.teachers
     ]
     told = (
-        "A contribution is what the ensemble's accuracy would lose without the teacher, in points; on the pool, the "
-        "share of its answers that would be others."
+        f"A contribution is what the ensemble's {report.metric} would lose without the teacher, in points; on the "
+        "pool, the share of its answers that would be others."
     )
     fed = [[one["name"], one["fed"], one["outputs"]] for one in report.teachers]
     fed += [["student", report.student["fed"], "logits"]] if report.student else []
@@ -105,36 +139,64 @@ def matched(report: Report) -> list[str]:
 
 def _classes(report: Report) -> str:
     """Return who knows which class; and the accuracy on each, of the labeled data that are looked at last."""
-    known = "Every teacher knows all classes: " + ", ".join(map(_cell, report.classes)) + "."
+    kind, most = report.outputs.get("kind", "classes"), report.classes[:MOST_CHANNELS]
+    known = f"Every teacher knows all {kind}: {', '.join(map(_cell, most))}{', ...' * (most != report.classes)}."
     if not all(all(knows) for knows in report.knows.values()):
         columns = [["•" if known else "" for known in knows] for knows in report.knows.values()]
         table = markdown_table(["class", *report.knows], zip(report.classes, *columns, strict=True))
         known = f"## Who knows which class\n\n{table}"
-    if not report.sets:
+    if not report.sets or most != report.classes:
         return known
     which, figures = list(report.sets.items())[-1]
     shown = figures if len(figures) <= 12 else {name: figures[name] for name in (ENSEMBLE, STUDENT) if name in figures}
     columns = [[percent(value) for value in one.per_class] for one in shown.values()]
     table = markdown_table(["class", *shown], zip(report.classes, *columns, strict=True))
-    return f"{known}\n\n## Accuracy on each class ({which}, in %)\n\n{table}"
+    title = "Accuracy on each class" if kind == "classes" else f"{report.metric} of each of the {kind}"
+    return f"{known}\n\n## {title} ({which}, in %)\n\n{table}"
 
 
 def _agreement(report: Report) -> str:
     """Return who agrees with whom (for more than 40 teachers that is in ``report.json`` only), and who with nobody."""
     shares = zip(report.names, report.agreement, strict=True)
     rows = [[name, *(f"{100 * value:.0f}" for value in row)] for name, row in shares]
-    title = "## Who agrees with whom\n\nThe share of the unlabeled inputs on which both name the same class, in %."
+    what = "unlabeled inputs on which both name the same class"
+    what = f"answers to {report.compared} unlabeled inputs that are the same" if report.outputs else what
+    what = "correlation of both" if report.outputs.get("kind") == "values" else f"share of the {what}"
+    title = f"## Who agrees with whom\n\nThe {what}, in %."
     who = [title, markdown_table(["", *report.names], rows)] if len(rows) <= 42 else []
     dropped = report.notes.get("dropped_worst", {})
     gone = {**dropped.get("clients", {}), **dropped.get("teachers", {})}
     lines = [f"- {_cell(name)} {why}." for name, why in report.outliers.items()]
-    lines += [f"- {_cell(name)} was left out: its accuracy is {100 * value:.1f} %." for name, value in gone.items()]
+    left = f"was left out: its {report.metric} is"
+    lines += [f"- {_cell(name)} {left} {100 * value:.1f} %." for name, value in gone.items()]
     return _joined([*who, "## Outliers", "\n".join(lines) or "None of the teachers stands apart from the others."])
 
 
 def plot_name(which: str) -> str:
     """Return the name of the file with the reliability plot."""
     return f"reliability-{which}.png"
+
+
+def draw_masks(shown: Mapping[str, Tensor], count: int, folder: Path) -> None:
+    """Draw a few images, a row each, with the masks of all who have some."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    from feddf.report.plots import in_one_style, save_figure
+
+    colors = colormaps["tab20"] if count > 10 else colormaps["tab10"]
+    with in_one_style():
+        figure = Figure(figsize=(1.4 * len(shown), 1.4 * len(shown["image"]) + 0.3), layout="constrained")
+        grid = figure.subplots(len(shown["image"]), len(shown), squeeze=False)
+        for column, (name, rows) in enumerate(shown.items()):
+            for row, one in enumerate(rows):
+                if name == "image":
+                    grid[row, column].imshow(one.permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray")
+                else:
+                    known = one.clamp_min(0).numpy() % colors.N
+                    grid[row, column].imshow(known, cmap=colors, vmin=0, vmax=colors.N - 1, interpolation="nearest")
+                grid[row, column].set(xticks=[], yticks=[], title=name if row == 0 else "")
+        save_figure(figure, folder / MASKS)
 
 
 def draw_reliability(report: Report, which: str, folder: Path) -> None:
@@ -152,7 +214,7 @@ def draw_reliability(report: Report, which: str, folder: Path) -> None:
             filled = [each for each in one.bins if each.count]
             x, y = [100 * each.confidence for each in filled], [[100 * each.accuracy] for each in filled]
             if name in colors:
-                draw_curve(axes, x, y, color=colors[name], label=f"{name} (ECE {100 * one.ece:.1f} %)")
+                draw_curve(axes, x, y, color=colors[name], label=f"{name} (ECE {100 * (one.ece or 0):.1f} %)")
             else:
                 label = "teachers" if number == 0 else None
                 draw_curve(axes, x, y, "-", color="silver", linewidth=1, zorder=1, label=label)

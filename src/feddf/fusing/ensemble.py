@@ -1,19 +1,21 @@
-"""The models as one ensemble: which of them knows which class, and what they predict together.
+"""The models as one ensemble: which of them knows which channel, and what they predict together.
 
-Teacher k has logits z_k over its own classes S_k; the student has all classes C. A teacher has no opinion on a class
-outside S_k: there its weight is zero, and the class is left to those that know it
-(``docs/decisions/class-lists.md``)::
+Teacher k has logits z_k over its own channels S_k; the student has all of them. A teacher has no opinion on a channel
+outside S_k: there its weight is zero, and the channel is left to those that know it (:meth:`feddf.Outputs.vote`,
+``docs/decisions/class-lists.md``). For classes that is::
 
     z̄(c) = Σ_{k: c ∈ S_k} w_k (z_k(c) − mean_{S_k} z_k) / Σ_{k: c ∈ S_k} w_k,    target = σ(z̄ / T)
 
 Where all know all this is AvgLogits, as logits matter up to a constant. With averaged probabilities, p_k = σ(z_k / T)
-over S_k takes the place of z_k, and the sum over classes is made one again.
+over S_k takes the place of z_k, and the sum over classes is made one again. Classes of masks with a background take its
+logit for the constant, and it has whatever the others leave: each teacher's conditional probabilities are kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -22,17 +24,21 @@ from torch import Tensor
 from feddf.config.errors import ConfigError
 from feddf.config.fuse_config import FuseEnsembleConfig
 from feddf.config.names import DROP_RULES, TARGETS, TEACHER_WEIGHTS
-from feddf.evaluate import Predictions, Teacher, accuracy_of
+from feddf.evaluate import Predictions, Teacher, accuracy_of, weigh_known, weigh_logits
 from feddf.fusing.classes import columns_of, missing, union
 from feddf.fusing.predictions import PredictionCache
 from feddf.fusing.teachers import TeacherError, TrainedModel
-from feddf.fusion.ensemble import Ensemble
+from feddf.fusion.ensemble import CachedTargets, Ensemble, Targets
 from feddf.fusion.select import dropped
+from feddf.losses import UNKNOWN
+from feddf.outputs import MOST_CHANNELS, Outputs, from_description
+from feddf.outputs import classes as classes_of
+from feddf.runs.methods import ensemble_mistakes
+from feddf.runtime.device import CPU
 from feddf.runtime.execution import Execution
 from feddf.types import Examples, Resources, Weight, WeightedLogits
 
-UNKNOWN = -1e9
-"""The logit of a class that a teacher does not know. It has no probability, and a weight of zero removes it."""
+MOST_TARGETS = 2**26  # numbers of targets that are kept in memory, 256 MB; others are made for each batch
 
 
 def agree_on_classes(
@@ -56,37 +62,87 @@ def agree_on_classes(
     return listed, classes
 
 
+def agree_on_outputs(
+    teachers: Sequence[TrainedModel],
+    asked: Sequence[str],
+    background: str | None,
+    meaning: Callable[[TrainedModel], Outputs],
+    n_channels: Callable[[TrainedModel], int],
+) -> tuple[list[TrainedModel], tuple[str, ...], Outputs]:
+    """Return the teachers, each with a list of its channels, the student's channels, and what its outputs mean.
+
+    Those of all teachers must be of one kind, at the same positions. At positions, a teacher that shares no channel
+    with another one says nothing that could be compared.
+    """
+    first, *others = known = [meaning(one) for one in teachers]
+    for teacher, one in zip(teachers[1:], others, strict=True):
+        if (one.title, one.numbers) != (first.title, first.numbers):
+            both = f"its outputs are {one.title}, and those of {teachers[0].id} are {first.title}"
+            raise TeacherError(f"teacher {teacher.id}: {both}; one kind is needed, at the same positions")
+    longest = max(len(teacher.classes) for teacher in teachers)
+    if first.positions and longest > MOST_CHANNELS and len({teacher.classes for teacher in teachers}) > 1:
+        raise TeacherError("teachers have different vocabularies; tokens can be fused where all have the same")
+    listed, classes = agree_on_classes(teachers, asked, n_channels)
+    options = {name: value for one in known for name, value in one.options.items() if name in ("score", "variance")}
+    if first.one_is_right and first.positions:
+        pairs = zip(listed, (one.options.get("background") for one in known), strict=True)
+        said = [one.classes[number] for one, number in pairs if number is not None]
+        place = int(columns_of([background or (said or ["background"])[0]], classes))
+        if background and place < 0:
+            raise ConfigError.at("student.background", background, f"is none of the classes {', '.join(classes)}")
+        options |= {"background": place} if place >= 0 else {}
+        _share_something(listed, classes, options.get("background"))
+    form = {"kind": first.kind, "channels": len(classes), "positions": first.positions, **options}
+    return listed, classes, from_description(form)
+
+
+def _share_something(teachers: Sequence[TrainedModel], classes: Sequence[str], background: int | None) -> None:
+    """Raise :class:`TeacherError` for a teacher whose classes nobody else knows, or that has no background."""
+    lists = [set(columns_of(one.classes, classes).tolist()) for one in teachers]
+    for number, (teacher, own) in enumerate(zip(teachers, lists, strict=True)):
+        listed, others = ", ".join(teacher.classes[:6]), set().union(*lists[:number], *lists[number + 1 :])
+        if background is not None and background not in own:
+            known = f"'{classes[background]}', the background of others, is none of its classes {listed}"
+            raise TeacherError(f"teacher {teacher.id}: {known}; name its own with classes, map or student.background")
+        if others and not own & others:
+            raise TeacherError(f"teacher {teacher.id}: no other teacher knows one of its classes {listed}")
+
+
 @dataclass(frozen=True)
 class ClassMapping:
-    """A teacher's classes among those of the student: the column of each."""
+    """A teacher's channels among those of the student: the column of each, and what the student's outputs mean."""
 
     columns: Tensor
     n_classes: int
-
-    def logits(self, own: Tensor) -> Tensor:
-        """Return a teacher's logits over all classes: centered over its own, none for the others."""
-        centered = own.to(torch.float64) - own.to(torch.float64).mean(dim=1, keepdim=True)
-        whole = torch.full((len(own), self.n_classes), UNKNOWN, dtype=torch.float64)
-        whole[:, self.columns] = centered
-        return whole
+    outputs: Outputs = classes_of()
 
     @property
     def known(self) -> Tensor:
-        """One where the teacher knows a class, zero elsewhere."""
-        known = torch.zeros(self.n_classes, dtype=torch.float64)
-        known[self.columns] = 1.0
-        return known
+        """A mask of the channels that the teacher knows."""
+        return torch.zeros(self.n_classes, dtype=torch.bool).index_fill(0, self.columns, True)
+
+    def spread(self, own: Tensor) -> Tensor:
+        """Return a teacher's logits in the columns of all channels, and none for the others."""
+        numbers = self.outputs.numbers
+        rest = 0.0 if self.outputs.has_units else UNKNOWN
+        whole = torch.full((len(own), numbers * self.n_classes, *own.shape[2:]), rest, dtype=torch.float64)
+        whole[:, torch.cat([self.columns + self.n_classes * one for one in range(numbers)])] = own.to(torch.float64)
+        return whole
+
+    def logits(self, own: Tensor) -> Tensor:
+        """Return a teacher's logits over all channels: such as can be compared to those of others."""
+        return self.outputs.vote(self.spread(own), self.known)[0]
 
     def vote(self, own: Tensor, weight: Weight) -> WeightedLogits:
-        """Return the vote of a teacher's logits over its own classes; a class that it does not know has weight zero."""
-        whole = self.logits(own)
-        counts = weight(whole) if callable(weight) else weight
-        return WeightedLogits(whole, counts if len(self.columns) == self.n_classes else counts * self.known)
+        """Return the vote of a teacher's logits over its own channels; what it does not know is left to others."""
+        if not bool(self.known.all()):
+            return weigh_known(self.spread(own), weight, outputs=self.outputs, known=self.known)
+        return weigh_logits(self.logits(own), weight)
 
 
 @dataclass(frozen=True)
 class TeacherEnsemble:
-    """All models with their classes among the student's, the ensemble of those that teach, and notes on the others."""
+    """All models with their channels among the student's, the ensemble of those that teach, and notes on the others."""
 
     models: Sequence[TrainedModel]
     classes: tuple[str, ...]
@@ -95,35 +151,53 @@ class TeacherEnsemble:
     ensemble: Ensemble
     notes: Mapping[str, Any]
 
-    def logits(self, model: TrainedModel, name: str) -> Tensor:
-        """Return what one model predicts for a set of inputs, over all classes."""
-        return self.mappings[model.id].logits(self.predictions.logits(model, name))
+    @property
+    def outputs(self) -> Outputs:
+        """What the student's outputs mean."""
+        return self.ensemble.outputs
 
-    def probabilities(self, name: str, temperature: float) -> Tensor:
-        """Return what the teachers predict together for a set of inputs; one of them is in memory at a time."""
+    def logits(self, model: TrainedModel, name: str, rows: Tensor | None = None) -> Tensor:
+        """Return what one model predicts for a set of inputs, or for some of them, over all channels."""
+        return self.mappings[model.id].logits(self.predictions.logits(model, name, rows))
+
+    def probabilities(self, name: str, temperature: float, rows: Tensor | None = None) -> Tensor:
+        """Return what the teachers predict together for a set of inputs; large answers are held a few at a time."""
+        chosen = torch.arange(len(self.predictions.sets[name])) if rows is None else rows
         ensemble = replace(self.ensemble, temperature=temperature)
-        return ensemble(Predictions(one.id, one.predict(name, Execution())) for one in ensemble.teachers)
+        parts = [
+            ensemble(Predictions(one.id, one.predict((name, part), Execution())) for one in ensemble.teachers)
+            for part in chosen.split(self.outputs.at_once(len(chosen)))
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def targets(self, temperature: float) -> Targets:
+        """Return what the student learns on the pool: kept in memory where that is small, else made for each batch."""
+        size = len(self.predictions.sets["pool"]) * prod(one or 1 for one in self.outputs.shape)
+        if not self.outputs.is_large or size <= MOST_TARGETS:
+            return CachedTargets(self.probabilities("pool", temperature))
+        return lambda chosen, inputs: self.probabilities("pool", temperature, chosen.to(CPU)).to(inputs.device)
 
 
 def combine_teachers(
     models: Sequence[TrainedModel],
     classes: tuple[str, ...],
+    outputs: Outputs,
     predictions: PredictionCache,
     validation: Examples | None,
     config: FuseEnsembleConfig,
 ) -> TeacherEnsemble:
     """Return the ensemble that a configuration asks for, without those that its rule drops."""
-    mappings = {model.id: ClassMapping(columns_of(model.classes, classes), len(classes)) for model in models}
+    mappings = {model.id: ClassMapping(columns_of(model.classes, classes), len(classes), outputs) for model in models}
 
     def teacher(model: TrainedModel) -> Teacher:
         vote = mappings[model.id].vote
-        return Teacher(model.id, lambda name, _: predictions.logits(model, name), n_examples=model.examples, vote=vote)
+        return Teacher(model.id, lambda of, _: predictions.logits(model, *of), n_examples=model.examples, vote=vote)
 
     def accuracies(teachers: Sequence[Teacher]) -> dict[str, float]:
         """A class that a teacher does not know it gets wrong."""
         labels = _labeled(validation, "weights", config.weights).labels
-        logits = ((one.id, mappings[one.id].logits(one.predict("validation", Execution()))) for one in teachers)
-        return {id: accuracy_of(found, labels) for id, found in logits}
+        logits = ((one.id, mappings[one.id].logits(one.predict(("validation",), Execution()))) for one in teachers)
+        return {id: accuracy_of(found, labels, outputs) for id, found in logits}
 
     teachers = [teacher(model) for model in sorted(models, key=lambda one: one.id)]
     notes: dict[str, Any] = {}
@@ -136,7 +210,23 @@ def combine_teachers(
     if unknown := [name for name, count in zip(classes, known, strict=True) if count == 0]:
         raise TeacherError(f"no teacher (that is not left out) knows the class '{unknown[0]}'")
     weighted = tuple(replace(teacher, weight=weights[teacher.id]) for teacher in teachers)
-    return TeacherEnsemble(models, classes, mappings, predictions, Ensemble(weighted, TARGETS[config.combine]), notes)
+    return TeacherEnsemble(
+        models, classes, mappings, predictions, Ensemble(weighted, TARGETS[config.combine], outputs=outputs), notes
+    )
+
+
+def refuse_meaningless(
+    config: FuseEnsembleConfig, temperature: float, outputs: Outputs, models: Sequence[TrainedModel]
+) -> None:
+    """Raise :class:`ConfigError` for what has no meaning for outputs, or where teachers know different channels."""
+    given = {**{f"ensemble.{name}": value for name, value in config}, "distill.temperature": temperature}
+    partial_knowledge = not outputs.counts_classes and any(len(one.classes) != outputs.channels for one in models)
+    left = "teachers know different channels; only 'logits' and 'probabilities' leave each to those who know it"
+    robust = partial_knowledge and config.combine not in ("logits", "probabilities")
+    mistakes = ensemble_mistakes(config.weights, config.combine, temperature, outputs)
+    for wrong, name, why in (*mistakes, (robust, "ensemble.combine", left)):
+        if wrong:
+            raise ConfigError.at(name, given[name], why)
 
 
 def _labeled(validation: Examples | None, key: str, given: str) -> Examples:

@@ -159,10 +159,8 @@ def by_hand(config: InputsConfig) -> Feeding:
 
 def of_sizes(sizes: Sizes, *, integers: bool = False) -> Feeding:
     """Return what the sizes of one input say: an image, with its channels first or last, a flat input or a text."""
-    if integers and len(sizes) == 1:
-        return Feeding.said(FILE, max_tokens=sizes[0])
     if len(sizes) == 1:
-        return Feeding.said(FILE, numbers=sizes[0], layout="flat")
+        return Feeding.said(FILE, **({"max_tokens": sizes[0]} if integers else {"numbers": sizes[0], "layout": "flat"}))
     if len(sizes) != 3:
         return Feeding()
     last = sizes[0] not in (1, 3) and sizes[2] in (1, 3)

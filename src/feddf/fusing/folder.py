@@ -16,7 +16,6 @@ import resource
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,18 +29,19 @@ from feddf.config.fuse_config import FuseConfig, load_fuse
 from feddf.config.keys import flat, is_free
 from feddf.config.names import DATASETS
 from feddf.evaluate import evaluation_mode
-from feddf.fusing.asking import pool_identity
-from feddf.fusing.card import card, draw_reliability
-from feddf.fusing.ensemble import agree_on_classes
+from feddf.fusing.asking import for_pool
+from feddf.fusing.card import card, draw_masks, draw_reliability
+from feddf.fusing.ensemble import agree_on_outputs, refuse_meaningless
 from feddf.fusing.feeding import Feeding, assumed, by_hand
 from feddf.fusing.fuse import FusionResult, StudentSpec, complete_student, fuse
 from feddf.fusing.inputs import Labeled, RawInputs, load_labeled, load_pool, pool_form
 from feddf.fusing.inspecting import inspect_teacher
 from feddf.fusing.onnx_files import open_session
 from feddf.fusing.predictions import Progress, quiet
+from feddf.fusing.report import STUDENT
 from feddf.fusing.teachers import TrainedModel, read_teachers
 from feddf.fusion.distill import distill
-from feddf.fusion.ensemble import CachedTargets
+from feddf.outputs import from_description
 from feddf.runtime.atomic import new_file, write_atomically
 from feddf.runtime.packages import silence
 from feddf.saved.model import LoadedModel, ModelError, Tokens
@@ -61,12 +61,9 @@ class Plan(NamedTuple):
 
 def plan(config: FuseConfig, *, trust: bool = False) -> Plan:
     """Read teachers and inputs, and decide how every model is fed."""
-    teachers = read_teachers(config.teachers, trust=trust)
+    teachers = for_pool(read_teachers(config.teachers, trust=trust), config, trust=trust)
     student = _student(config, teachers)
     teachers = [one.fed_like(student.fed) for one in teachers]
-    if any(one.table for one in teachers):
-        which = pool_identity(config, trust=trust)
-        teachers = [replace(one, table=partial(one.table, identity=which)) if one.table else one for one in teachers]
     pool = load_pool(config, [student.preprocess, *(one.preprocess for one in teachers)], trust=trust)
     given = config.labeled.items()
     labeled = {key: load_labeled(one, key, pool, derive(config.seed, key)) for key, one in given}
@@ -96,15 +93,18 @@ def check(config: FuseConfig, made: Plan) -> dict[str, Any]:
     teachers, student, pool, labeled = made
     judges = labeled.get("validation")
     found = [inspect_teacher(one, judges, pool) for one in teachers]
-    numbers = {one["name"]: int(one["n_outputs"]) for one in found}
-    models, classes = agree_on_classes(teachers, student.classes, lambda one: numbers[one.id])
-    student = complete_student(student, models, classes, pool)
+    meanings = {one["name"]: from_description(one["form"]) for one in found}
+    ask = (lambda one: meanings[one.id]), (lambda one: meanings[one.id].channels or 0)
+    models, classes, outputs = agree_on_outputs(teachers, student.classes, student.background, *ask)
+    refuse_meaningless(config.ensemble, config.distill.temperature, outputs, models)
+    student = complete_student(student, models, classes, outputs, pool)
     few = config.distill.model_copy(update={"steps": 5, "eval_every": 5})
-    inputs, targets = pool.stored(student.preprocess), torch.full((len(pool), len(classes)), 1 / len(classes))
+    inputs, channels = pool.stored(student.preprocess), outputs.shape[0] or 1
+    row = torch.full((1, *outputs.shape), 1 / channels)  # type: ignore[arg-type]
     module = student.prototype.load(init_state(student.prototype, 0))
     for _ in range(2):  # the first steps of a process are many times slower
         begun = time.perf_counter()
-        distill(module, CachedTargets(targets), inputs, few, score=None, seed=0)
+        distill(module, lambda some, _: row[some * 0], inputs, few, score=None, seed=0, outputs=outputs)
     steps = config.distill.steps * (time.perf_counter() - begun) / few.steps
     rows = len(pool) + sum(len(one.labels) for one in labeled.values())
     answers = sum(one["seconds_for_1000"] for one in found) * rows / 1000
@@ -132,7 +132,8 @@ def _student(config: FuseConfig, teachers: Sequence[TrainedModel]) -> StudentSpe
     options = dict(student.options)
     if isinstance(preprocess, Tokens) and student.model == "transformer":
         options.setdefault("path", preprocess.tokenizer)
-    return StudentSpec(student.model, preprocess, options, student.init, student.classes, feeding=feeding)
+    found = StudentSpec(student.model, preprocess, options, student.init, student.classes, feeding=feeding)
+    return replace(found, background=student.background)
 
 
 OWN = ("layout", "numbers", "mean", "std")
@@ -170,13 +171,17 @@ def _write(result: FusionResult, config: FuseConfig, pool: RawInputs, out: Path)
         if config.onnx:
             few = pool.first(64, model.preprocess)
             most = write_onnx(model.network, few.batch(torch.arange(len(few))), folder / "model.onnx")
-            note = f"`model.onnx` is the same model: its logits for {len(few)} inputs differ by at most {most:.1e}."
+            note = f"`model.onnx` is the same model: its outputs for {len(few)} inputs differ by at most {most:.1e}."
         write_model(folder, model.network, model.spec, facts)
-        for which in report.sets:
+        for which in [one for one, figures in report.sets.items() if figures[STUDENT].ece is not None]:
             draw_reliability(report, which, folder)
+        if result.shown:
+            draw_masks(result.shown, len(result.classes), folder)
         named = {"pool": config.pool.sources[0]} | config.labeled
         known = {key: one.name for key, one in named.items() if one.name in DATASETS and ":" not in one.name}
-        text = card(config.name, report, chosen, model.spec, note, known)  # files have no name that others know
+        text = card(
+            config.name, report, chosen, model.spec, note, known, masks=tuple(result.shown)
+        )  # files have no name that others know
         write_atomically(folder / CARD, text.encode())
         write_atomically(folder / "fuse.toml", whole.encode())
         write_atomically(folder / "report.json", json.dumps(asdict(report), indent=1).encode())

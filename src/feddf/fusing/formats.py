@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from feddf.fusing.teachers import PredictBatch, TeacherError, TrainedModel, pred
 from feddf.models.large import checked_layers
 from feddf.runtime.atomic import check_program
 from feddf.runtime.device import CPU
-from feddf.runtime.packages import transformers
-from feddf.saved.model import ModelSpec, Tokens, loaded
+from feddf.runtime.packages import no_output, transformers
+from feddf.saved.model import Images, ModelSpec, Preprocess, Tokens, loaded
 from feddf.saved.model_folder import at_home, read_json, read_state, specs
 from feddf.types import State
 
@@ -38,9 +39,6 @@ def of_feddf(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     found = specs(config.file, config.prototype, trust=trust)
     teachers = []
     for name, (spec, weights) in found.items():
-        if spec.form:
-            allowed = "only models with one class for each input can be fused so far"
-            raise TeacherError(f"teacher {config.id}: its outputs are {spec.outputs.title}; {allowed}")
         if config.prototype in (None, name):
             id = f"{config.id}-{name}" if len(found) > 1 else config.id
             feeding = by_hand(config).otherwise(Feeding.of(spec.preprocess, FILE))
@@ -57,8 +55,18 @@ def of_safetensors(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     preprocess = feeding.preprocess
     if preprocess is None:
         raise TeacherError(f"teacher {config.file}: say how large its images are, with size = 32 (or name a tokenizer)")
-    spec = ModelSpec(config.model, preprocess.shape, config.classes, preprocess, config.options)
+    form = of_architecture(config.model, config.kind or "classes", preprocess)
+    spec = ModelSpec(config.model, preprocess.shape, config.classes, preprocess, config.options, form=form)
     return [_of_weights(config.file, spec, feeding, config.id)]
+
+
+def of_architecture(model: str, kind: str, preprocess: Preprocess) -> dict[str, Any]:
+    """Return what the outputs of an architecture mean, but for its channels: some answer at every position."""
+    asked = signature(MODELS[model]).parameters.get("positions")
+    if kind == "classes" and (asked is None or asked.default is not asked.empty):
+        return {}
+    places = preprocess.shape[1:] if isinstance(preprocess, Images) else preprocess.shape
+    return {"kind": kind, "positions": list(places) if asked is not None and asked.default is asked.empty else []}
 
 
 def _of_weights(path: Path, spec: ModelSpec, feeding: Feeding, id: str, folder: Path | None = None) -> TrainedModel:
@@ -77,7 +85,8 @@ def _of_weights(path: Path, spec: ModelSpec, feeding: Feeding, id: str, folder: 
 
     said = replace(about(folder) if folder else About(), feeding=feeding, classes=spec.classes)
     more = repr((spec.model, sorted(spec.options.items()), spec.shape))
-    rest = {"outputs": "logits", "source": str(path), "spec": here, "state": state}
+    form = {name: one for name, one in here.outputs.describe().items() if name != "channels"}
+    rest = {"outputs": "logits", "source": str(path), "spec": here, "state": state, "form": form}
     return TrainedModel.of_files(id, opened, [path], said, more, **rest)
 
 
@@ -85,15 +94,16 @@ def _with_outputs(spec: ModelSpec, state: State) -> ModelSpec:
     """Return a description with as many classes as the weights have outputs; if no number fits, loading will say so."""
     shapes = {key: tensor.shape for key, tensor in state.items()}
     counts = {len(tensor) for tensor in state.values() if tensor.ndim in (1, 2)}
+    counts |= {len(tensor) for tensor in state.values() if spec.form and tensor.ndim == 4}  # convolutions are heads too
     for count in sorted(counts, key=lambda one: (one != len(spec.classes), one)):  # what the user says is tried first
-        tried = replace(spec, classes=tuple(str(number) for number in range(count)))
+        tried = spec.with_classes(tuple(str(number) for number in range(count)))
         try:
             found = tried.sizes()
         except Exception:
             break
         if found == shapes:
             return tried
-    return spec if spec.classes else replace(spec, classes=("0", "1"))
+    return spec.with_classes(spec.classes or ("0", "1"))
 
 
 Load = Callable[[torch.device], tuple[Sizes, PredictBatch]]
@@ -104,9 +114,13 @@ def of_program(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return an exported program as a teacher: it holds its code and its weights, and needs no class of the user's."""
     path = _existing(config)
     check_program(path, trust)
-    load = partial(_load_program, path, config.id)
-    sizes, _ = load(CPU)  # they decide how large the pool's images are; it is not kept open
-    return [_of_file(config, [path], load, About(of_sizes(sizes[1:])), takes=shown_sizes(sizes))]
+    with one_line(TeacherError, f"teacher {config.id}", ValueError):
+        program, shape = read_program(path, "inputs")  # it is not kept open
+    sizes = _sizes(shape)  # they decide how large the pool's images are
+    returned = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    flat = getattr(returned.get(program.graph_signature.user_outputs[0]), "ndim", None) == 2
+    rest: dict[str, Any] = {"takes": shown_sizes(sizes), "form": {"positions": []} if flat else {}}
+    return [_of_file(config, [path], partial(_load_program, path, config.id), About(of_sizes(sizes[1:])), **rest)]
 
 
 def of_onnx(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -119,7 +133,8 @@ def of_onnx(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     files = [path, *sorted(path.parent.glob(f"{path.name}.data"))]  # large weights lie beside the file
     graph = read_graph(path, config.id)
     load = partial(load_onnx, graph, path, config.id, config.tokenizer or about(path).feeding.get("tokenizer"))
-    return [_of_file(config, files, load, graph.about, takes=graph.takes, moves=False)]
+    form: dict[str, Any] = {"positions": []} if graph.flat else {}
+    return [_of_file(config, files, load, graph.about, takes=graph.takes, moves=False, form=form)]
 
 
 def of_bundle(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -177,13 +192,29 @@ def _load_program(path: Path, name: str, device: torch.device) -> tuple[Sizes, P
         outputs = module(batch)
         return outputs[0] if isinstance(outputs, tuple | list) else outputs  # of several, most have the logits first
 
-    return tuple(size if isinstance(size, int) else None for size in shape), predict
+    return _sizes(shape), predict
+
+
+def _sizes(shape: Sequence[Any]) -> Sizes:
+    return tuple(size if isinstance(size, int) else None for size in shape)
+
+
+TASKS = {
+    "ImageClassification": "ImageClassification", "SemanticSegmentation": "SemanticSegmentation",
+    "SequenceClassification": "SequenceClassification", "TokenClassification": "TokenClassification",
+    "MaskedLM": "MaskedLM", "CausalLM": "CausalLM", "LMHeadModel": "CausalLM",
+}  # fmt: skip
+"""What the names of transformers' architectures end in, and the task that it is."""
+
+PROBLEMS = {"multi_label_classification": "labels", "regression": "values"}
 
 
 def of_pretrained(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
-    """Return an image or text classifier of transformers as a teacher, with the class names in its configuration.
+    """Return a model of transformers as a teacher, with the class names in its configuration.
 
-    Its weights are safetensors, in a folder or by its name on the hub.
+    It classifies images, texts, tokens or pixels, or is a language model, whose classes are its vocabulary; of a whole
+    input it may also tell labels or values (``problem_type``). Its weights are safetensors, in a folder or by its name
+    on the hub.
     """
     path, name, place = config.path, config.id, _place(config)
     with one_line(TeacherError, f"teacher {name}: {path} is no model of transformers"):
@@ -193,27 +224,29 @@ def of_pretrained(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
         classes = tuple(validated(list[str], [str(described.id2label[n]) for n in range(described.num_labels)]))
         values = described.to_dict()
         seen = of_processor(_processor(place), values)
-    kinds = [kind for kind in ("Image", "Sequence") for one in found if one.endswith(f"For{kind}Classification")]
-    if not kinds:
-        known = "not a model for image or text classification"
+    task = next((TASKS[end] for end in TASKS for one in found if one.endswith(end)), None)
+    if task is None:
+        known = f"not a model for one of {', '.join(sorted({*TASKS.values()}))}"
         raise TeacherError(f"teacher {name}: it is {', '.join(found)}, and {known}")
-    if kinds[0] == "Image":
+    if task in ("ImageClassification", "SemanticSegmentation"):
         seen = seen.otherwise(Feeding.said(ASSUMED, size=(224, 224)))  # what most image models take
     else:
-        longest = values.get("max_position_embeddings") or 64
+        longest = getattr(described, "max_position_embeddings", None) or 64
         seen = Feeding.said(FILE, tokenizer=place, max_tokens=longest if longest < 64 else None)
     feeding = assumed(by_hand(config).otherwise(seen))
     preprocess = feeding.preprocess
 
     @contextmanager
     def opened(device: torch.device) -> Iterator[PredictBatch]:
-        automatic = getattr(library, f"AutoModelFor{kinds[0]}Classification")
+        automatic = getattr(library, f"AutoModelFor{task}")
         with one_line(TeacherError, f"teacher {name}: {path} cannot be loaded"):
             model = automatic.from_pretrained(place, use_safetensors=True, trust_remote_code=False).eval().to(device)
 
         def predict(inputs: Tensor) -> Any:
             if isinstance(preprocess, Tokens):
-                return model(input_ids=inputs, attention_mask=preprocess.mask(inputs)).logits
+                mask = preprocess.mask(inputs)
+                logits = model(input_ids=inputs, attention_mask=mask).logits
+                return logits if logits.ndim == 2 else (logits * mask.unsqueeze(2)).movedim(2, 1)  # nothing of padding
             return model(pixel_values=inputs).logits
 
         with torch.no_grad():
@@ -223,9 +256,24 @@ def of_pretrained(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     if not local:  # a model on the hub is known by its name and revision
         more = f"{place} {getattr(described, '_commit_hash', None) or ''} {more}"
     said = about(Path(place)) if local else About()
-    said = replace(said, feeding=feeding, classes=classes if config.map else labels_of(values))
+    classes = classes if config.map else labels_of(values)
+    said = replace(said, feeding=feeding, classes=_vocabulary(place, values) if task.endswith("LM") else classes)
     files = sorted(Path(place).glob("*.safetensors"))
-    return [TrainedModel.of_files(name, opened, files, said, more, outputs="logits", source=path)]
+    form: dict[str, Any] = {}
+    if task in ("ImageClassification", "SequenceClassification"):
+        usual = "values" if len(described.id2label) == 1 else "classes"
+        form = {"kind": PROBLEMS.get(str(values.get("problem_type")), usual), "positions": []}
+    elif isinstance(preprocess, Tokens):
+        form = {"positions": [preprocess.length]}
+    return [TrainedModel.of_files(name, opened, files, said, more, outputs="logits", source=path, form=form)]
+
+
+def _vocabulary(place: str, values: dict[str, Any]) -> tuple[str, ...]:
+    """Return the tokens that a language model tells apart, in order; those that its tokenizer lacks are numbers."""
+    with one_line(TeacherError, f"{place} has no tokenizer"), no_output():
+        known = transformers().AutoTokenizer.from_pretrained(place, trust_remote_code=False).get_vocab()
+    names = {number: token for token, number in known.items()}
+    return tuple(names.get(number, f"token {number}") for number in range(int(values["vocab_size"])))
 
 
 def _place(config: TeacherConfig) -> str:

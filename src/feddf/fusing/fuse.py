@@ -35,16 +35,18 @@ from feddf.data.datasets import plain
 from feddf.data.unlabeled import all_rows
 from feddf.engines import in_process
 from feddf.evaluate import logits, output_shape
+from feddf.fusing.asking import check_tables
 from feddf.fusing.classes import columns_of, respelled
-from feddf.fusing.ensemble import agree_on_classes, combine_teachers
+from feddf.fusing.ensemble import agree_on_outputs, combine_teachers, refuse_meaningless
 from feddf.fusing.feeding import HAND, POOL, Feeding
 from feddf.fusing.inputs import FeedingWarning, Labeled, RawInputs, as_labeled
 from feddf.fusing.inspecting import warning_of
 from feddf.fusing.predictions import PredictionCache, Progress, default_cache, quiet
-from feddf.fusing.report import STUDENT, Report, measure
+from feddf.fusing.report import STUDENT, Report, measure, some_masks
 from feddf.fusing.teachers import TrainedModel, as_teachers
 from feddf.fusion.distill import held_out_inputs, make_students, notes
-from feddf.fusion.ensemble import CachedTargets, Targets
+from feddf.fusion.ensemble import Targets
+from feddf.outputs import Outputs
 from feddf.runs.methods import lone_threads
 from feddf.runtime.device import CPU
 from feddf.runtime.execution import of_answers, of_students
@@ -60,8 +62,8 @@ class StudentSpec:
 
     ``init`` names its first weights: "new", "average" (of the teachers of the same architecture, classes and
     preprocessing), or a teacher's name. ``classes`` are all that some teacher knows, unless they are named. ``shape``
-    is that of one encoded input, and ``fits`` as in :class:`~feddf.saved.model.ModelSpec`: both follow from the rest.
-    ``feeding`` says who said how it is fed.
+    is that of one encoded input, ``fits`` and ``form`` as in :class:`~feddf.saved.model.ModelSpec`: all follow from the
+    rest. ``feeding`` says who said how it is fed; ``background`` names the class of whatever is none of the others.
     """
 
     model: str | nn.Module | None
@@ -72,6 +74,8 @@ class StudentSpec:
     shape: tuple[int, ...] = ()
     fits: bool = False
     feeding: Feeding = Feeding()
+    background: str | None = None
+    form: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def fed(self) -> Feeding:
@@ -83,7 +87,7 @@ class StudentSpec:
         """What is written beside its weights; there is none for a module."""
         if not isinstance(self.model, str):
             return None
-        return ModelSpec(self.model, self.shape, self.classes, self.preprocess, self.options, self.fits)
+        return ModelSpec(self.model, self.shape, self.classes, self.preprocess, self.options, self.fits, self.form)
 
     @property
     def prototype(self) -> Prototype:
@@ -97,7 +101,8 @@ class StudentSpec:
 class FusionResult:
     """The student with its classes and preprocessing, and the report on it and its teachers.
 
-    ``evaluated`` are the teachers that had to be opened; the predictions of the others were cached.
+    ``evaluated`` are the teachers that had to be opened; the predictions of the others were cached. Of masks, ``shown``
+    are some with what they are of, by whose they are.
     """
 
     model: nn.Module
@@ -105,6 +110,7 @@ class FusionResult:
     spec: ModelSpec | None
     report: Report
     evaluated: tuple[str, ...]
+    shown: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def fuse(
@@ -147,6 +153,7 @@ def fuse(
     run = run.model_copy(update={"device": device}) if device is not None else run
     distill = distill or DistillConfig(early_stopping="validation" if validation is not None else "held-out-loss")
     known = [one.fed_like(spec.fed) for one in as_teachers(teachers, trust)]
+    check_tables(known, ensemble, pool.views)
     with TemporaryDirectory(prefix="feddf-predictions-") as scratch:
         folders = cache or default_cache(), Path(scratch)
         predictions = PredictionCache(*folders, sets, spec.preprocess, progress, of_answers(run))
@@ -164,21 +171,25 @@ def _fuse(
     seed: int,
 ) -> FusionResult:
     pool = predictions.sets["pool"]
-    models, classes = agree_on_classes(teachers, student.classes, lambda one: predictions.logits(one).shape[1])
-    student = complete_student(student, models, classes, pool)
-    labeled = {name: one.among(classes) for name, one in labeled.items()}
+    for table in [one for one in teachers if one.table is not None]:  # wrong ones are refused before a model is asked
+        predictions.logits(table, rows=torch.arange(1) if predictions.meaning(table).is_large else None)
+    ask = predictions.meaning, predictions.n_channels
+    models, classes, outputs = agree_on_outputs(teachers, student.classes, student.background, *ask)
+    refuse_meaningless(config, distill.temperature, outputs, models)
+    student = complete_student(student, models, classes, outputs, pool)
+    labeled = {name: one.among(classes, outputs) for name, one in labeled.items()}
     held = labeled.get("validation")
     validation = held.examples(student.preprocess) if held else None
     matched = {one.id: found for one in models if (found := respelled(one.classes, classes))}
-    said = {"warnings": _warnings(models, classes, held), "matched": matched}
-    ensemble = combine_teachers(models, classes, predictions, validation, config)
-    targets = ensemble.probabilities("pool", distill.temperature)
+    said = {"warnings": _warnings(models, classes, held if outputs.counts_classes else None), "matched": matched}
+    ensemble = combine_teachers(models, classes, outputs, predictions, validation, config)
+    targets = ensemble.targets(distill.temperature)
     prototype, spec = student.prototype, student.description
-    resources = Resources({STUDENT: prototype}, pool.stored(student.preprocess), validation)
+    resources = Resources({STUDENT: prototype}, pool.stored(student.preprocess), validation, outputs=outputs)
     execution = of_students(run, 1, partial(lone_threads, resources, distill.batch_size))
     learn = make_students(resources, distill, in_process, execution)
     start = first_weights(student, models, ensemble.notes.get("dropped_worst", {}).get("clients", {}), seed)
-    learned = learn({STUDENT: [start]}, _shown(CachedTargets(targets), predictions, distill), derive(seed, "fuse"))
+    learned = learn({STUDENT: [start]}, _shown(targets, predictions, distill), derive(seed, "fuse"))
     predictions.progress(STUDENT, learned[STUDENT].steps, learned[STUDENT].steps)
     state, facts = learned[STUDENT].state, {"distillation": notes(learned), **ensemble.notes, **said}
     with of_answers(run).begun() as device:
@@ -187,9 +198,10 @@ def _fuse(
         def answer(raw: RawInputs) -> Tensor:
             return logits(module, raw.stored(student.preprocess)).to(CPU)
 
-        report = measure(answer, ensemble, targets, labeled, notes=facts, student=student.fed.described())
+        report = measure(answer, ensemble, distill.temperature, labeled, notes=facts, student=student.fed.described())
+        shown = some_masks(answer, ensemble, labeled)
     model = LoadedModel(prototype.load(state), spec) if spec else prototype.load(state)
-    return FusionResult(model.eval(), classes, spec, report, tuple(dict.fromkeys(predictions.evaluated)))
+    return FusionResult(model.eval(), classes, spec, report, tuple(dict.fromkeys(predictions.evaluated)), shown)
 
 
 def _warnings(models: Sequence[TrainedModel], classes: Sequence[str], validation: Labeled | None) -> list[str]:
@@ -229,21 +241,21 @@ def _pool(given: Tensor | Inputs | RawInputs | Sequence[str], student: StudentSp
 
 
 def complete_student(
-    student: StudentSpec, teachers: Sequence[TrainedModel], classes: tuple[str, ...], pool: RawInputs
+    student: StudentSpec, teachers: Sequence[TrainedModel], classes: tuple[str, ...], outputs: Outputs, pool: RawInputs
 ) -> StudentSpec:
     """Return the student with all that follows from teachers and pool, once it has been tried on two inputs."""
     if student.init not in ("new", "average"):
         return _as_teacher(student, teachers, classes)
     if student.model is None:
         raise ConfigError.at("student.model", None, "name an architecture, or a teacher as student.init")
-    student = replace(student, classes=classes)
+    student = replace(student, classes=classes, form=outputs.form)
     if isinstance(student.model, str):
         MODELS.check(student.model)
         fed = student.preprocess
         shape = fed.shape if fed else tuple(pool.first(1, None).batch(torch.tensor([0])).shape[1:])
         fed = fed or (Features(shape) if pool.encode is plain else None)
         student = replace(student, preprocess=fed, shape=shape, feeding=student.fed.otherwise(Feeding.of(fed, POOL)))
-    _try(student, pool)
+    _try(student, outputs, pool)
     if student.init == "average" and not _alike(student, teachers):
         allowed = "no teacher has the student's architecture, classes and preprocessing, so there is nothing to average"
         raise ConfigError.at("student.init", "average", allowed)
@@ -266,16 +278,17 @@ def _as_teacher(student: StudentSpec, teachers: Sequence[TrainedModel], classes:
     if student.model not in (None, spec.model):
         raise ConfigError.at("student.model", student.model, f"it is to start as '{start}', which is '{spec.model}'")
     as_it = StudentSpec(spec.model, spec.preprocess, spec.options, start, spec.classes, spec.shape, spec.fits)
-    return replace(as_it, feeding=Feeding.of(spec.preprocess, f"teacher {start}"))
+    return replace(as_it, feeding=Feeding.of(spec.preprocess, f"teacher {start}"), form=spec.form)
 
 
-def _try(student: StudentSpec, pool: RawInputs) -> None:
+def _try(student: StudentSpec, outputs: Outputs, pool: RawInputs) -> None:
     """Try the untrained student on two inputs, before any teacher is evaluated."""
-    name, known = student.model if isinstance(student.model, str) else "a module", len(student.classes)
+    name = student.model if isinstance(student.model, str) else "a module"
     with one_line(partial(ConfigError.at, "student", name), "it does not work on these inputs"):
         shape = output_shape(student.prototype, pool.first(2, student.preprocess))
-    if shape != (known,):
-        allowed = f"it cannot express all classes: its outputs have the shape {shape}, and there are {known} classes"
+    if shape != outputs.shape:
+        there = f"there are {len(student.classes)} classes" if outputs.counts_classes else f"{outputs.shape} is needed"
+        allowed = f"it cannot express all classes: its outputs have the shape {shape}, and {there}"
         raise ConfigError.at("student", name, allowed)
 
 

@@ -24,10 +24,12 @@ from feddf.data.text import TEXTS, Texts
 from feddf.data.unlabeled import all_rows, choose, resize
 from feddf.fusing.classes import columns_of
 from feddf.fusing.feeding import POOL, Feeding, assumed
-from feddf.outputs import classes
+from feddf.outputs import Outputs
+from feddf.outputs import classes as one_class
 from feddf.runs.loading import PoolTask, load_dataset, load_named, pool_of
 from feddf.saved.model import Features, Images, Preprocess, Tokens
 from feddf.saved.model_folder import read_lines
+from feddf.scores import CHANNELS
 from feddf.seeds import derive
 from feddf.types import Examples, Inputs
 
@@ -89,6 +91,13 @@ class RawInputs:
         """Return the first few inputs."""
         return RawInputs(self.rows[:size], self.encode, columns=self.columns)
 
+    def take(self, chosen: Tensor) -> RawInputs:
+        """Return some of the inputs."""
+        if len(chosen) == len(self):
+            return self
+        some = self.rows[chosen] if isinstance(self.rows, Tensor) else tuple(self.rows[one] for one in chosen.tolist())
+        return replace(self, rows=some, views=1)
+
     def first(self, size: int, preprocess: Preprocess | None) -> Inputs:
         """Return the first few inputs as a model with this preprocessing takes them."""
         return self.part(size).inputs(preprocess)
@@ -99,6 +108,7 @@ class Labeled:
     """Raw inputs with labels: numbers of ``names``, or of the student's classes where there are no names.
 
     ``fixed`` names are the user's, not the data set's; ``key`` and ``name`` are where the data set is named.
+    ``outputs`` say what labels mean that are not one class for each input.
     """
 
     raw: RawInputs
@@ -108,9 +118,13 @@ class Labeled:
     fixed: bool = False
     key: str = ""
     name: str = ""
+    outputs: Outputs = one_class()
 
-    def among(self, classes: Sequence[str]) -> Labeled:
-        """Return the same inputs with labels that are numbers of these classes; names are matched."""
+    def among(self, classes: Sequence[str], outputs: Outputs = one_class()) -> Labeled:
+        """Return the same inputs with labels for these outputs, whose channels are the classes; names are matched."""
+        if self.outputs.title != outputs.title:
+            said = f"its labels are {self.outputs.title}, and the teachers answer with {outputs.title}"
+            raise ConfigError.at(f"{self.key or 'labeled'}.name", self.name, said)
         if not self.names and self.n_classes != len(classes):
             raise ConfigError(f"the labeled data have {self.n_classes} classes, and the student {len(classes)}")
         table = columns_of(self.names or classes, classes)
@@ -120,28 +134,34 @@ class Labeled:
             taken = ", ".join(f"{number} for '{name}'" for number, name in enumerate(self.names[:4]))
             text = f"no teacher names its classes: output {taken}{', ...' * (len(classes) > 4)} (assumed)"
             warnings.warn(f"{text}; say it with classes if that is wrong", FeedingWarning, stacklevel=2)
-        if odd := [self.names[number] for number in self.labels.unique() if table[number] < 0]:
+        there = self.labels[self.labels >= 0].unique() if outputs.one_is_right else torch.arange(len(table))
+        if odd := [self.names[number] for number in there if table[number] < 0]:
             allowed = f"its class '{odd[0]}' is none of the student's: {', '.join(classes[:12])}"
             raise ConfigError.at(f"{self.key}.name", self.name, allowed)
-        return replace(self, labels=table[self.labels], n_classes=len(classes), names=())
+        if outputs.one_is_right:
+            labels = table[self.labels.clamp_min(0)].where(self.labels >= 0, self.labels)
+        else:
+            missing = self.labels.new_full((len(self.labels), len(classes), *outputs.positions), torch.nan)
+            labels = missing.index_copy(CHANNELS, table, self.labels)
+        return replace(self, labels=labels, n_classes=len(classes), names=(), outputs=outputs)
 
     def some(self, size: int) -> Labeled:
         """Return some of the examples, evenly spread: a data set may be sorted by its labels."""
-        rows = self.raw.rows
         chosen = torch.linspace(0, len(self.labels) - 1, min(size, len(self.labels))).long()
-        some = rows[chosen] if isinstance(rows, Tensor) else tuple(rows[number] for number in chosen.tolist())
-        return replace(self, raw=replace(self.raw, rows=some, views=1), labels=self.labels[chosen])
+        return replace(self, raw=self.raw.take(chosen), labels=self.labels[chosen])
 
     def examples(self, preprocess: Preprocess | None) -> Examples:
         """Return the examples as a model with this preprocessing takes them."""
-        return Examples(self.raw.stored(preprocess), self.labels, classes(self.n_classes))
+        outputs = one_class(self.n_classes) if self.outputs.counts_classes else self.outputs
+        return Examples(self.raw.stored(preprocess), self.labels, outputs)
 
 
 def as_labeled(given: Examples | Labeled, pool: RawInputs) -> Labeled:
     """Return what a program hands over as labeled inputs, which are encoded as the pool is."""
     if isinstance(given, Labeled):
         return given
-    return Labeled(RawInputs(all_rows(given.inputs.raw), pool.encode), given.labels, given.n_classes)
+    raw = RawInputs(all_rows(given.inputs.raw), pool.encode)
+    return Labeled(raw, given.labels, given.n_classes, outputs=given.outputs)
 
 
 def load_pool(config: FuseConfig, preprocesses: Sequence[Preprocess | None], *, trust: bool = False) -> RawInputs:
@@ -202,6 +222,7 @@ def pool_form(config: FuseConfig) -> Feeding:
 def load_labeled(config: LabeledConfig, key: str, pool: RawInputs | None, seed: int) -> Labeled:
     """Return the labeled examples of a configuration, in the form of the pool's; as they are if there is none."""
     rows: Tensor | tuple[str, ...]
+    outputs = one_class()
     parts = ("train", "test") if config.part == "all" else (config.part,)
     if config.name.startswith("table:"):
         with one_line(partial(ConfigError.at, f"{key}.name", config.name), of=ValueError):
@@ -213,11 +234,12 @@ def load_labeled(config: LabeledConfig, key: str, pool: RawInputs | None, seed: 
         found = load_dataset(f"{key}.name", config.name, data)
         rows = torch.cat([all_rows(getattr(found, part).inputs.raw) for part in parts])
         labels, names = torch.cat([getattr(found, part).labels for part in parts]), found.classes
+        outputs = found.train.outputs
     else:
         read = [_dataset_texts(config.name, config.folder, f"{key}.name", part) for part in parts]
         rows, names = tuple(text for texts, _ in read for text in texts.sentences), read[0][1]
         labels = torch.cat([texts.labels for texts, _ in read])
-    count = int(labels.max()) + 1
+    count = int(labels.max()) + 1 if outputs.counts_classes else outputs.channels or 0
     names = config.classes or names or tuple(str(number) for number in range(count))
     if len(names) < count:
         raise ConfigError.at(f"{key}.classes", list(names), f"it has {count} classes")
@@ -225,7 +247,7 @@ def load_labeled(config: LabeledConfig, key: str, pool: RawInputs | None, seed: 
         rows = choose(rows, config.size, seed) if isinstance(rows, Tensor) else _some(rows, config.size, seed)
         labels = choose(labels, config.size, seed)
     encode = pool.encode if pool else plain
-    return Labeled(RawInputs(rows, encode), labels, count, names, bool(config.classes), key, config.name)
+    return Labeled(RawInputs(rows, encode), labels, count, names, bool(config.classes), key, config.name, outputs)
 
 
 def _texts(pool: PoolConfig, folder: str | None, seed: int) -> tuple[str, ...]:

@@ -19,8 +19,7 @@ from feddf.runtime.execution import Execution
 from feddf.saved.model import Images, Tokens
 from feddf.seeds import torch_generator
 
-SAMPLE = 512
-"""Labeled examples by which normalizations are compared: two standard errors of an accuracy are 4.4 points at most."""
+SAMPLE = 512  # labeled examples that compare normalizations: two standard errors of an accuracy are at most 4.4 points
 
 NORMALIZATIONS = [
     ((0.0,), (1.0,)), ((0.5,), (0.5,)), ((0.0,), (1 / 255,)), ((0.1307,), (0.3081,)),
@@ -32,10 +31,14 @@ NORMALIZATIONS = [
 def inspect_teacher(
     teacher: TrainedModel, labeled: Labeled | None = None, raw: RawInputs | None = None
 ) -> dict[str, Any]:
-    """Return, as JSON, what a teacher says to a few inputs: labeled ones, others, or such as it takes, made up."""
+    """Return, as JSON, what a teacher says to a few inputs (labeled, others, or made up), or of what a table is."""
+    about: dict[str, Any] = {"name": teacher.id, "source": teacher.source, "takes": teacher.takes}
+    about |= {"outputs_said_by": "its format or by hand" if teacher.outputs else "its answers"}
+    about |= {"classes": teacher.classes, "bytes": teacher.size}
     if teacher.table is not None:
-        said = f"it is a table of answers for {', '.join(teacher.classes[:6]) or 'classes without names'}"
-        raise TeacherError(f"teacher {teacher.id}: {said}; there is no model to inspect")
+        about |= {"outputs": teacher.outputs, "n_outputs": len(teacher.classes), **teacher.feeding.described()}
+        about["form"] = {"kind": "classes", "channels": len(teacher.classes), **teacher.form}
+        return about | {"seconds_for_1000": 0.0, "warning": ""}
     rows = raw.rows if raw else labeled.raw.rows if labeled else None
     images = isinstance(rows, Tensor) and rows.ndim == 4
     own = teacher.feeding.settled(tabular=not images)
@@ -52,14 +55,12 @@ def inspect_teacher(
             begun = time.perf_counter()
             outputs = torch.cat(list(predict(inputs)))
         seconds = time.perf_counter() - begun
-    kind, columns = teacher.outputs or kind_of(teacher.id, outputs), _columns(teacher, few, outputs.shape[1])
-    teacher.check_outputs(outputs.shape[1])
-    found = {
-        "name": teacher.id, "source": teacher.source, "takes": teacher.takes, **teacher.feeding.described(),
-        "outputs": kind, "outputs_said_by": "its format or by hand" if teacher.outputs else "its answers",
-        "classes": teacher.classes, "n_outputs": outputs.shape[1], "bytes": teacher.size,
-        "seconds_for_1000": 1000 * seconds / len(inputs),
-    }  # fmt: skip
+    meaning = teacher.meaning(outputs.shape)
+    kind = teacher.outputs or kind_of(teacher.id, outputs, meaning.kind)
+    columns = _columns(teacher, few, outputs.shape[1]) if meaning.counts_classes else None
+    teacher.check_outputs(meaning.channels or 0)
+    found = about | {"outputs": kind, "n_outputs": meaning.channels, "form": meaning.describe()}
+    found |= {**teacher.feeding.described(), "seconds_for_1000": 1000 * seconds / len(inputs)}
     if few is not None and columns is not None:
         found |= {"accuracy": _accuracy(outputs, columns, few.labels), "of_examples": len(few.labels)}
     return {**found, "warning": warning_of(teacher, few, columns)}

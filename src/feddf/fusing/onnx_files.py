@@ -33,7 +33,10 @@ FLOATS, INTEGERS = ("float16", "float32", "float64"), ("int64", "int32", "uint8"
 
 @dataclass(frozen=True)
 class Graph:
-    """The inputs of a file (the main one first), which output is read, the keys of one that is a map, and the rest."""
+    """The inputs of a file (the main one first), which output is read, the keys of one that is a map, and the rest.
+
+    ``flat`` says whether that output is known to have one row for each input, and no positions.
+    """
 
     inputs: tuple[str, ...]
     sizes: Sizes
@@ -41,6 +44,7 @@ class Graph:
     output: str
     keys: tuple[Any, ...] | None
     about: About
+    flat: bool
 
     @property
     def takes(self) -> str:
@@ -71,7 +75,8 @@ def read_graph(path: Path, name: str) -> Graph:
     feeding = said.feeding.otherwise(of_sizes(sizes[1:], integers=type in ("int64", "int32"))).otherwise(scaled)
     names = (main.name, *(one.name for one in given if one.name != main.name))
     classes = said.classes or (() if labels == tuple(range(len(labels))) else listed(labels))
-    return Graph(names, sizes, type, output, keys, About(feeding, classes))
+    ranks = {one.name: len(one.type.tensor_type.shape.dim) for one in graph.output}
+    return Graph(names, sizes, type, output, keys, About(feeding, classes), keys is not None or ranks[output] == 2)
 
 
 def _attributes(graph: Any, *names: str) -> Iterator[Any]:

@@ -11,15 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib", ".ts", ".jit")
-OTHERS = {
-    ".npz": "save a state dict with safetensors.torch.save_file(state, FILE)",
-    ".npy": "save a state dict with safetensors.torch.save_file(state, FILE)",
-    ".h5": "in Keras 3: keras.saving.load_model(FILE).export('model.onnx', format='onnx')",
-    ".keras": "in Keras 3: keras.saving.load_model(FILE).export('model.onnx', format='onnx')",
-}
+OTHERS = dict.fromkeys((".npz", ".npy"), "save a state dict with safetensors.torch.save_file(state, FILE)")
+OTHERS |= dict.fromkeys(
+    (".h5", ".keras"), "in Keras 3: keras.saving.load_model(FILE).export('model.onnx', format='onnx')"
+)
 PLAIN = ("=", "torch.", "torch ", "collections ", "numpy", "_codecs ", "builtins ", "__builtin__ ")
-MOST = 1 << 26
-"""Bytes of a pickle that are looked at: its names come before its numbers."""
+MOST = 1 << 26  # bytes of a pickle that are looked at: its names come before its numbers
 
 
 def remedy(path: Path) -> str | None:

@@ -1,8 +1,8 @@
 """Teachers' predictions: each teacher is opened once, predicts a batch at a time, and its outputs are cached on disk.
 
-A cached file is named by a hash of the teacher's files, of the inputs and of how they are fed to it: another student,
-or one more teacher, reuses it. One teacher's predictions are in memory at a time, so a hundred teachers need no more of
-it than five.
+A cached file (:mod:`feddf.fusing.answer_files`) is named by a hash of the teacher's files, of the inputs and of how
+they are fed to it: another student, or one more teacher, reuses it. One teacher's predictions are in memory at a time,
+so a hundred teachers need no more of it than five; of answers at positions, only those of a few inputs are.
 """
 
 from __future__ import annotations
@@ -10,30 +10,32 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.lib.format import open_memmap
+import torch.nn.functional as F
 from torch import Tensor
 
 from feddf.batches import batches
 from feddf.config.errors import FeddfError, one_line
 from feddf.data.datasets import plain
-from feddf.data.files import read_cached
 from feddf.evaluate import BATCH, BATCH_ON_DEVICE
+from feddf.fusing.answer_files import SUFFIX, AnswerFile, Coding, write_answers
 from feddf.fusing.inputs import RawInputs
 from feddf.fusing.teachers import OutputKind, PredictBatch, TeacherError, TrainedModel
-from feddf.runtime.atomic import new_file
+from feddf.losses import log_odds
+from feddf.outputs import Outputs, from_description
 from feddf.runtime.device import CPU
 from feddf.runtime.device import described as name_of
 from feddf.runtime.execution import Execution, in_precision
-from feddf.saved.model import Preprocess, described
+from feddf.saved.model import Images, Preprocess, described
 
-VERSION = 2
+VERSION = 3
 """Counts up when the same teacher and inputs would give other bytes."""
 
 ROUNDING = 2e-3
@@ -73,80 +75,132 @@ class PredictionCache:
     execution: Execution = Execution()
     evaluated: list[str] = field(default_factory=list)
     _shown: set[Path] = field(default_factory=set)
+    _files: dict[Path, AnswerFile] = field(default_factory=dict)
+    _tables: dict[str, Any] = field(default_factory=dict)
+    _meanings: dict[str, Outputs] = field(default_factory=dict)
 
-    def logits(self, teacher: TrainedModel, name: str = "pool") -> Tensor:
-        """Return a teacher's logits over its own classes for every input of a set."""
-        return as_logits(teacher, self.kind(teacher), self._outputs(teacher, name))
+    def logits(self, teacher: TrainedModel, name: str = "pool", rows: Tensor | None = None) -> Tensor:
+        """Return a teacher's logits over its own channels for every input of a set, or for some."""
+        found = self._answers(teacher, name)
+        chosen = found[torch.arange(len(found)) if rows is None else rows]
+        return chosen if teacher.table is None else as_logits(teacher, self.kind(teacher), chosen)
 
     def kind(self, teacher: TrainedModel) -> OutputKind:
         """Return what a teacher's outputs are: as it says, or as its answers to the first set look."""
-        return teacher.outputs or kind_of(teacher.id, self._outputs(teacher, next(iter(self.sets))))
+        found = self._answers(teacher, next(iter(self.sets)))
+        return teacher.outputs or ("probabilities" if found.about.given == "probabilities" else "logits")
+
+    def meaning(self, teacher: TrainedModel) -> Outputs:
+        """Return what a teacher's outputs mean: as is said or was cached, or as its answers to two inputs show."""
+        if teacher.id not in self._meanings:
+            self._meanings[teacher.id] = self._meaning(teacher)
+        return self._meanings[teacher.id]
+
+    def n_channels(self, teacher: TrainedModel) -> int:
+        """Return how many channels a teacher has, which is evaluated if it does not say so."""
+        return self.meaning(teacher).channels or self._answers(teacher, next(iter(self.sets))).coding.outputs.channels
+
+    def _meaning(self, teacher: TrainedModel) -> Outputs:
+        name, inputs = next(iter(self.sets.items()))
+        known = None if teacher.table is not None else self._cached(self._path(teacher, name), len(inputs))
+        if known is not None:
+            return known.coding.outputs
+        if teacher.table is not None:
+            return teacher.meaning(self._answers(teacher, name)[torch.arange(1)].shape)
+        if "positions" in teacher.form:  # its file says so; how many channels it has need not be known yet
+            seen = {"channels": len(teacher.classes) or None}
+            return from_description({"kind": "classes", **teacher.form, **seen})
+        with open_teacher(teacher, teacher.preprocess or self.student, self.execution) as predict:
+            return teacher.meaning(next(predict(inputs.part(2))).shape)
 
     def answers(self, teacher: TrainedModel, name: str) -> bool:
         """Say whether a teacher can answer for a set: a table has answers for the pool alone."""
         return teacher.table is None or name == "pool"
 
-    def _outputs(self, teacher: TrainedModel, name: str) -> Tensor:
+    def _answers(self, teacher: TrainedModel, name: str) -> Any:
+        """Return a teacher's answers for a set, of which some are read at a time."""
         if teacher.table is not None:
             if not self.answers(teacher, name):
                 said = f"it is a table of answers for the pool, and has none for {name} inputs"
                 raise TeacherError(f"teacher {teacher.id}: {said}; it cannot be weighed or left out by these")
-            answers = teacher.table(len(self.sets[name]))
-            teacher.check_outputs(answers.shape[1])
-            return answers
+            if teacher.id not in self._tables:
+                self._tables[teacher.id] = teacher.table(len(self.sets[name]))
+            teacher.check_outputs(teacher.meaning(self._tables[teacher.id][torch.arange(1)].shape).channels or 0)
+            return self._tables[teacher.id]
         path, count = self._path(teacher, name), len(self.sets[name])
-        found = read_cached(path, count, np.float32)
+        found = self._cached(path, count)
         if found is None:
             self._evaluate(teacher)
-            found = read_cached(path, count, np.float32)
+            found = self._cached(path, count)
             assert found is not None, "it has just been written"
         elif path not in self._shown:
             self.progress(teacher.id, count, count)
-            self._shown.add(path)
-        teacher.check_outputs(found.shape[1])
+        self._shown.add(path)
+        teacher.check_outputs(found.coding.outputs.channels or 0)
         return found
+
+    def _cached(self, path: Path, count: int) -> AnswerFile | None:
+        """Return the answers in a file; ``None`` if there is none, or if it holds something else."""
+        if path not in self._files:
+            found = AnswerFile(path)
+            with suppress(TeacherError):
+                if path.is_file() and len(found) == count:
+                    self._files[path] = found
+        return self._files.get(path)
 
     def _path(self, teacher: TrainedModel, name: str) -> Path:
         inputs, preprocess = self.sets[name].fingerprint, teacher.preprocess or self.student
         if teacher.content is None or (preprocess is None and self.sets[name].encode is not plain):
-            return self.scratch / f"{hashlib.sha256(f'{teacher.id} {inputs}'.encode()).hexdigest()[:32]}.npy"
-        said = [VERSION, teacher.content, inputs, described(preprocess) if preprocess else None]
+            return self.scratch / f"{hashlib.sha256(f'{teacher.id} {inputs}'.encode()).hexdigest()[:32]}{SUFFIX}"
+        meant = [teacher.outputs, sorted(teacher.form.items())]
+        said = [VERSION, teacher.content, inputs, described(preprocess) if preprocess else None, *meant]
         run = self.execution if teacher.moves else Execution()
         if (run.device, run.precision) != ("cpu", "float32"):  # elsewhere the last bits are others
             said += [name_of(torch.device(run.device)), run.precision]
-        return self.folder / f"{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]}.npy"
+        return self.folder / f"{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]}{SUFFIX}"
 
     def _evaluate(self, teacher: TrainedModel) -> None:
         """Open a teacher, and write its outputs for every set that has none yet."""
         with open_teacher(teacher, teacher.preprocess or self.student, self.execution) as predict:
             for name, inputs in self.sets.items():
                 path = self._path(teacher, name)
-                if read_cached(path, len(inputs), np.float32) is None:
+                if self._cached(path, len(inputs)) is None:
                     self._write(teacher, inputs, predict, path)
                     self._shown.add(path)
         self.evaluated.append(teacher.id)
 
     def _write(self, teacher: TrainedModel, inputs: RawInputs, predict: Predict, path: Path) -> None:
-        done = 0
-        self.progress(teacher.id, done, len(inputs))
+        """Write logits as they come: large ones in half precision, and of many channels the largest."""
+        self.progress(teacher.id, 0, len(inputs))
+        batches = predict(inputs)
+        first = next(batches)
+        outputs = teacher.meaning(first.shape)
+        teacher.check_outputs(outputs.channels or 0)
+        due = self._meanings.get(teacher.id, outputs)
+        if (outputs.title, outputs.channels) != (due.title, due.channels or outputs.channels):
+            raise TeacherError(f"teacher {teacher.id}: it answers with {outputs.title}, and {due.title} are expected")
+        name, pool = next(iter(self.sets.items()))
+        earlier = self._cached(self._path(teacher, name), len(pool))  # what outputs are is decided by the first set
+        given = teacher.outputs or (earlier.about.given if earlier else kind_of(teacher.id, first, outputs.kind))
+        coding = Coding.of(outputs, 16 if outputs.is_large else 32)
+        about = {"names": [str(number) for number in range(outputs.channels or 0)], "given": given}
+        logits = self._logits(teacher, given, chain([first], batches), len(inputs))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with new_file(path) as temporary:
-                for outputs in predict(inputs):
-                    if done == 0:
-                        teacher.check_outputs(outputs.shape[1])
-                        as_logits(teacher, teacher.outputs or kind_of(teacher.id, outputs), outputs)  # refused early
-                        whole = open_memmap(temporary, "w+", np.float32, (len(inputs), outputs.shape[1]))
-                    if len(bad := (~outputs.isfinite().all(dim=1)).nonzero()):
-                        which = f"its logits for input {done + int(bad[0])} are not finite"
-                        many = f"({len(bad)} of {len(outputs)} in that batch); leave it out, or repair it"
-                        raise TeacherError(f"teacher {teacher.id}: {which} {many}")
-                    whole[done : done + len(outputs)] = outputs.numpy()
-                    done += len(outputs)
-                    self.progress(teacher.id, done, len(inputs))
-                whole.flush()
+            write_answers(path, logits, len(inputs), coding, about)
         except OSError as error:
             raise FeddfError(f"cannot cache predictions in {path.parent}: {error.strerror or error}") from error
+
+    def _logits(self, teacher: TrainedModel, kind: str, batches: Iterable[Tensor], total: int) -> Iterator[Tensor]:
+        done = 0
+        for outputs in batches:
+            if len(bad := (~outputs.isfinite().flatten(1).all(dim=1)).nonzero()):
+                which = f"its logits for input {done + int(bad[0])} are not finite"
+                many = f"({len(bad)} of {len(outputs)} in that batch); leave it out, or repair it"
+                raise TeacherError(f"teacher {teacher.id}: {which} {many}")
+            yield as_logits(teacher, kind, outputs)
+            done += len(outputs)
+            self.progress(teacher.id, done, total)
 
 
 @contextmanager
@@ -163,7 +217,9 @@ def open_teacher(
                 inputs = raw.inputs(preprocess)
             order = torch.arange(len(inputs)).split(BATCH if device == CPU else BATCH_ON_DEVICE)
             for _, chunk in batches(inputs.raw, order, device):
-                yield _predict(teacher, forward, inputs.encode(chunk))
+                batch = inputs.encode(chunk)
+                found = _predict(teacher, forward, batch)
+                yield in_order(found, positions_of(preprocess, batch), len(teacher.classes))
 
         yield predict_all
 
@@ -172,36 +228,65 @@ def _predict(teacher: TrainedModel, predict: PredictBatch, batch: Tensor) -> Ten
     asked = f"inputs of shape {tuple(batch.shape)}; does it take others (size, channels, max_tokens)? It says"
     with one_line(TeacherError, f"teacher {teacher.id} cannot predict for {asked}"):
         outputs = predict(batch)
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(batch) or outputs.shape[1] < 2:
+    fewest = 1 if teacher.form.get("kind", "classes") != "classes" else 2
+    if not isinstance(outputs, Tensor) or outputs.ndim < 2 or len(outputs) != len(batch) or outputs.shape[1] < fewest:
         given = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         allowed = f"one row of logits an input is needed, for a batch of {len(batch)}"
-        raise TeacherError(f"teacher {teacher.id} gives {given}; {allowed}")
+        hint = "; say kind = 'labels' or 'values' if one is right" * (isinstance(outputs, Tensor) and fewest == 2)
+        raise TeacherError(f"teacher {teacher.id} gives {given}; {allowed}{hint}")
     return outputs.detach().to(CPU, torch.float32)
 
 
-def kind_of(id: str, outputs: Tensor) -> OutputKind:
+def positions_of(preprocess: Preprocess | None, batch: Tensor) -> tuple[int, ...]:
+    """Return the positions of one input: the pixels of an image, or the tokens of a text."""
+    if isinstance(preprocess, Images):
+        return preprocess.shape[1:] if preprocess.layout != "flat" else ()
+    return tuple(batch.shape[2:]) if batch.ndim > 2 else tuple(batch.shape[1:]) * (not batch.is_floating_point())
+
+
+def in_order(outputs: Tensor, places: tuple[int, ...], count: int) -> Tensor:
+    """Return outputs as n × channels × positions: channels may come last, and masks may be smaller than their images.
+
+    Smaller ones (SegFormer's are a quarter as large) are enlarged bilinearly, as their makers do.
+    """
+    first, last = tuple(outputs.shape[2:]), tuple(outputs.shape[1:-1])
+    if len(first) != len(places) or first == places:
+        return outputs
+    if last == places or outputs.shape[-1] == count != outputs.shape[1]:
+        outputs = outputs.movedim(-1, 1)
+    if len(places) == 2 and tuple(outputs.shape[2:]) != places:
+        return F.interpolate(outputs, size=places, mode="bilinear", align_corners=False)
+    return outputs
+
+
+def kind_of(id: str, outputs: Tensor, kind: str = "classes") -> OutputKind:
     """Return what the first of a teacher's outputs look like.
 
-    Rows of no negative numbers that sum to one, as nearly as float16 can, are probabilities. Rows between zero and one
-    that do not are those of independent labels, which are refused.
+    Classes that are no negative numbers and sum to one, as nearly as float16 can, are probabilities, and so are labels
+    between zero and one. Classes between zero and one that do not sum to one are labels, and refused.
     """
     outputs = outputs[:BATCH]  # as many on every device
     sums, inside = outputs.sum(dim=1), bool(((outputs >= 0) & (outputs <= 1 + ROUNDING)).all())
+    varied = bool((outputs != outputs[:1]).any())  # one that says the same to all inputs shows nothing
+    if kind != "classes":
+        return "probabilities" if kind == "labels" and inside and varied else "logits"
     if inside and bool(((sums - 1).abs() <= ROUNDING).all()):
         return "probabilities"
-    if inside and bool((outputs != outputs[:1]).any()):  # one that says the same to all inputs shows nothing
+    if inside and varied:
         wrong = f"they lie between 0 and 1 and sum to {sums.min():.2f} to {sums.max():.2f}"
-        remedy = "say outputs = 'logits' if they are"
+        remedy = "say kind = 'labels', or outputs = 'logits' if they are"
         raise TeacherError(
             f"teacher {id}: its outputs are several labels, not one of several classes: {wrong}; {remedy}"
         )
     return "logits"
 
 
-def as_logits(teacher: TrainedModel, kind: OutputKind, outputs: Tensor) -> Tensor:
+def as_logits(teacher: TrainedModel, kind: str, outputs: Tensor) -> Tensor:
     """Return a teacher's outputs as logits; probabilities are checked to be some, and count as 1e-12 at least."""
     if kind == "logits":
         return outputs
-    if bool((outputs < -1e-4).any()) or bool(((outputs.sum(dim=1) - 1).abs() > 1e-2).any()):
+    several = teacher.form.get("kind", "classes") != "classes"
+    wrong = outputs > 1 + 1e-4 if several else (outputs.sum(dim=1) - 1).abs() > 1e-2
+    if bool((outputs < -1e-4).any()) or bool(wrong.any()):
         raise TeacherError(f"teacher {teacher.id}: its outputs are not probabilities; say outputs = 'logits'")
-    return outputs.clamp(min=1e-12).log()
+    return log_odds(outputs) if several else outputs.clamp(min=1e-12).log()

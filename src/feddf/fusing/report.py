@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from feddf.evaluate import Teacher, accuracy_of
+from feddf.evaluate import Teacher, accuracy_of, spread
 from feddf.fusing.ensemble import TeacherEnsemble
 from feddf.fusing.inputs import Labeled, RawInputs
 from feddf.fusing.teachers import TrainedModel
+from feddf.outputs import MOST_CHANNELS, Outputs
+from feddf.outputs import classes as one_class
+from feddf.scores import CHANNELS
 
 BINS = 15
 """Of the confidence, for the calibration error and the reliability plot."""
@@ -32,18 +36,26 @@ class Bin:
 
 @dataclass(frozen=True)
 class Figures:
-    """One model on labeled examples: over all of them, over those of classes that it knows, and over each class."""
+    """One model on labeled examples: over all of them, over those of classes that it knows, and over each class.
+
+    ``accuracy`` is the score of the kind of outputs, ``ece`` ``None`` where they say nothing of how sure they are.
+    """
 
     accuracy: float
     own_accuracy: float
-    ece: float
+    ece: float | None
     bins: tuple[Bin, ...]
     per_class: tuple[float, ...] = ()
+    measures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Report:
-    """All figures of a fusion. ``agreement`` is the share of the pool on which two models name the same class."""
+    """All figures of a fusion. ``agreement`` is the share of the pool on which two models say the same.
+
+    Of large outputs, the pool is looked at in part: ``compared`` inputs. ``outputs`` are described where they are not
+    one class for each input, and ``metric`` names their score.
+    """
 
     teachers: tuple[dict[str, Any], ...]
     classes: tuple[str, ...]
@@ -57,85 +69,134 @@ class Report:
     notes: dict[str, Any] = field(default_factory=dict)
     contributions: dict[str, dict[str, float]] = field(default_factory=dict)
     student: dict[str, Any] = field(default_factory=dict)
+    outputs: dict[str, Any] = field(default_factory=dict)
+    metric: str = "accuracy"
+    compared: int = 0
 
 
 def measure(
     answer: Callable[[RawInputs], Tensor],
     ensemble: TeacherEnsemble,
-    targets: Tensor,
+    temperature: float,
     labeled: Mapping[str, Labeled],
     **more: Any,
 ) -> Report:
     """Measure teachers, ensemble and student, which answers with logits; one teacher's are in memory at a time."""
     pool, models, classes = ensemble.predictions.sets["pool"], ensemble.models, ensemble.classes
-    knows = {model.id: ensemble.mappings[model.id].known for model in models}
+    knows, outputs = {model.id: ensemble.mappings[model.id].known for model in models}, ensemble.outputs
+    rows = spread(len(pool), outputs.at_once(len(pool)))
     named, sets = dict[str, Tensor](), {name: dict[str, Figures]() for name in labeled}
     for model in models:
-        named[model.id] = _predicted(ensemble.logits(model, "pool"))
+        named[model.id] = _decided(outputs, ensemble.logits(model, "pool", rows))
         for name, one in labeled.items():
             if not ensemble.predictions.answers(model, name):
                 continue
-            probabilities = ensemble.logits(model, name).softmax(dim=1)
-            sets[name][model.id] = figures(probabilities, one.labels, knows[model.id])
-    named |= {ENSEMBLE: _predicted(targets), STUDENT: _predicted(answer(pool))}
-    everything = torch.ones(len(classes))
+            target = outputs.probabilities(ensemble.logits(model, name))
+            sets[name][model.id] = figures(target, one.labels, knows[model.id], outputs)
+    together = outputs.decide(ensemble.probabilities("pool", temperature, rows))
+    named |= {ENSEMBLE: together, STUDENT: _decided(outputs, answer(pool.take(rows)))}
+    everything = torch.ones(len(classes), dtype=torch.bool)
     for name, one in labeled.items():
         if all(ensemble.predictions.answers(model, name) for model in models):
-            sets[name][ENSEMBLE] = figures(ensemble.probabilities(name, 1.0), one.labels, everything)
-        sets[name][STUDENT] = figures(answer(one.raw).softmax(dim=1), one.labels, everything)
-    agreement = [[float((one == other).double().mean()) for other in named.values()] for one in named.values()]
+            sets[name][ENSEMBLE] = figures(ensemble.probabilities(name, 1.0), one.labels, everything, outputs)
+        sets[name][STUDENT] = figures(outputs.probabilities(answer(one.raw)), one.labels, everything, outputs)
+    agreement = [[outputs.agreement(one, other) for other in named.values()] for one in named.values()]
     return Report(
         teachers=tuple(_about(model, ensemble.predictions.kind(model)) for model in models),
         classes=classes,
-        knows={name: tuple(known.bool().tolist()) for name, known in knows.items()},
+        knows={name: tuple(known.tolist()) for name, known in knows.items()},
         pool_size=len(pool),
         names=tuple(named),
         agreement=tuple(map(tuple, agreement)),
         outliers=outliers({name: row[len(models)] for name, row in zip(knows, agreement, strict=False)}),
         sets=sets,
         sizes={name: len(one.labels) for name, one in labeled.items()},
-        contributions={"pool": contributions(ensemble, "pool", named[ENSEMBLE].long())}
+        contributions={"pool": contributions(ensemble, "pool", together, rows)}
         | {name: contributions(ensemble, name, one.labels) for name, one in labeled.items() if ENSEMBLE in sets[name]},
+        outputs=outputs.form,
+        metric=outputs.metric,
+        compared=len(rows),
         **more,
     )
 
 
-def contributions(ensemble: TeacherEnsemble, name: str, labels: Tensor) -> dict[str, float]:
-    """Return by how much the ensemble's accuracy would fall without each teacher; for more than 40, for none.
+def contributions(ensemble: TeacherEnsemble, name: str, labels: Tensor, rows: Tensor | None = None) -> dict[str, float]:
+    """Return by how much the ensemble's score would fall without each teacher; for more than 40, for none.
 
-    Where the labels are what all teachers together say, that is the share of inputs about which they would say
-    something else.
+    Where the labels are what all teachers together say, that is the share of answers that would be others. Without the
+    only teacher of a channel, nothing is said about that.
     """
     teachers = ensemble.ensemble.teachers
     if not 1 < len(teachers) <= 40:
         return {}
+    outputs = ensemble.outputs
 
-    def accuracy(kept: tuple[Teacher, ...]) -> float:
+    def score(kept: tuple[Teacher, ...]) -> float:
         voting = replace(ensemble, ensemble=replace(ensemble.ensemble, teachers=kept))
-        return accuracy_of(voting.probabilities(name, 1.0), labels)
+        target = voting.probabilities(name, 1.0, rows)
+        if rows is not None:
+            return outputs.agreement(outputs.decide(target), labels)
+        return accuracy_of(outputs.raw(target), labels, outputs)
 
-    whole = accuracy(teachers)
-    return {one.id: whole - accuracy(tuple(other for other in teachers if other != one)) for one in teachers}
+    whole = score(teachers)
+    return {one.id: whole - score(tuple(other for other in teachers if other != one)) for one in teachers}
 
 
-def figures(probabilities: Tensor, labels: Tensor, known: Tensor) -> Figures:
-    """Return accuracy and calibration.
+def figures(target: Tensor, labels: Tensor, known: Tensor, outputs: Outputs = one_class()) -> Figures:
+    """Return score and calibration of a target (for classes, probabilities).
 
-    ECE = Σ_b n_b / n |acc_b − conf_b| over bins of equal width (Guo, Pleiss, Sun, Weinberger 2017).
+    ECE = Σ_b n_b / n |acc_b − conf_b| over bins of equal width (Guo, Pleiss, Sun, Weinberger 2017). The confidence is
+    that in the answer, in each label, or the level of a central interval of values with variances.
     """
-    probabilities = probabilities.to(torch.float64)
-    confidence, predicted = probabilities.max(dim=1)
-    right = (predicted == labels).to(torch.float64)
-    number = (confidence * BINS).long().clamp(max=BINS - 1)
-    inside = [number == each for each in range(BINS)]
-    bins = [Bin(int(one.sum()), _mean(confidence[one]), _mean(right[one])) for one in inside]
-    ece = sum(one.count * abs(one.accuracy - one.confidence) for one in bins) / len(labels)
-    per_class = tuple(_mean(right[labels == number]) for number in range(probabilities.shape[1]))
-    return Figures(float(right.mean()), _mean(right[known[labels] > 0]), ece, tuple(bins), per_class)
+    raw, hidden = outputs.raw(target.to(torch.float64)), outputs.hide(labels, known.bool())
+    own = float(outputs.score(raw, hidden))
+    bins, ece = list[Bin](), None
+    if outputs.confidence is not None:
+        confidence, right = outputs.confidence(target.to(torch.float64), labels)
+        number = (confidence * BINS).long().clamp(max=BINS - 1)
+        inside = [number == each for each in range(BINS)]
+        bins = [Bin(int(one.sum()), _mean(confidence[one]), _mean(right[one].double())) for one in inside]
+        ece = sum(one.count * abs(one.accuracy - one.confidence) for one in bins) / max(1, len(right))
+    score = own if outputs.has_units else float(outputs.score(raw, labels))
+    measures = outputs.measure(raw, labels)
+    return Figures(score, own if isfinite(own) else 0.0, ece, tuple(bins), _per_channel(raw, labels, outputs), measures)
+
+
+def _per_channel(raw: Tensor, labels: Tensor, outputs: Outputs) -> tuple[float, ...]:
+    """Return of each class the share that is found, of labels and values the score of each; of many, nothing."""
+    channels = range(outputs.channels or raw.shape[CHANNELS])
+    if len(channels) > MOST_CHANNELS:
+        return ()
+    if outputs.one_is_right:
+        right = (raw.argmax(dim=CHANNELS) == labels).double()
+        return tuple(_mean(right[labels == number]) for number in channels)
+    pairs = ((raw.narrow(CHANNELS, one, 1), labels.narrow(CHANNELS, one, 1)) for one in channels)
+    return tuple(float(outputs.score(*pair)) for pair in pairs)
 
 
 def _mean(values: Tensor) -> float:
     return float(values.mean()) if len(values) else 0.0
+
+
+SHOWN = 4  # masks in the card's picture
+
+
+def some_masks(
+    answer: Callable[[RawInputs], Tensor], ensemble: TeacherEnsemble, labeled: Mapping[str, Labeled]
+) -> dict[str, Tensor]:
+    """Return a few images with their masks by whose they are; nothing where answers are no masks of images."""
+    outputs, sets = ensemble.outputs, ensemble.predictions.sets
+    name = list(labeled)[-1] if labeled else "pool"
+    rows = sets[name].rows
+    if len(outputs.positions) != 2 or not outputs.one_is_right or not isinstance(rows, Tensor) or rows.ndim != 4:
+        return {}
+    chosen = spread(len(rows), SHOWN)
+    known = [one for one in ensemble.models if ensemble.predictions.answers(one, name)]
+    shown = {one.id: _decided(outputs, ensemble.logits(one, name, chosen)) for one in known[:4]}
+    if len(known) == len(ensemble.models):
+        shown[ENSEMBLE] = outputs.decide(ensemble.probabilities(name, 1.0, chosen))
+    said = {"label": labeled[name].labels[chosen]} if labeled else {}
+    return {"image": rows[chosen], **said, **shown, STUDENT: _decided(outputs, answer(sets[name].take(chosen)))}
 
 
 def outliers(agreement: Mapping[str, float]) -> dict[str, str]:
@@ -157,8 +218,8 @@ def outliers(agreement: Mapping[str, float]) -> dict[str, str]:
     }
 
 
-def _predicted(scores: Tensor) -> Tensor:
-    return scores.argmax(dim=1).to(torch.int16)
+def _decided(outputs: Outputs, raw: Tensor) -> Tensor:
+    return outputs.decide(outputs.probabilities(raw))
 
 
 def _about(teacher: TrainedModel, kind: str) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -22,6 +23,7 @@ from feddf.evaluate import evaluation_mode, fold_batchnorm
 from feddf.fusing.beside import BUNDLE, About
 from feddf.fusing.feeding import HAND, Feeding, fed_as
 from feddf.fusing.pickles import OTHERS, remedy
+from feddf.outputs import Outputs, from_description
 from feddf.runtime.device import device_of
 from feddf.saved.model import LoadedModel, ModelSpec, Preprocess
 from feddf.saved.model_folder import description, read_json
@@ -49,7 +51,8 @@ class TrainedModel:
     ``open`` loads it onto a device inside a block; without ``moves`` it works on the CPU only. ``content`` is a hash of
     its files: predictions of a teacher without one (a module in memory) are not cached on disk. ``feeding`` is what is
     known of how it is fed; the student says the rest. ``classes`` are empty where its outputs have no names, and
-    ``outputs`` is ``None`` where its answers will show what they are. ``spec`` and ``state`` are those of an
+    ``outputs`` is ``None`` where its answers will show what they are; ``form`` is what its files say about
+    the meaning of its outputs, as :meth:`feddf.Outputs.describe` does. ``spec`` and ``state`` are those of an
     architecture of feddf, which a student can start as; ``license`` and ``datasets`` are those of its card, and
     ``size`` the bytes of its files; ``takes`` is the form of its input that a file prescribes. With a ``table`` it has
     answered already, for the pool alone: (the number of inputs, the pool's identity where it is known) -> outputs.
@@ -71,6 +74,7 @@ class TrainedModel:
     size: int = 0
     takes: str = ""
     table: Callable[..., Tensor] | None = None
+    form: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def preprocess(self) -> Preprocess | None:
@@ -100,8 +104,17 @@ class TrainedModel:
 
     def named(self, classes: tuple[str, ...]) -> TrainedModel:
         """Return it with names for its outputs; a student that starts as it has the same."""
-        spec = replace(self.spec, classes=classes) if self.spec is not None and classes else self.spec
+        spec = self.spec.with_classes(classes) if self.spec is not None and classes else self.spec
         return replace(self, classes=classes, spec=spec)
+
+    def meaning(self, shape: Sequence[int]) -> Outputs:
+        """Return what its outputs of this shape (inputs, channels, positions) mean; one class, unless it says more."""
+        numbers = 2 if self.form.get("variance") else 1
+        seen = {"channels": shape[1] // numbers, "positions": shape[2:]}
+        with one_line(
+            TeacherError, f"teacher {self.id}: its outputs have another meaning than is said", (ValueError, TypeError)
+        ):
+            return from_description({"kind": "classes", **self.form, **seen})
 
     def check_outputs(self, count: int) -> None:
         """Raise :class:`TeacherError` where it has more or fewer outputs than it has classes."""
@@ -119,6 +132,7 @@ def of_module(
     preprocess: Preprocess | None = None,
     outputs: OutputKind | None = None,
     examples: int = 1,
+    form: Mapping[str, Any] = {},
 ) -> TrainedModel:
     """Return a module in memory as a teacher. It stays where it is: on another device, a copy of it predicts.
 
@@ -129,11 +143,12 @@ def of_module(
         preprocess: how raw inputs are encoded for it; ``None`` if as for the student.
         outputs: whether it returns logits or probabilities; ``None`` if its answers are to show it.
         examples: n_k, the number of examples that it was trained on, for the weights ``examples``.
+        form: what its outputs mean, where they are not one class for each input: ``feddf.labels(3).describe()``.
     """
 
     size = sum(tensor.nbytes for tensor in module.state_dict().values())
     opens, fed = partial(predicting, module), Feeding.of(preprocess, HAND)
-    return TrainedModel(id, opens, tuple(classes), fed, outputs, examples, size=size)
+    return TrainedModel(id, opens, tuple(classes), fed, outputs, examples, size=size, form=form)
 
 
 @contextmanager
@@ -151,8 +166,10 @@ def as_teachers(given: Sequence[TrainedModel | nn.Module | str | Path], trust: b
         if isinstance(one, TrainedModel):
             found.append(one)
         elif isinstance(one, nn.Module):
-            classes, fed = (one.classes, one.preprocess) if isinstance(one, LoadedModel) else ((), None)
-            found.append(of_module(one, f"teacher-{number}", classes=classes, preprocess=fed))
+            said: dict[str, Any] = {}
+            if isinstance(one, LoadedModel):
+                said = {"classes": one.classes, "preprocess": one.preprocess, "form": one.spec.form}
+            found.append(of_module(one, f"teacher-{number}", **said))
         else:
             found += read_teachers([TeacherConfig(path=str(one))], trust=trust)
     if not found:
@@ -210,14 +227,16 @@ def format_of(path: Path) -> str:
 def _as_configured(teacher: TrainedModel, config: TeacherConfig) -> TrainedModel:
     """Return a teacher with what the configuration says about it instead of what its files say."""
     classes = config.classes or teacher.classes
-    if twice := [name for name in classes if classes.count(name) > 1]:
+    if twice := [name for name, times in Counter(classes).items() if times > 1]:
         raise TeacherError(f"teacher {teacher.id}: its class list names '{twice[0]}' twice")
     if unknown := [name for name in config.map if name not in classes]:
         said = nearest(unknown[0], classes) if classes else "it has no class list"
         raise TeacherError(f"teacher {teacher.id}: its map has a class '{unknown[0]}' that it does not know; {said}")
     renamed = tuple(config.map.get(name, name) for name in classes)
-    if twice := [name for name in renamed if renamed.count(name) > 1]:
+    if twice := [name for name, times in Counter(renamed).items() if times > 1]:
         both = " and ".join(repr(own) for own, name in zip(classes, renamed, strict=True) if name == twice[0])
         raise TeacherError(f"teacher {teacher.id}: its map makes '{twice[0]}' of {both}; a class has one output")
     examples = config.examples if "examples" in config.model_fields_set else teacher.examples
-    return replace(teacher.named(renamed), outputs=config.outputs or teacher.outputs, examples=examples)
+    kind = {"kind": config.kind} if config.kind else {}
+    outputs = config.outputs or teacher.outputs
+    return replace(teacher.named(renamed), outputs=outputs, examples=examples, form={**teacher.form, **kind})

@@ -27,7 +27,7 @@ from feddf.saved.model_folder import WEIGHTS, read_json, read_state
 from feddf.types import State
 
 RESNET = re.compile(r"resnet(18|34|50|101|152)(\.|$)")
-NAMES = (
+NAMES = (  # what timm calls the parts of a ResNet, and what transformers do
     (r"^(conv|bn)1\.", r"resnet.embedder.embedder.\1."),
     (r"^layer(\d)\.(\d+)\.", lambda found: f"resnet.encoder.stages.{int(found[1]) - 1}.layers.{found[2]}."),
     (r"\.(conv|bn)(\d)\.", lambda found: f".layer.{int(found[2]) - 1}.{found[1]}."),
@@ -37,7 +37,6 @@ NAMES = (
     (r"\.bn\.", ".normalization."),
     (r"^fc\.", "classifier.1."),
 )
-"""What timm calls the parts of a ResNet, and what transformers do."""
 
 
 def of_timm(config: TeacherConfig, trust: bool) -> list[TrainedModel]:

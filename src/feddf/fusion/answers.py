@@ -32,12 +32,13 @@ from feddf.outputs import Outputs, classes
 from feddf.runtime.device import device_of
 from feddf.scores import CHANNELS
 from feddf.seeds import derive, seed_torch, torch_generator
-from feddf.states import state_of
+from feddf.states import digest, state_of
 
 ANSWERS, MEANS, OWN = "answers", "label means", "own model"  # their names in a payload, and in what a client keeps
 LARGEST = 50.0  # of a centered logit: e⁻⁵⁰ is no probability
 LARGEST_VALUE = 1e9  # of an answer that has a unit
 SHARPNESS = 0.1  # DS-FL's temperature
+KEPT: Any = {"keeps": True, "weights_down": False, "weights_up": False}  # of a part whose clients keep their models
 
 
 def as_answers(raw: Tensor, outputs: Outputs) -> Tensor:
@@ -50,9 +51,6 @@ def as_answers(raw: Tensor, outputs: Outputs) -> Tensor:
         return raw.detach().to("cpu", torch.float32)
     centered = outputs.center(raw, torch.ones(outputs.channels or raw.shape[CHANNELS], dtype=torch.bool).to(raw.device))
     return centered.detach().clamp(-LARGEST, LARGEST).to("cpu", torch.float16)
-
-
-# The client's half
 
 
 @dataclass(frozen=True)
@@ -107,24 +105,22 @@ def resume(model: nn.Module, job: t.Job) -> None:
         model.load_state_dict(dict(job.kept[OWN]))
 
 
-# The server's half
-
-
-def exchange_answers(resources: t.Resources, **told: bool | int | float | str) -> t.Part:
+def exchange_answers(resources: t.Resources, inputs: str = "", **told: bool | int | float | str) -> t.Part:
     """Return the part of a method by which clients send answers for the pool, and learn from those of all.
 
-    ``told`` are fields of :class:`Digest`.
+    ``told`` are fields of :class:`Digest`, and ``inputs`` which pool the server has: a hash of up to 1,000 of its rows.
     """
     pool, outputs = resources.pool, resources.outputs
     if pool is None:
         raise ValueError("clients answer for an agreed pool, and there is none")
+    some = pool.raw[torch.linspace(0, len(pool) - 1, min(len(pool), 1000), dtype=torch.float64).long()]
+    ours = digest({f"{len(pool)} inputs": {"some": some}})
+    if inputs not in ("", ours):
+        raise ValueError("the agreed pool has other inputs here than on the server, or another order")
     most, dtype = (LARGEST_VALUE, torch.float32) if outputs.has_units else (LARGEST, torch.float16)
-
-    def form(job: t.Job) -> t.Form:
-        return {ANSWERS: {"outputs": t.TensorForm((len(pool), *outputs.shape), dtype, -most, most)}}
-
+    form = {ANSWERS: {"outputs": t.TensorForm((len(pool), *outputs.shape), dtype, -most, most)}}
     half = partial(answer_for_pool, pool=pool, digest=Digest(**told))  # type: ignore[arg-type]
-    return t.Part(half, send=send_target, form=form, keeps=True, weights_down=False, weights_up=False, told=told)
+    return t.Part(half, send=send_target, form=lambda job: form, told={**told, "inputs": ours}, **KEPT)
 
 
 def send_target(server: t.ServerState, client: t.Client) -> t.Payload:
@@ -176,10 +172,8 @@ def label_means(resources: t.Resources, gamma: float = 0.1) -> t.Part:
     if not outputs.counts_classes:
         raise ValueError(f"FD has a mean answer for each label, and the outputs are {outputs.title}")
     form = {MEANS: {"means": t.TensorForm((outputs.channels, outputs.channels), torch.float32, 0.0, 1 + 1e-3)}}
-
-    half, told = partial(follow_means, gamma=gamma), {"gamma": gamma}
-    known: Any = {"send": send_means, "form": lambda job: form, "keeps": True, "told": told}
-    return t.Part(half, weights_down=False, weights_up=False, **known)
+    known: Any = {"send": send_means, "form": lambda job: form, "told": {"gamma": gamma}, **KEPT}
+    return t.Part(partial(follow_means, gamma=gamma), **known)
 
 
 def _on_simplex(means: Tensor) -> Tensor:

@@ -118,6 +118,7 @@ def score_of(
         return partial(evaluate.unread_accuracy, examples=resources.labeled)
     if config.early_stopping == "none" or not len(held_out):
         return None
+    held_out = held_out[evaluate.spread(len(held_out), resources.outputs.at_once(len(held_out)))]
     chunks = batches(pool.raw, held_out.split(config.batch_size), device)
     expected = torch.cat([targets(chosen, pool.encode(raw)) for chosen, raw in chunks])
     if isinstance(targets, OnlineTargets):

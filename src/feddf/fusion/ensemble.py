@@ -6,7 +6,7 @@ again on each batch, as the pseudo code has it, which an augmented pool needs. :
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from feddf.batches import device_copy
 from feddf.evaluate import Evaluation, Network, Predictions, Teacher, fold_batchnorm, teacher_of, weigh_known
+from feddf.fusion.groups import Groups, deal, group_averages
 from feddf.fusion.swag import swag
 from feddf.outputs import Outputs, classes
 from feddf.runtime.device import accumulation_dtype, is_out_of_memory
@@ -210,6 +211,7 @@ def make_ensemble(
     outputs: Outputs = classes(),
     each_batch: bool = False,
     memory: float = 0.0,
+    groups: int = 0,
     swag_samples: int = 0,
     swag_scale: float = 0.5,
     known: Mapping[str, Tensor] = {},
@@ -228,6 +230,7 @@ def make_ensemble(
         outputs: what the models' outputs mean.
         each_batch: ask the teachers for each batch, not once for the whole pool.
         memory: γ; with it the ensemble of earlier rounds is one more teacher (:class:`PastEnsemble`).
+        groups: with it, the averages of so many groups of each prototype's clients teach, and not the clients.
         swag_samples: how many further teachers are drawn from a Gaussian over the clients' models.
         swag_scale: the factor of that Gaussian's covariance.
         known: which channels a client knows, as a mask by its id, where it does not know all.
@@ -244,14 +247,20 @@ def make_ensemble(
         updates = [update for update in received if update.teaches]
         believed = [update for update in updates if update.trust >= 0.5]  # none is drawn from a client in doubt
         sampled = swag(believed or updates, seed, samples=swag_samples, scale=swag_scale)
-        teachers = _teachers(updates, sampled, as_teacher or partial(teacher_of, prototypes=prototypes), weigh)
+        dealt = deal(updates, groups, seed) if groups else {}
+        make = as_teacher or partial(teacher_of, prototypes=prototypes)
+        teachers = _teachers(group_averages(dealt) if groups else updates, sampled, make, weigh)
+        made: Groups = {**{update.client_id: () for update in sampled}, **dealt}
         ensemble = knowing(Ensemble(teachers, combine, temperature, outputs), known)
         for_pool = any(isinstance(one.weight, Tensor) and one.weight.ndim > 1 for one in teachers)
         if each_batch:
             if for_pool:
                 raise ValueError("weights for each input of the pool need predictions for the whole pool")
             return EnsembleTargets(OnlineTargets(ensemble, execution.precision), ensemble, {})
-        votes = ensemble.votes(refuse_unusable(evaluation(teachers), {update.client_id for update in sampled}))
+        again = evaluation  # of the clients of a group whose average has no usable answers
+        votes = ensemble.votes(
+            refuse_unusable(evaluation(teachers), made, lambda some: again([make(one) for one in some]))
+        )
         earlier = PastEnsemble(memory, temperature, past, outputs)
         probabilities = ensemble.target(earlier.among(votes))
         why = "the teachers' weights are known for the pool only" if for_pool else ""
@@ -322,19 +331,36 @@ class PastEnsemble:
         return {EARLIER: {"logits": logits, "weights": (self._decay * self._weights).float().contiguous()}}
 
 
-def refuse_unusable(outcomes: Iterable[Predictions | Failure], sampled: Collection[str] = ()) -> Iterator[Predictions]:
+def refuse_unusable(
+    outcomes: Iterable[Predictions | Failure],
+    made: Mapping[str, Sequence[Update]] = {},
+    again: Callable[[Sequence[Update]], Iterable[Predictions | Failure]] = lambda members: (),
+) -> Iterator[Predictions]:
     """Yield the answers that can be used. Once all are in, clients whose answers cannot be are refused together.
 
     Finite weights can still give logits that are not. Then the round is fused again without these clients, in the
-    average as well. A model that the server has ``sampled`` is nobody's fault and is left out.
+    average as well. A model that the server has ``made`` of clients is left out, and these are asked ``again``: a
+    sample was made of none in particular.
     """
     unfit: list[Failure] = []
     for outcome in outcomes:
-        if isinstance(outcome, Failure):
-            unfit.append(Failure(outcome.client_id, f"its model could not be asked: {outcome.reason}"))
-        elif not bool(outcome.logits.isfinite().all()):
-            unfit.append(Failure(outcome.client_id, NOT_FINITE))
-        else:
+        if isinstance(outcome, Predictions) and _is_usable(outcome):
             yield outcome
-    if refused := [failure for failure in unfit if failure.client_id not in sampled]:
+        else:
+            unfit.append(_why_unusable(outcome))
+    refused = [failure for failure in unfit if failure.client_id not in made]
+    members = [one for failure in unfit for one in made.get(failure.client_id, ())]
+    for outcome in again(members) if members else ():
+        if isinstance(outcome, Failure) or not _is_usable(outcome):
+            refused.append(_why_unusable(outcome))
+    if refused:
         raise Refusal(refused)
+
+
+def _is_usable(outcome: Predictions) -> bool:
+    return bool(outcome.logits.isfinite().all())
+
+
+def _why_unusable(outcome: Predictions | Failure) -> Failure:
+    why = f"its model could not be asked: {outcome.reason}" if isinstance(outcome, Failure) else NOT_FINITE
+    return Failure(outcome.client_id, why)

@@ -58,7 +58,8 @@ class ResNet(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits."""
         hidden = self.blocks(F.relu(self.norm(self.conv(inputs)), inplace=True))
-        logits: Tensor = self.classifier(hidden.mean(dim=(2, 3)))
+        # the same mean as over (2, 3); its gradient comes back in the order in which the values lie
+        logits: Tensor = self.classifier(hidden.permute(0, 2, 3, 1).mean(dim=(1, 2)))
         return logits
 
 

@@ -66,7 +66,7 @@ def epsilon_of(mechanism: Mechanism, delta: float, accountant: Literal["pld", "r
     """
     if mechanism.noise <= 0:
         return inf
-    if mechanism.times == 0:
+    if mechanism.times == 0 or isinf(mechanism.noise):
         return 0.0
     if mechanism.sampling < 1 or accountant == "rdp":
         return _composed_epsilon(mechanism, delta, accountant)
@@ -97,11 +97,11 @@ def _composed(mechanism: Mechanism, accountant: str = "pld") -> Any:
 
 
 @lru_cache(maxsize=256)
-def deltas_of(mechanism: Mechanism, epsilons: tuple[float, ...]) -> list[float]:
-    """Return the δ at each ε ≥ 0: the mechanism's whole trade-off curve."""
+def advantage_of(mechanism: Mechanism) -> float:
+    """Return the δ at ε = 0: how much more often than by chance, times two, the best guess of who is in is right."""
     if mechanism.sampling < 1:
-        return [float(delta) for delta in _composed(mechanism).get_delta(list(epsilons))]
-    return [gaussian_delta(epsilon, mechanism.noise / sqrt(mechanism.times)) for epsilon in epsilons]
+        return float(_composed(mechanism).get_delta(0.0))
+    return gaussian_delta(0.0, mechanism.noise / sqrt(mechanism.times))
 
 
 def noise_for(epsilon: float, delta: float, times: int = 1, sampling: float = 1.0) -> float:

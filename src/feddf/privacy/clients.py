@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from feddf.fusion.ensemble import CachedTargets, EnsembleTargets, MakeTargets, Memory
+from feddf.fusion.groups import deal
 from feddf.outputs import Outputs
 from feddf.privacy.accountant import PrivacyError
 from feddf.privacy.noise import Source, normal
 from feddf.scores import CHANNELS
-from feddf.seeds import derive, torch_generator
 from feddf.types import Fused, Fusion, ServerState, State, Update, WeightedLogits
 
 Release = Callable[[int, str, Callable[[], State]], State]
@@ -76,17 +76,6 @@ def noisy_groups(
         return replace(fused, server=replace(fused.server, memory=memory), notes={**fused.notes, CLIP: round(bound, 5)})
 
     return fuse
-
-
-def deal(updates: Sequence[Update], groups: int, seed: int) -> dict[str, list[Update]]:
-    """Return the clients of each architecture in groups of nearly equal size, by a name."""
-    dealt: dict[str, list[Update]] = {}
-    for prototype in sorted({update.prototype for update in updates}):
-        members = [update for update in updates if update.prototype == prototype]
-        order = torch.randperm(len(members), generator=torch_generator(derive(seed, "groups", prototype))).tolist()
-        for place, number in enumerate(order):
-            dealt.setdefault(f"{prototype} group-{place % groups}", []).append(members[number])
-    return dealt
 
 
 def clipped_changes(before: State, members: Sequence[Update], clip: float) -> tuple[dict[str, Tensor], int]:

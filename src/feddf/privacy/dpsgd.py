@@ -37,6 +37,7 @@ def _begin(
     model: nn.Module, training: Training, *, noise: float, clip: float, sampling: float, batch_size: int, source: Source
 ) -> Steps:
     refuse_batchnorm(model)
+    received = [buffer.clone() for buffer in model.buffers()]  # running statistics would be sent without noise
     sums: list[Tensor] = []
     drawn: deque[bool] = deque()  # batches may be drawn ahead of their use
 
@@ -54,6 +55,8 @@ def _begin(
     def correct() -> None:
         for weight, total in zip(trained_weights(model), sums, strict=True):
             weight.grad = (total + noise * clip * normal(total.shape, source).to(total)) / batch_size
+        for buffer, before in zip(model.buffers(), received, strict=True):
+            buffer.copy_(before)
 
     return Steps(loss=loss, correct=correct, batches=batches)
 

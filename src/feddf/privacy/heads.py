@@ -18,6 +18,7 @@ from feddf.types import Examples, Job, Reply
 
 TOLERANCE = 1e-3  # the norm of the gradient at which a head counts as solved
 MOST_STEPS = 100_000
+BIAS = 0.25  # b, the constant input of a head
 
 
 def sensitivity(regularization: float) -> float:
@@ -34,10 +35,13 @@ def sensitivity(regularization: float) -> float:
 
 
 def extended(features: Tensor, clip: float) -> Tensor:
-    """Return (x/S, 1)/√2, with x cut to the norm S: of norm 1 at the most, with a constant for the bias."""
-    rows = features.flatten(features.ndim - 1).double() / clip
+    """Return (√(1 − b²) x/S, b), with x cut to the norm S: of norm 1 at the most, with a constant b for the bias.
+
+    b is small: noise on the weights, which there are many of, is 1/√(1 − b²) times what it is without a bias.
+    """
+    rows = features.flatten(features.ndim - 1).double().nan_to_num(0, 0, 0) / clip  # else one record spoils a head
     rows = rows / rows.norm(dim=-1, keepdim=True).clamp(min=1)
-    return torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1) / sqrt(2)
+    return torch.cat([rows * sqrt(1 - BIAS**2), torch.full_like(rows[..., :1], BIAS)], dim=-1)
 
 
 def solve_heads(inputs: Tensor, labels: Tensor, channels: int, regularization: float) -> Tensor:
@@ -74,8 +78,15 @@ def private_heads(
     is z times the sensitivity (:func:`feddf.privacy.accountant.noise_for`).
     """
     heads = solve_heads(extended(features, clip), labels, channels, regularization)
+    return released(heads, noise=noise, clip=clip, regularization=regularization, source=source)
+
+
+def released(
+    heads: Tensor, *, noise: float, clip: float, regularization: float, source: Source
+) -> tuple[Tensor, Tensor]:
+    """Return solved heads with noise on them, as weights and biases for the features as they are."""
     heads = heads + noise * sensitivity(regularization) * normal(heads.shape, source)
-    return heads[..., :-1] / (clip * sqrt(2)), heads[..., -1] / sqrt(2)
+    return heads[..., :-1] * (sqrt(1 - BIAS**2) / clip), heads[..., -1] * BIAS
 
 
 def head_update(job: Job, *, train: Examples, privacy: PrivacyConfig, noise: float, source: Source) -> Reply:

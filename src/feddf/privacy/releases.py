@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,10 +42,12 @@ class Releases:
     def open(self, folder: Path, told: int = 0) -> None:
         """Go on with the ledger in a run's folder, or begin one; ``told`` is how many lines its records speak of."""
         lines = read_ledger(folder)
-        plan = {"noise": self.plan.noise, "level": self.plan.level, "on": self.plan.on, "delta": self.plan.delta}
+        plan = {**asdict(self.plan.a_round), "level": self.plan.level, "on": self.plan.on, "delta": self.plan.delta}
         self._folder, self._chain = folder, lines[-1]["chain"] if lines else ""
         self._known = {(line["round"], line["what"]): line["sha256"] for line in lines[1:]}
         if not lines:
+            if left := [*folder.glob("releases/*"), *folder.glob("spool/*"), *folder.glob("checkpoints/*")]:
+                raise PrivacyError(f"{folder / LEDGER} is gone, and {left[0].name} is here: what is spent is unknown")
             self._append({"plan": plan})
         elif lines[0].get("plan") != plan:
             raise PrivacyError(f"{folder / LEDGER} was begun with another plan: {lines[0].get('plan')}, now {plan}")

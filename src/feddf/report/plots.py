@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
@@ -179,6 +179,22 @@ def partition_dots(panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path, 
     _whole_ticks(grid[0].yaxis, names)
     grid[0].set_ylabel("class")
     figure.supxlabel(f"area of a dot: number of examples; the largest is {most}", fontsize=8)
+    save_figure(figure, path)
+
+
+@in_one_style()
+def roc_curves(curves: Mapping[str, tuple[Any, Any]], epsilon: float, path: Path) -> None:
+    """Draw attacks' true positive rates by false ones, on scales on which few false ones can be seen."""
+    figure = Figure(figsize=(4.6, 4.4), layout="constrained")
+    axes, chance = figure.subplots(), np.geomspace(1e-4, 1, 50)
+    for color, (name, rates) in zip(cycle(COLORS), curves.items(), strict=False):
+        false, true = map(np.asarray, rates)
+        axes.step(np.maximum(false, 1e-4), np.maximum(true, 1e-4), where="post", color=color, label=name)
+    axes.plot(chance, np.minimum(1, np.exp(epsilon) * chance), "k--", linewidth=1, label=f"most at ε = {epsilon:.3g}")
+    axes.plot(chance, chance, "k:", linewidth=1, label="chance")
+    limits = {"xlim": (1e-4, 1), "ylim": (1e-4, 1), "xscale": "log", "yscale": "log"}
+    axes.set(xlabel="false positive rate", ylabel="true positive rate", aspect="equal", **limits)
+    axes.legend(loc="lower right")
     save_figure(figure, path)
 
 

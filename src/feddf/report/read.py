@@ -12,10 +12,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, cast
 
-from feddf.config.errors import FeddfError, reason
+from feddf.config.errors import FeddfError, one_line
 from feddf.config.experiment import presets
 from feddf.config.foreign import parse_toml
-from feddf.config.keys import RENAMED, all_keys, changes_of, default_of, flat, short, short_name
+from feddf.config.keys import all_keys, changes_of, default_of, flat, short, short_name
 from feddf.config.records import Record, is_record
 from feddf.runtime.atomic import read_json_lines, read_regular
 
@@ -156,8 +156,9 @@ def read_run(path: Path) -> Run:
     except (OSError, ValueError) as error:
         raise ReportError(f"cannot read {path / 'config.toml'}: {error}") from None
     values = flat(config)
-    if old := next((name for name in values if name in RENAMED), None):
-        raise ReportError(f"{path} is a run of version 0.1: its key '{old}' is called '{RENAMED[old]}' now")
+    known = {*all_keys(), "versions", "flower", ""}
+    if other := [name for name in values if not {name, name.rpartition(".")[0]} & known]:
+        raise ReportError(f"{path} is a run of another version: it has the key '{other[0]}'")
     lines, _ = read_json_lines(path / "metrics.jsonl", is_record)  # a damaged line may still be JSON
     return Run(path, values, cast(list[Record], lines))
 
@@ -190,10 +191,8 @@ def _read_whole(path: Path) -> Run:
     run, log = read_run(path), path / "metrics.jsonl"
     if not run.records and read_json_lines(log, is_record)[1] and read_regular(log).strip():
         raise ReportError(f"{path} is damaged: no line of its log is a round's record")
-    try:
+    with one_line(ReportError, f"{path} is damaged"):
         _ = int(run.value("rounds")), run.seed, run.method, run.curve(), run.curve(None, "averaged"), run.ensemble()
-    except Exception as error:  # a damaged file can fail in any way
-        raise ReportError(f"{path} is damaged: {reason(error)}") from None
     return run
 
 

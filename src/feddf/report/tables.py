@@ -21,7 +21,7 @@ ALL, ENSEMBLE = "mean of all", "ensemble"
 
 
 def table_of(
-    words: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]], *, fold: bool = False, **look: Any
+    words: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[Any]], *, fold: bool = False, **look: Any
 ) -> Table:
     """Return a table for the terminal. Words are folded where there is no room, and never cut; so are, if asked to,
     numbers, which stand to the right.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from feddf.client import combine_halves, local_update
 from feddf.config import ConfigError, DataConfig, Experiment, PrototypeConfig, Record
-from feddf.config.errors import first_line
+from feddf.config.errors import one_line
 from feddf.config.names import ATTACKS, MODELS, PARTITIONS
 from feddf.data.datasets import Dataset, flip_crop
 from feddf.data.partition import class_counts, split
@@ -117,7 +117,8 @@ def build(experiment: Experiment, *, trust: bool = False, secrets: Source = syst
     if private:
         train = private.local(train, experiment, task.train)
     server = ServerState(0, models)
-    parts = Parts(experiment, task, fitted, federation, server, train, method, engine, _warnings(task), None, private)
+    warned = () if private else _warnings(task)  # they tell what clients hold
+    parts = Parts(experiment, task, fitted, federation, server, train, method, engine, warned, None, private)
     if experiment.attack.kind == "none":
         return parts
     attack: Attack = ATTACKS[experiment.attack.kind](parts)
@@ -162,6 +163,7 @@ def build_task(experiment: Experiment, *, trust: bool = False) -> Task:
     train, validation = data.train.take(rest[kept[dealt]]), data.train.take(held_out)
     held = {"train": data.train.inputs.take(rest[for_pool]).raw, "validation": validation.inputs.raw}
     pool = _pool(experiment, config, data, held, trust)
+    data = replace(data, train=train) if len(train) else data  # of the whole, only its form is needed from here on
     return Task(data, train, validation, _partition(experiment, train), pool)
 
 
@@ -219,10 +221,8 @@ def _partition(experiment: Experiment, train: Examples) -> list[Tensor]:
         raise ConfigError.at("clients.total", number, f"with at least {needed}, and there are {len(train)}")
     deal, seed = PARTITIONS[partition.scheme], derive(experiment.seed, "partition")
     groups, n_groups = train.partitioned_by
-    try:
+    with one_line(partial(ConfigError.at, "partition.scheme", partition.scheme), of=ValueError):
         return list(deal(groups, number, partition, n_classes=n_groups, seed=seed))
-    except ValueError as error:
-        raise ConfigError.at("partition.scheme", partition.scheme, str(error)) from None
 
 
 def prototype_for(spec: PrototypeConfig, shape: tuple[int, ...], outputs: Outputs) -> Prototype:
@@ -233,12 +233,9 @@ def prototype_for(spec: PrototypeConfig, shape: tuple[int, ...], outputs: Output
 def _prototype(spec: PrototypeConfig, data: Dataset, experiment: Experiment) -> Prototype:
     check_vocabulary(spec, with_tokenizer(experiment))
     prototype = prototype_for(spec, data.shape, data.train.outputs)
-    try:
+    failed = partial(ConfigError.at, "prototypes", {"model": spec.model, **spec.options})
+    with one_line(failed, f"does not work on inputs of shape {data.shape}"):
         shape = output_shape(prototype, data.train.inputs)
-    except Exception as error:
-        given = {"model": spec.model, **spec.options}
-        allowed = f"does not work on inputs of shape {data.shape}: {first_line(error)}"
-        raise ConfigError.at("prototypes", given, allowed) from error
     _check_travel(experiment, "prototypes", spec.model, prototype)
     if shape != data.train.outputs.shape:
         wanted = f"{data.train.n_classes} logits" if data.train.outputs.counts_classes else data.train.outputs.shape

@@ -21,13 +21,13 @@ MOST_ROWS = 20
 
 def card(
     run: Run, models: Mapping[str, str], classes: Sequence[str], counts: NDArray[Any], confusion: Mapping[str, Any],
-    privacy: str = "",
+    privacy: str = "", unit: str = "class",
 ) -> str:  # fmt: skip
     """Return the card's text.
 
-    ``models`` are the architectures of the prototypes, ``counts`` the examples of each class that every client has, and
-    ``confusion`` the final models' answers (columns) to the test inputs of each class (rows). Where there is
-    something to say of ``privacy``, the counts are withheld.
+    ``models`` are the architectures of the prototypes, ``counts`` the examples of each class (or other ``unit`` in
+    which clients differ) that every client has, and ``confusion`` the final models' answers (columns) to the test
+    inputs of each class (rows). Where there is something to say of ``privacy``, the counts are withheld.
     """
     chosen = f', prototype="{next(iter(models))}"' if len(models) > 1 else ""
     parts = [FRONT, f"# {run.value('name')}: {title_of(run.method)} on {run.value('data.name')}"]
@@ -39,7 +39,7 @@ def card(
     if confusion:
         parts += ["## Test accuracy by class, in %", _classes(classes, confusion)]
     versions = [(name.partition(".")[2], value) for name, value in run.config.items() if name.startswith("versions.")]
-    parts += ["## Privacy", privacy] if privacy else ["## Who holds what", _partition(counts, classes)]
+    parts += ["## Privacy", privacy] if privacy else ["## Who holds what", _partition(counts, classes, unit)]
     parts += ["## Versions", markdown_table(["package", "version"], versions)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -64,13 +64,13 @@ def _classes(classes: Sequence[str], confusion: Mapping[str, Any]) -> str:
     return note + markdown_table(["class", *confusion], rows)
 
 
-def _partition(counts: NDArray[np.int64], classes: Sequence[str]) -> str:
+def _partition(counts: NDArray[np.int64], classes: Sequence[str], unit: str) -> str:
     """Return how skewed the clients' data are, and, if they are few, what each has: a table that fits a narrow page."""
     found, rows = skew(counts), []
     for number, row in enumerate(counts):
         held = [f"{classes[label]}: {row[label]}" for label in np.argsort(-row, kind="stable") if row[label]]
         rows.append([number, row.sum(), ", ".join(held)])
     return (
-        f"{len(counts)} clients with {found.smallest} to {found.largest} examples; a client's largest class is "
+        f"{len(counts)} clients with {found.smallest} to {found.largest} examples; a client's largest {unit} is "
         f"{percent(found.top_class_share)} % of its data in the mean (`partition.json` has all counts)."
-    ) + (f"\n\n{markdown_table(['client', 'examples', 'of each class'], rows)}" if len(rows) <= MOST_ROWS else "")
+    ) + (f"\n\n{markdown_table(['client', 'examples', f'of each {unit}'], rows)}" if len(rows) <= MOST_ROWS else "")

@@ -8,13 +8,14 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from feddf.config import ConfigError, DataConfig, Experiment, PoolConfig, PrototypeConfig, SourceConfig
-from feddf.config.errors import FeddfError, reason
+from feddf.config.errors import FeddfError, one_line, reason
 from feddf.config.names import DATASETS, SOURCES
 from feddf.data import unlabeled
 from feddf.data.datasets import Dataset, wrong_parts
@@ -117,11 +118,9 @@ def pool_of(pool: PoolConfig, task: PoolTask, seed: int, *, flips: bool = False)
     parts = []
     for number, source in enumerate(pool.sources):
         read = SOURCES[source.name] if source.name in SOURCES else from_dataset  # noqa: SIM401 (get imports)
-        try:
+        with one_line(partial(ConfigError.at, "pool.sources", source.name), of=(ValueError, OSError)):
             found = read(source, task, derive(seed, number) if number else seed)
             parts.append(unlabeled.resize(found, task.shape, task.dtype))
-        except (ValueError, OSError) as error:
-            raise ConfigError.at("pool.sources", source.name, str(error)) from None
     whole = torch.cat(parts) if len(parts) > 1 else parts[0]
     if pool.size is not None and len(whole) > pool.size:
         whole = unlabeled.choose(whole, pool.size, derive(seed, "size"))
@@ -133,7 +132,7 @@ def pool_of(pool: PoolConfig, task: PoolTask, seed: int, *, flips: bool = False)
 
 def from_plane(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:
     """Points in (−3, 3)², as in the paper's toy example: 60 unless a size is given."""
-    return unlabeled.uniform_points((2,), task.wanted(source) or 60, -3.0, 3.0, seed)
+    return unlabeled.noise((2,), torch.float32, task.wanted(source) or 60, seed)
 
 
 def from_noise(source: SourceConfig, task: PoolTask, seed: int) -> Tensor:

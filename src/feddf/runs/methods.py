@@ -15,8 +15,9 @@ import torch
 
 from feddf.admit import weights_due
 from feddf.client import combine_halves, halves_of
-from feddf.config import ConfigError, FusionConfig, Settings, names, with_values
-from feddf.config.experiment import Mistake
+from feddf.config import ConfigError, Settings, names, with_values
+from feddf.config.errors import one_line
+from feddf.config.experiment import AROUND, Mistake
 from feddf.engines import in_process
 from feddf.evaluate import Accuracies, Teacher, teacher_of
 from feddf.fusion import answers, average
@@ -48,24 +49,20 @@ def build_method(
 
     Its clients' half begins and finishes on every initial model: all that cannot be is one line before any training.
     """
-    try:
+    with one_line(partial(ConfigError.at, "fusion.method", settings.fusion.method), of=ValueError):
         method = make_method(resources, settings, engine)
-    except ValueError as error:
-        raise ConfigError.at("fusion.method", settings.fusion.method, str(error)) from error
     prototypes = fit_prototypes(resources, method.parts).prototypes
     half = combine_halves([*(part.half for part in method.parts), *halves_of(settings.local)])
+    binary, named = settings.local.binary, list(settings.fusion.parts)
+    key, given = ("fusion.parts", named) if named or binary == "none" else ("local.binary", binary)
     for name, prototype in prototypes.items():
         outputs = classes(2) if resources.outputs.channels is None else resources.outputs
         job, raw = Job(Client("trial", name), 1, models[name], 0), torch.zeros(2, *map(int, outputs.shape))  # type: ignore[arg-type]
         labels = outputs.decide(outputs.probabilities(raw))
         training = Training(job, prototype, labels, outputs, settings.local.optimizer, 1, 1.0)
-        try:
+        with one_line(partial(ConfigError.at, key, given), f"'{name}'", ValueError):
             if finish := half(prototype.load(models[name]), training).finish:
                 finish()
-        except ValueError as error:
-            binary, named = settings.local.binary, list(settings.fusion.parts)
-            key, given = ("fusion.parts", named) if named or binary == "none" else ("local.binary", binary)
-            raise ConfigError.at(key, given, f"'{name}': {error}") from error
     return method, prototypes
 
 
@@ -92,7 +89,8 @@ def make_method(resources: Resources, settings: Settings, engine: Engine) -> Met
     parts = (*method.parts, *(named_part(name, resources) for name in [*binary, *part_names(settings)]))
     due = weights_due(parts)
     if not due:
-        _refuse_looks_at_weights(asked)
+        around = AROUND if asked.fusion.parts != ("class-counts",) else AROUND[:-1]  # which are no weights
+        asked.refuse(asked.changed(around, "it looks at clients' weights, and this method's clients send none"))
     fuse = method.fuse
     if fusion.batchnorm == "local":
         fuse = local_statistics(fuse)
@@ -129,39 +127,35 @@ def fit_prototypes(resources: Resources, parts: Sequence[Part]) -> Resources:
     return replace(resources, prototypes=prototypes)
 
 
+def ensemble_mistakes(weights: str, combine: str, temperature: float, outputs: Outputs) -> Iterator[Mistake]:
+    """Yield which settings of an ensemble and of a distillation have no meaning for this kind of output."""
+    kind = outputs.title
+    count = f"classes are counted where each example has one, and the outputs are {kind}"
+    yield weights == "class-counts" and not outputs.counts_classes, "ensemble.weights", count
+    one = f"it is about the one class that is right, and the outputs are {kind}"
+    yield weights == "certainty" and not outputs.one_is_right, "ensemble.weights", one
+    yield combine == "entropy-reduced" and not outputs.one_is_right, "ensemble.combine", one
+    units = f"{kind} have units and no temperature; leave it at 1"
+    yield temperature != 1 and outputs.has_units, "distill.temperature", units
+
+
 def output_mistakes(settings: Settings, outputs: Outputs, *, partial_knowledge: bool) -> Iterator[Mistake]:
     """Yield which settings have no meaning for this kind of output, or where clients know different channels."""
     fusion, ensemble, local, kind = settings.fusion, settings.ensemble, settings.local, outputs.title
     count = f"classes are counted where each example has one, and the outputs are {kind}"
     if not outputs.counts_classes:
-        yield ensemble.weights == "class-counts", "ensemble.weights", count
         yield fusion.aggregation == "class-counts", "fusion.aggregation", count
         yield "class-counts" in fusion.parts, "fusion.parts", count
+    yield from ensemble_mistakes(ensemble.weights, ensemble.combine, settings.distill.temperature, outputs)
     one = f"it is about the one class that is right, and the outputs are {kind}"
-    yield ensemble.weights == "certainty" and not outputs.one_is_right, "ensemble.weights", one
-    yield ensemble.combine == "entropy-reduced" and not outputs.one_is_right, "ensemble.combine", one
     yield local.logit_adjustment > 0 and not outputs.one_is_right, "local.logit_adjustment", one
-    units = f"{kind} have units and no temperature; leave it at 1"
-    yield settings.distill.temperature != 1 and outputs.has_units, "distill.temperature", units
     if partial_knowledge:
-        blind = "it would blame clients for the channels that they do not know; leave it at {!r}"
-        for name in ("trust", "drop_worst", "defense", "exchange"):
-            usual = FusionConfig.model_fields[name].default
-            yield getattr(fusion, name) != usual, f"fusion.{name}", blind.format(usual)
+        judges = ("fusion.trust", "fusion.drop_worst", "fusion.defense", "fusion.exchange")
+        yield from settings.changed(judges, "it would blame clients for the channels that they do not know")
         known = "clients know different channels; only 'logits' and 'probabilities' leave each to those who know it"
         yield ensemble.combine not in ("logits", "probabilities"), "ensemble.combine", known
-        pooled = "clients know different channels, which an earlier or a sampled model does not say; leave it at 0"
-        yield ensemble.ema > 0, "ensemble.ema", pooled
-        yield ensemble.swag_samples > 0, "ensemble.swag_samples", pooled
-
-
-def _refuse_looks_at_weights(settings: Settings) -> None:
-    """Raise where something in or around the fusion looks at weights, which this method's clients do not send."""
-    for name in ("defense", "trust", "drop_worst", "guard", "batchnorm", "aggregation", "momentum", "parts"):
-        given, usual = getattr(settings.fusion, name), FusionConfig.model_fields[name].default
-        if given not in (usual, ("class-counts",)):
-            allowed = f"it looks at clients' weights, and this method's clients send none; leave it at {usual!r}"
-            raise ConfigError.at(f"fusion.{name}", given, allowed)
+        pooled = "clients know different channels, which no earlier, averaged or sampled model says"
+        yield from settings.changed(["ensemble.ema", "ensemble.groups", "ensemble.swag_samples"], pooled)
 
 
 def robust_settings(settings: Settings, resources: Resources) -> Settings:
@@ -246,6 +240,7 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTa
         outputs=resources.outputs,
         each_batch=large or not config.cache,
         memory=config.ema,
+        groups=config.groups,
         swag_samples=config.swag_samples,
         swag_scale=config.swag_scale,
         known=resources.known,

@@ -55,7 +55,7 @@ class Private:
         if self.plan.on == "heads":
             solve = partial(head_update, train=examples, privacy=experiment.privacy)
             train = partial(solve, noise=self.plan.noise, source=self.source)
-        return partial(withhold, train=train)
+        return partial(withhold, train=train, source=self.source if self.plan.on == "dp-sgd" else None)
 
     def open(self, folder: Path, records: list[Record], engine: Engine, spool: Spool) -> tuple[Engine, Spool]:
         """Go on with a run's ledger; return the clients' engine and the spool of a run whose updates are releases."""
@@ -102,8 +102,13 @@ def make_private(
     return Private(plan, Releases(plan), source)
 
 
-def withhold(job: Job, *, train: LocalTrain) -> Reply:
-    """Train, and tell neither the number of examples nor the losses."""
+def withhold(job: Job, *, train: LocalTrain, source: Source | None) -> Reply:
+    """Train, and tell neither the number of examples nor the losses.
+
+    A ``source`` is for mechanisms in which each record must be augmented, and dropped out, by chance of its own: with a
+    seed that is known, one record more changes what happens to those after it in a batch, by more than any clip.
+    """
+    job = job if source is None else replace(job, seed=int.from_bytes(source(8), "little") >> 1)
     return replace(train(job), n_examples=1, metrics={})
 
 

@@ -323,7 +323,8 @@ def describe(parts: Parts, folder: RunFolder, recorder: Recorder) -> None:
     path, server = folder.path, folder.latest()[0] or parts.server
     numbers = tuple(str(number) for number in range(data.train.n_classes))
     classes = data.classes if len(data.classes) == len(numbers) else numbers
-    known = data.shape, classes, of_inputs(data.train.inputs, with_tokenizer(parts.experiment).tokenizer)
+    tokenizer = "characters" if data.name.endswith("-characters") else with_tokenizer(parts.experiment).tokenizer
+    known = data.shape, classes, of_inputs(data.train.inputs, tokenizer)
     fits = {name: prototype.fit is not None for name, prototype in parts.prototypes.items()}
     specs = {
         spec.label: ModelSpec(spec.model, *known, spec.options, fits[spec.label], outputs.form)
@@ -342,4 +343,5 @@ def describe(parts: Parts, folder: RunFolder, recorder: Recorder) -> None:
 
         learning_curves([run], path / CURVES)
     said = parts.privacy.said() if parts.privacy else ""
-    write_atomically(path / CARD, card(run, models, names, counts, confusion, said).encode())
+    unit = "class" if outputs.counts_classes else "group"
+    write_atomically(path / CARD, card(run, models, names, counts, confusion, said, unit).encode())

@@ -29,7 +29,7 @@ from pydantic import NonNegativeInt
 from torch import Tensor
 
 from feddf.config import ConfigError, Experiment, Record, Settings, differences, parse
-from feddf.config.errors import FeddfError, shown
+from feddf.config.errors import FeddfError, one_line, shown
 from feddf.config.experiment import S
 from feddf.config.foreign import parse_json, parse_toml, validated
 from feddf.config.records import is_record
@@ -90,10 +90,8 @@ class RunFolder:
 
     def settings(self, kind: type[S]) -> S:
         """Return the configuration that the run was started with, of a kind."""
-        try:
+        with one_line(StoreError, str(self.path / "config.toml"), ConfigError):
             return parse(self._config(), kind)
-        except ConfigError as error:
-            raise StoreError(f"{self.path / 'config.toml'}: {error}") from error
 
     def experiment(self) -> Experiment:
         """Return the configuration that the run was started with."""

@@ -22,7 +22,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from feddf.config.errors import FeddfError
+from feddf.config.errors import FeddfError, one_line
 from feddf.config.foreign import parse_json
 
 Fits = Callable[[dict[str, Any]], bool]
@@ -94,14 +94,12 @@ def read_regular(path: Path, most: int | None = MOST_TEXT) -> bytes:
 
 def text_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a regular file in UTF-8, with their ends; one that is too long is refused unread."""
-    with open(_opened(path, os.O_RDONLY, MOST_LINES), encoding="utf-8-sig", newline="") as file:
-        try:
-            while line := file.readline(LONGEST_LINE):
-                if len(line) == LONGEST_LINE:
-                    raise ValueError(f"it has a line of {LONGEST_LINE} characters or more")
-                yield line
-        except ValueError as error:
-            raise ValueError(f"cannot read the text in {path}: {error}") from error
+    readable = one_line(ValueError, f"cannot read the text in {path}", ValueError)
+    with open(_opened(path, os.O_RDONLY, MOST_LINES), encoding="utf-8-sig", newline="") as file, readable:
+        while line := file.readline(LONGEST_LINE):
+            if len(line) == LONGEST_LINE:
+                raise ValueError(f"it has a line of {LONGEST_LINE} characters or more")
+            yield line
 
 
 def _opened(path: Path, flags: int, most: int | None = None) -> int:

@@ -102,6 +102,10 @@ class Tokens:
         """The shape of one encoded text."""
         return (self.length,)
 
+    def words(self, rows: Tensor) -> list[list[str]]:
+        """Return the tokens of each row as texts, those that fill it up as nothing."""
+        return [["" if one == self._found.padding else self._found.names(one) for one in row] for row in rows.tolist()]
+
     def mask(self, rows: Tensor) -> Tensor:
         """Return one for every token of a row, and zero where the row is filled up."""
         return (rows != self._found.padding).to(torch.int64)
@@ -205,6 +209,10 @@ class ModelSpec:
         """What the outputs mean."""
         return from_form(self.form) if self.form else outputs.classes(len(self.classes))
 
+    def with_classes(self, classes: tuple[str, ...]) -> ModelSpec:
+        """Return it with names for its channels."""
+        return replace(self, classes=classes, form={**self.form, "channels": len(classes)} if self.form else {})
+
     @property
     def prototype(self) -> Prototype:
         """How the architecture is built."""
@@ -255,10 +263,13 @@ class Prediction(NamedTuple):
     """The most likely class of one input, and the probability of every class.
 
     Or all labels that are more likely than not, with commas between them; or the values, here and as ``probabilities``.
+    Where there is an answer at every position, ``mask`` has them (class numbers; labels and values with a channel in
+    front), ``label`` names all that occur, and ``probabilities`` are means over positions.
     """
 
     label: str
     probabilities: dict[str, float]
+    mask: Tensor | None = None
 
 
 class LoadedModel(nn.Module):
@@ -275,8 +286,6 @@ class LoadedModel(nn.Module):
 
     def predict(self, given: Any, batch: int = BATCH) -> list[Prediction]:
         """Classify image files (or arrays of bytes), texts or rows of numbers, on the device that the model is on."""
-        if self.spec.outputs.positions:
-            raise ModelError("the model answers at every position; encode inputs with its preprocess, and call it")
         if self.preprocess is None:
             raise ModelError("the model's preprocessing is a function of a program; encode inputs and call the model")
         inputs = list(given) if isinstance(given, Sequence | Tensor) and not isinstance(given, str) else [given]
@@ -285,10 +294,24 @@ class LoadedModel(nn.Module):
             raw = self.preprocess.read(inputs[first : first + batch])
             with evaluation_mode(self):
                 rows = self.spec.outputs.probabilities(self(self.preprocess(moved(raw, device_of(self))))).to(CPU)
-            labels = self.spec.outputs.names(rows, self.classes)
-            for label, row in zip(labels, rows.tolist(), strict=True):
-                found.append(Prediction(label, dict(zip(self.classes, row, strict=False))))
+            found += self._predictions(rows)
         return found
+
+    def _predictions(self, rows: Tensor) -> list[Prediction]:
+        outputs = self.spec.outputs
+        means = rows.flatten(2).mean(dim=2) if outputs.positions else rows
+        labels, masks = outputs.names(means, self.classes), outputs.decide(rows) if outputs.positions else None
+        if masks is not None and not outputs.has_units:
+            there = (
+                masks if outputs.one_is_right else masks.flatten(2).any(dim=2) * torch.arange(1, masks.shape[1] + 1) - 1
+            )
+            found = (one.unique().tolist() for one in there.long())
+            labels = [", ".join(self.classes[number] for number in one if number >= 0) for one in found]
+        shares = [dict(zip(self.classes, row, strict=False)) for row in means.tolist()]
+        return [
+            Prediction(*one)
+            for one in zip(labels, shares, masks if masks is not None else [None] * len(rows), strict=True)
+        ]
 
 
 def loaded(spec: ModelSpec, state: State, where: str, device: torch.device = CPU) -> LoadedModel:

@@ -25,15 +25,12 @@ from feddf.watch.snapshot import Json, Snapshots
 STYLES, SCRIPTS = ("uplot.css", "page.css"), ("uplot.js", "page.js")
 DATA = '<script type="application/json" id="data"></script>'
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
 MOST_CONNECTIONS = 32  # at a time: each takes a thread
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 
 @cache
@@ -50,21 +47,23 @@ def embedded(data: Json) -> str:
     return text
 
 
-def whole_page(data: Json) -> str:
-    """Return a page that needs nothing else: its policy allows these very scripts and styles, and no connection."""
-    page = part("page.html")
-    policy = (
-        "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
-        f"script-src {' '.join(_hash(part(name)) for name in SCRIPTS)}; "
-        f"style-src {' '.join(_hash(part(name)) for name in STYLES)}"
-    )
+@cache
+def policy() -> str:
+    """Return a policy that allows these very scripts and styles, and no connection."""
+    hashes = (" ".join(_hash(part(name)) for name in names) for names in (SCRIPTS, STYLES))
+    own = "; ".join(f"{kind}-src {allowed}" for kind, allowed in zip(("script", "style"), hashes, strict=True))
+    return f"default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; {own}"
+
+
+def whole_page(data: Json | None = None) -> str:
+    """Return a page that needs nothing else; without data, one that asks for them where it came from."""
     replaced = {
-        "<!-- policy -->": f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        **{f'<link rel="stylesheet" href="{name}">': f"<style>{part(name)}</style>" for name in STYLES},
-        **{f'<script src="{name}" defer></script>': "" for name in SCRIPTS},
-        DATA: DATA.replace("></", f">{embedded(data)}</"),
+        "<!-- policy -->": f'<meta http-equiv="Content-Security-Policy" content="{policy()}">' if data else "",
+        "<!-- styles -->": "".join(f"<style>{part(name)}</style>" for name in STYLES),
+        DATA: DATA.replace("></", f">{embedded(data)}</") if data else DATA,
         "<!-- scripts -->": "".join(f"<script>{part(name)}</script>" for name in SCRIPTS),
     }
+    page = part("page.html")
     for old, new in replaced.items():
         assert page.count(old) == 1, old
         page = page.replace(old, new)
@@ -134,19 +133,20 @@ class _Handler(BaseHTTPRequestHandler):
             # a site whose name was made to mean this machine (DNS rebinding) must not read the runs
             self.send_error(HTTPStatus.FORBIDDEN, "this page is for this machine only")
             return
-        name = self.path.partition("?")[0].lstrip("/") or "page.html"
-        if name == "data.json":
+        place = self.path.partition("?")[0]
+        if place == "/data.json":
             body = self.server.state()
             tag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
             known = self.headers.get("If-None-Match") == tag
             status = HTTPStatus.NOT_MODIFIED if known else HTTPStatus.OK
-            self._send(b"" if known else body, "application/json", status, {"ETag": tag})
-        elif name in ("page.html", *STYLES, *SCRIPTS):
-            self._send(part(name).encode(), TYPES[Path(name).suffix])
+            self._send(b"" if known else body, "application/json", status, more={"ETag": tag})
+        elif place == "/":
+            allowed = f"{policy()}; connect-src 'self'; frame-ancestors 'none'"
+            self._send(whole_page().encode(), "text/html", more={"Content-Security-Policy": allowed})
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
-    def _send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, more: Mapping[str, str] = {}) -> None:
+    def _send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, *, more: Mapping[str, str]) -> None:
         self.send_response(status)
         own = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
         for header, value in {**HEADERS, **own, **more}.items():

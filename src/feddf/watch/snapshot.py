@@ -97,21 +97,14 @@ def described(run: Run) -> Json:
 
 
 def _happened(record: Mapping[str, Any]) -> Json:
-    """Return who took part in a round, who was dropped and why, and how well each did."""
+    """Return who took part in a round, who was dropped (by the gate, or as the worst), and how well each did."""
     return {
         "clients": record.get("clients", []),
         "dropped": [{"client": one["client"], "reason": one["reason"]} for one in record.get("dropped", [])],
-        "worst": _worst(record),
+        "worst": list(record.get("dropped_worst", {}).get("clients", ())),
         "accuracies": record.get("accuracy_of_clients") or {},
         "drifts": record.get("drift_of_clients") or {},
     }
-
-
-def _worst(record: Mapping[str, Any]) -> Sequence[object]:
-    """Return the clients that drop-worst left out of the fusion."""
-    found = record.get("dropped_worst")
-    names = found.get("clients", found) if isinstance(found, Mapping) else found
-    return list(names) if isinstance(names, Mapping | list) else []
 
 
 def _progress(run: Run, stamp: tuple[int, int] | None) -> Json:
