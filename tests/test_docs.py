@@ -107,6 +107,9 @@ def test_commands_are_valid(page: Path) -> None:
             words = [re.sub(r"^([a-z._]+=[\d.]+)(,[\d.]+)+$", r"\1", word) for word in words]
         options = {option: value for option, value in pairwise(words) if option.startswith("--")}
         given = dict(word.split("=", 1) for word in words if "=" in word and not word.startswith("-"))
+        if kind == "tune":  # which also takes options of all models, that are no keys
+            given = {key: value for key, value in given.items() if not key.startswith("prototypes.")}
+            given = {key: re.sub(r"^([\d.]+)(,[\d.]+)+$", r"\1", value) for key, value in given.items()}
         overrides = [f"{key}={value}" for key, value in given.items() if not _placeholder(value)]
         for method in options.get("--methods", "feddf").split(","):
             variant(load(name, overrides), method)
