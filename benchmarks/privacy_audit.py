@@ -24,7 +24,7 @@ from feddf.privacy.accountant import noise_for
 from feddf.privacy.audit import canary_scores, lower_bounds
 from feddf.privacy.heads import private_heads
 from feddf.privacy.membership import roc as rates
-from feddf.privacy.noise import system
+from feddf.privacy.noise import Noise, system
 from feddf.privacy.plan import make_plan
 
 mpl.use("svg")
@@ -56,7 +56,7 @@ def canaries() -> tuple[list[dict[str, Any]], dict[str, Curve]]:
             privacy = PrivacyConfig(level=level, mechanism=on, epsilon=epsilon, sampling=0.25)
             plan = make_plan(privacy, 1, EPOCHS)
             for scale in (1.0, 0.5, 1e-9):
-                scores, included = canary_scores(plan, privacy, EPOCHS, CANARIES, scale)
+                scores, included = canary_scores(plan, CANARIES, scale)
                 found = lower_bounds(plan, scores, included)
                 curve = roc(scores, included)
                 bounds = {"any mechanism": round(found["lower bound"], 3)}
@@ -91,10 +91,11 @@ def lira(epsilon: float | None, regularization: float) -> Curve:
     pool, features, labels = x[:POOL], x[POOL : POOL + RECORDS], y[POOL : POOL + RECORDS]
     draw = torch.Generator().manual_seed(1)
     inside = torch.rand(SHADOWS + 32, RECORDS, generator=draw) < 0.5  # the last 32 are attacked
-    given: Any = {"clip": 1.0, "regularization": regularization, "source": system if epsilon else silent}
-    noise = noise_for(epsilon or 8.0, 1e-5)
+    noise = Noise(noise_for(epsilon or 8.0, 1e-5), system if epsilon else silent)
     rows = features.expand(len(inside), -1, -1)
-    heads = private_heads(rows, labels.expand(len(inside), -1).where(inside, -1), 4, noise=noise, **given)
+    heads = private_heads(
+        rows, labels.expand(len(inside), -1).where(inside, -1), 4, noise=noise, clip=1.0, regularization=regularization
+    )
     scores = confidences(features, labels, heads, pool)
     shadows, there = scores[:SHADOWS], inside[:SHADOWS]
     likelihoods = []

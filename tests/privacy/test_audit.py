@@ -24,8 +24,8 @@ from feddf.privacy.accountant import Mechanism, PrivacyError, advantage_of, nois
 from feddf.privacy.audit import LEVEL, _heads, canary_scores, least_epsilon, lower_bounds, most_noise, p_value
 from feddf.privacy.heads import head_update, sensitivity
 from feddf.privacy.membership import confidence, distilled, membership, roc
-from feddf.privacy.noise import system
-from feddf.privacy.plan import make_plan
+from feddf.privacy.noise import Noise
+from feddf.privacy.plan import Plan, make_plan
 from feddf.states import init_state
 from feddf.types import Examples, Inputs, Prototype
 
@@ -100,7 +100,7 @@ PLANS = {
 def bounds(kind: str, scale: float, m: int) -> dict[str, float]:
     privacy, rounds = PLANS[kind]
     plan = make_plan(privacy, rounds, 4)
-    return lower_bounds(plan, *canary_scores(plan, privacy, 4, m, scale, Counted()))
+    return lower_bounds(plan, *canary_scores(plan, m, scale, Counted()))
 
 
 @pytest.mark.parametrize("kind", PLANS)
@@ -115,7 +115,7 @@ def test_the_real_mechanisms_stay_below_the_claim_and_half_the_noise_and_none_do
 def test_the_canary_of_heads_moves_one_by_nearly_the_sensitivity() -> None:
     for regularization, least in ((0.1, 0.86), (1.0, 0.93), (10.0, 0.95)):
         privacy = PrivacyConfig(level="record", mechanism="heads", epsilon=1.0, regularization=regularization)
-        scores = _heads(torch.tensor([False, True]), noise=0.0, privacy=privacy, source=Counted())
+        scores = _heads(torch.tensor([False, True]), Plan(privacy, Mechanism(1.0), 1), Noise(0.0))
         assert float(scores[0]) == 0.0
         assert least < float(scores[1].sqrt()) / sensitivity(regularization) <= 1.0
 
@@ -159,8 +159,7 @@ def test_members_are_found_by_answers_alone_unless_there_is_noise(noise: float, 
     inputs, pool = torch.randn(40, 30, generator=draw), torch.randn(100, 30, generator=draw)
     examples = Examples(Inputs(inputs, lambda rows: rows), torch.randint(0, 2, (40,), generator=draw), classes(2))
     prototype = Prototype("linear", lambda: Linear((30,), 2))
-    privacy = PrivacyConfig(level="record", mechanism="heads", epsilon=1.0, clip=5.0, regularization=0.01)
-    train = partial(head_update, train=examples, privacy=privacy, noise=noise, source=system)
+    train = partial(head_update, train=examples, clip=5.0, regularization=0.01, noise=Noise(noise))
     start = init_state(prototype, 0)
     false, true = roc(*membership(train, prototype, start, examples, Inputs(pool, lambda rows: rows), 48, 20))
     assert low < float(torch.trapezoid(true, false)) < high

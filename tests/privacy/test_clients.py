@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import sqrt
 
 import numpy as np
@@ -24,12 +25,13 @@ from feddf.privacy.clients import (
     deal,
     noisy_answers,
     noisy_groups,
+    noisy_targets,
     noisy_votes,
     on_simplex,
     split_noise,
     votes,
 )
-from feddf.privacy.noise import system
+from feddf.privacy.noise import Noise, system
 from feddf.types import Fused, ServerState, State, Update, WeightedLogits
 
 
@@ -57,7 +59,7 @@ def fused(updates: Sequence[Update], seen: list[Update] | None = None, **keys: o
             seen.extend(given)
         return inner(server, given, seed)
 
-    given = {"noise": 1.0, "clip": 2.0, "groups": 1, "quantile": None, "source": zero, **keys}
+    given = {"noise": Noise(1.0, zero), "clip": 2.0, "groups": 1, "quantile": None, **keys}
     return noisy_groups(spy, fresh, **given)(SERVER, updates, 5)  # type: ignore[arg-type]
 
 
@@ -79,8 +81,8 @@ def test_a_client_moves_the_sum_by_the_clip_at_the_most(values: list[list[float]
 def test_the_noise_on_weights_has_the_planned_deviation() -> None:
     server = ServerState(0, {"m": {"w": torch.zeros(20_000)}})
     updates = [Update(f"c{k}", "m", 1, {"w": torch.zeros(20_000)}, 1) for k in range(5)]
-    given = {"noise": 3.0, "clip": 0.5, "groups": 1, "quantile": None, "source": Counted()}
-    after = noisy_groups(fedavg(uniform_average), fresh, **given)(server, updates, 0).server.models["m"]["w"]  # type: ignore[arg-type]
+    fuse = noisy_groups(fedavg(uniform_average), fresh, noise=Noise(3.0, Counted()), clip=0.5, groups=1, quantile=None)
+    after = fuse(server, updates, 0).server.models["m"]["w"]
     assert float(after.std()) == pytest.approx(3.0 * 0.5 / 5, rel=0.03)
 
 
@@ -106,7 +108,7 @@ def test_an_adaptive_clip_goes_to_the_quantile_and_costs_the_same() -> None:
             for k, size in enumerate(sizes)
         ]
         one = noisy_groups(
-            fedavg(uniform_average), fresh, noise=1.0, clip=0.2, groups=1, quantile=0.5, source=Counted()
+            fedavg(uniform_average), fresh, noise=Noise(1.0, Counted()), clip=0.2, groups=1, quantile=0.5
         )(server, updates, 1)
         server = one.server
         clips.append(float(one.notes["clip"]))
@@ -135,7 +137,8 @@ def answers_of(tables: Tensor, noise: float, source: Callable[[int], bytes] = sy
         released.append(make())
         return released[0]
 
-    taught = noisy_answers(ensemble_of(tables), release, noise=noise, source=source)(updates, 0, {})
+    draw = partial(noisy_answers, noise=Noise(noise, source))
+    taught = noisy_targets(ensemble_of(tables), release, draw)(updates, 0, {})
     assert taught.ensemble is None
     assert isinstance(taught.targets, CachedTargets)
     assert torch.allclose(taught.targets.probabilities.sum(dim=1), torch.ones(tables.shape[1]), atol=1e-5)
@@ -176,9 +179,9 @@ def test_the_projection_is_the_nearest_point_of_the_simplex(row: list[float]) ->
 
 def voted(counts: Tensor, clients: int, source: Callable[[int], bytes], **keys: float) -> Tensor:
     updates = [client(k, 0.0, 0.0) for k in range(clients)]
-    given = {"noise": 1.0, "threshold": 0.6, "answered": 5, "source": source, **keys}
+    noise, given = Noise(keys.pop("noise", 1.0), source), {"threshold": 0.6, "answered": 5, **keys}
     inner = lambda updates, seed, past: EnsembleTargets(CachedTargets(counts / clients), None, {})  # noqa: E731
-    taught = noisy_votes(inner, fresh, **given)(updates, 0, {})  # type: ignore[arg-type]
+    taught = noisy_targets(inner, fresh, partial(noisy_votes, noise=noise, **given))(updates, 0, {})
     assert isinstance(taught.targets, CachedTargets)
     return taught.targets.probabilities
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from feddf.config import LocalConfig
 from feddf.models.small import CNN, MLP
 from feddf.outputs import classes
 from feddf.privacy.dpsgd import CHUNK, clipped_sum, dp_sgd, record_gradients, refuse_batchnorm
-from feddf.privacy.noise import Source, system
+from feddf.privacy.noise import Noise, Source, system
 from feddf.states import init_state
 from feddf.types import Client, Job, Prototype, Steps, Training
 
@@ -79,7 +80,7 @@ def begun(
 ) -> Steps:
     job = Job(Client("a", "m", torch.arange(40)), 1, {}, 3)
     training = Training(job, Prototype("m", lambda: model), torch.zeros(40), classes(3), "sgd", 1, 1.0)
-    return dp_sgd(noise=noise, clip=clip, sampling=sampling, batch_size=10, source=source)(model, training)
+    return dp_sgd(model, training, noise=Noise(noise, source), clip=clip, sampling=sampling, batch_size=10)
 
 
 def stepped(model: nn.Module, steps: Steps, n: int = 40) -> Tensor:
@@ -141,7 +142,7 @@ def test_a_sample_without_records_is_noise_alone() -> None:
 def reply(source: Source, epochs: int = 2, n: int = 40) -> Tensor:
     prototype = Prototype("m", MODELS["mlp"])
     job = Job(Client("a", "m", torch.arange(n)), 1, init_state(prototype, 0), 3)
-    private = dp_sgd(noise=0.5, clip=1.0, sampling=0.25, batch_size=10, source=source)
+    private = partial(dp_sgd, noise=Noise(0.5, source), clip=1.0, sampling=0.25, batch_size=10)
     local = LocalConfig(epochs=epochs, batch_size=8, lr=0.05)
     sent = local_update(
         job, prototypes={"m": prototype}, train=stripes(120, 1), local=local, half=combine_halves([private])
@@ -170,7 +171,7 @@ class Counting(nn.Module):
 def test_buffers_are_sent_as_they_were_received() -> None:
     prototype = Prototype("m", Counting)
     job = Job(Client("a", "m", torch.arange(40)), 1, init_state(prototype, 0), 3)
-    private = dp_sgd(noise=0.5, clip=1.0, sampling=0.25, batch_size=10)
+    private = partial(dp_sgd, noise=Noise(0.5), clip=1.0, sampling=0.25, batch_size=10)
     local = LocalConfig(epochs=1, lr=0.05)
     sent = local_update(job, prototypes={"m": prototype}, train=stripes(120, 1), local=local, half=private)
     assert float(sent.state["seen"]) == 0.0

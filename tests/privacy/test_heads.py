@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sources import Counted
 
 from feddf.privacy.heads import BIAS, TOLERANCE, extended, private_heads, sensitivity, solve_heads
-from feddf.privacy.noise import system
+from feddf.privacy.noise import Noise
 
 
 def sphere(n: int, d: int, seed: int) -> torch.Tensor:
@@ -118,8 +118,8 @@ def test_to_replace_a_record_moves_a_head_by_twice_the_sensitivity_at_the_most(c
 
 def test_noise_is_of_the_sensitivity_and_heads_are_for_the_features_as_they_are() -> None:
     inputs, labels = 4 * sphere(40, 30, 1)[None], (torch.arange(40) % 10)[None]
-    exact = private_heads(inputs, labels, 10, noise=0.0, clip=4.0, regularization=2.0, source=system)
-    drawn = private_heads(inputs, labels, 10, noise=3.0, clip=4.0, regularization=2.0, source=Counted())
+    exact = private_heads(inputs, labels, 10, noise=Noise(0.0), clip=4.0, regularization=2.0)
+    drawn = private_heads(inputs, labels, 10, noise=Noise(3.0, Counted()), clip=4.0, regularization=2.0)
     spread = float((drawn[0] - exact[0]).std()) * 4 / sqrt(1 - BIAS**2)
     assert spread == pytest.approx(3.0 * sensitivity(2.0), rel=0.1)
     heads = solve_heads(extended(inputs, 4.0), labels, 10, 2.0)

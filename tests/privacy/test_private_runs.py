@@ -196,7 +196,7 @@ def test_augmentation_and_dropout_follow_from_no_seed() -> None:
         return Reply(job.id, "linear", 1, {}, 7, {"train_loss": 1.0})
 
     for _ in range(2):
-        told = parts.privacy.local(train, parts.experiment, parts.task.train)(job)  # type: ignore[union-attr]
+        told = parts.privacy.local(train, parts.task.train)(job)  # type: ignore[union-attr]
         assert (told.n_examples, told.metrics) == (1, {})
     assert len({job.seed, *seen}) == 3
 

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from feddf.config.privacy import PrivacyConfig
 from feddf.privacy.accountant import Mechanism, PrivacyError
 from feddf.privacy.plan import Plan
 from feddf.privacy.releases import LEDGER, LedgerSpool, Releases, planned_noise, read_ledger
 from feddf.runs.spool import DiskSpool
 from feddf.types import Client, Failure, Job, State, Update
 
-PLAN = Plan("client", "weights", Mechanism(2.0), 5, 1e-5)
+PLAN = Plan(PrivacyConfig(level="client"), Mechanism(2.0), 5)
 
 
 def opened(folder: Path, told: int = 0) -> Releases:
@@ -149,7 +150,7 @@ def test_updates_are_written_down_before_they_are_used_and_nobody_trains_twice(t
 
 
 def test_what_is_spent_is_by_client() -> None:
-    releases = Releases(replace(PLAN, level="record"))
+    releases = Releases(replace(PLAN, privacy=PrivacyConfig(level="record")))
     for number, names in ((1, "ab"), (2, "bc"), (3, "b")):
         for name in names:
             releases.write_down(number, name, "digest")

@@ -352,7 +352,7 @@ PRIVATE_PLACES = {
     ("record", "between store and ledger"): ("feddf.privacy.releases.Releases", "write_down", 5, "before"),
     ("record", "after the ledger's line"): ("feddf.privacy.releases.Releases", "write_down", 5, "after"),
     ("record", "between log line and checkpoint"): ("feddf.runs.store.RunFolder", "append", 2, "after"),
-    ("client", "before the noise"): ("feddf.privacy.clients", "normal", 3, "before"),
+    ("client", "before the noise"): ("feddf.privacy.noise", "normal", 3, "before"),
     ("client", "between store and ledger"): ("feddf.privacy.releases.Releases", "write_down", 2, "before"),
     ("client", "after the ledger's line"): ("feddf.privacy.releases.Releases", "write_down", 2, "after"),
     ("client", "while students learn"): ("feddf.fusion.ensemble.CachedTargets", "__call__", STEPS + 10, "before"),

@@ -42,17 +42,19 @@ def audit(
             "privacy.level", "client", "single clients' answers are not protected; it must be 'record'"
         )
     plan = make_plan(privacy, experiment.rounds, experiment.local.epochs)
-    attacks = {"canaries": canary_scores(plan, privacy, experiment.local.epochs, canaries, scale)}
+    attacks = {"canaries": canary_scores(plan, canaries, scale)}
     found = lower_bounds(plan, *attacks["canaries"])
     if clients:
-        noise = max(plan.noise * scale, 0.03 * sqrt(plan.a_round.times * plan.rounds))  # less would cost no finite ε
+        noise = max(
+            plan.a_round.noise * scale, 0.03 * sqrt(plan.a_round.times * plan.rounds)
+        )  # less would cost no finite ε
         parts = build(with_values(experiment, {"privacy.noise": noise, "privacy.epsilon": MOST_EPSILON}))
         task, (name, prototype) = parts.task, next(iter(parts.prototypes.items()))
         if task.pool is None:
             raise ConfigError.at("pool.sources", [], "clients answer a pool; set it, for instance to ['train']")
         given = parts.train, prototype, parts.server.models[name], task.train, task.pool
         attacks["membership from answers"] = membership(*given, clients, len(task.train) // len(task.shards))
-        found["lower bound by answers"] = least_epsilon(*attacks["membership from answers"], plan.delta)
+        found["lower bound by answers"] = least_epsilon(*attacks["membership from answers"], privacy.delta)
     curves = {name: roc(*one) for name, one in attacks.items()}
     found |= {f"AUC of {name}": float(torch.trapezoid(true, false)) for name, (false, true) in curves.items()}
     if picture:

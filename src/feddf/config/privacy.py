@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from feddf.config.keys import flat
 from feddf.config.sections import Section, method_key
@@ -11,8 +11,14 @@ from feddf.config.sections import Section, method_key
 if TYPE_CHECKING:
     from feddf.config.experiment import Experiment, Mistake
 
-MECHANISMS = {"record": ("dp-sgd", "heads"), "client": ("weights", "answers", "votes")}
-"""How each level is protected; the first is what 'auto' stands for."""
+MECHANISMS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "dp-sgd": ("record", ("clip", "sampling")),
+    "heads": ("record", ("clip", "regularization")),
+    "weights": ("client", ("clip", "groups", "quantile")),
+    "answers": ("client", ()),
+    "votes": ("client", ("threshold", "answered")),
+}
+"""The level that each protects, and the keys that it looks at; a level's first is what 'auto' stands for."""
 
 
 class PrivacyConfig(Section):
@@ -36,7 +42,16 @@ class PrivacyConfig(Section):
     @property
     def chosen(self) -> str:
         """The mechanism that 'auto' stands for, or the one that is named."""
-        return self.mechanism if self.mechanism != "auto" else MECHANISMS.get(self.level, ("none",))[0]
+        return self.mechanism if self.mechanism != "auto" else _mechanisms(self.level)[0]
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The keys that the mechanism looks at, with their values."""
+        return {name: getattr(self, name) for name in MECHANISMS[self.chosen][1]}
+
+
+def _mechanisms(level: str) -> list[str]:
+    return [name for name, (protected, _) in MECHANISMS.items() if protected == level]
 
 
 _ALWAYS = {"fusion.exchange": "weights", "fusion.parts": (), "local.binary": "none", "attack.kind": "none"}
@@ -57,11 +72,10 @@ _ANSWERS = {**_START, **_SUM, "ensemble.ema": 0.0, "ensemble.swag_samples": 0}
 def privacy_mistakes(experiment: Experiment) -> Iterator[Mistake]:
     """Yield what privacy rules out: whatever leaves a client, or looks at one, without being accounted for."""
     privacy, values = experiment.privacy, flat(experiment.model_dump())
-    level, mechanism = privacy.level, privacy.chosen
-    if level == "none":
+    if (level := privacy.level) == "none":
         return
+    mechanism, allowed = privacy.chosen, _mechanisms(level)
     yield privacy.epsilon is None, "privacy.epsilon", "say how much may be spent, for instance 8"
-    allowed = MECHANISMS[level]
     yield mechanism not in allowed, "privacy.mechanism", f"at {level} level it must be {' or '.join(allowed)}"
     yield values["fusion.method"] not in ("fedavg", "feddf"), "fusion.method", "with privacy it is fedavg or feddf"
     for name in ("fusion.aggregation", "ensemble.weights"):

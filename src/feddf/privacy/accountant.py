@@ -8,12 +8,11 @@ has a closed form; with secret Poisson sampling of records it is computed from p
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, erfc, exp, floor, inf, isinf, log10, sqrt
-from typing import Any, Literal
+from typing import Any
 
 from feddf.config.errors import FeddfError
 
@@ -58,8 +57,8 @@ def _cdf(x: float) -> float:
     return 0.5 * erfc(-x / sqrt(2))
 
 
-def epsilon_of(mechanism: Mechanism, delta: float, accountant: Literal["pld", "rdp"] = "pld") -> float:
-    """Return the ε that a mechanism spends at a δ; by Rényi's divergence ('rdp') it is an upper bound.
+def epsilon_of(mechanism: Mechanism, delta: float) -> float:
+    """Return the ε that a mechanism spends at a δ.
 
     >>> round(epsilon_of(Mechanism(1.0), 1e-5), 3)
     4.377
@@ -68,8 +67,8 @@ def epsilon_of(mechanism: Mechanism, delta: float, accountant: Literal["pld", "r
         return inf
     if mechanism.times == 0 or isinf(mechanism.noise):
         return 0.0
-    if mechanism.sampling < 1 or accountant == "rdp":
-        return _composed_epsilon(mechanism, delta, accountant)
+    if mechanism.sampling < 1:
+        return float(_sampled(mechanism).get_epsilon(delta))
     noise = mechanism.noise / sqrt(mechanism.times)  # the composition of Gaussian mechanisms is one
     if gaussian_delta(0.0, noise) <= delta:
         return 0.0
@@ -79,28 +78,21 @@ def epsilon_of(mechanism: Mechanism, delta: float, accountant: Literal["pld", "r
 
 
 @lru_cache(maxsize=256)
-def _composed_epsilon(mechanism: Mechanism, delta: float, accountant: str) -> float:
-    return float(_composed(mechanism, accountant).get_epsilon(delta))
-
-
-def _composed(mechanism: Mechanism, accountant: str = "pld") -> Any:
-    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of each fractional order
+def _sampled(mechanism: Mechanism) -> Any:
+    """Return the library's accountant of a mechanism that samples."""
     try:
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
         from dp_accounting.pld import PLDAccountant
-        from dp_accounting.rdp import RdpAccountant
     except ImportError as error:
         raise PrivacyError("sampled batches need dp-accounting: pip install 'feddf[privacy]'") from error
-    event = GaussianDpEvent(mechanism.noise)
-    event = PoissonSampledDpEvent(mechanism.sampling, event) if mechanism.sampling < 1 else event
-    return (PLDAccountant() if accountant == "pld" else RdpAccountant()).compose(event, mechanism.times)
+    event = PoissonSampledDpEvent(mechanism.sampling, GaussianDpEvent(mechanism.noise))
+    return PLDAccountant().compose(event, mechanism.times)
 
 
-@lru_cache(maxsize=256)
 def advantage_of(mechanism: Mechanism) -> float:
     """Return the δ at ε = 0: how much more often than by chance, times two, the best guess of who is in is right."""
     if mechanism.sampling < 1:
-        return float(_composed(mechanism).get_delta(0.0))
+        return float(_sampled(mechanism).get_delta(0.0))
     return gaussian_delta(0.0, mechanism.noise / sqrt(mechanism.times))
 
 
@@ -113,21 +105,15 @@ def noise_for(epsilon: float, delta: float, times: int = 1, sampling: float = 1.
     if isinf(epsilon):
         return 0.0
 
-    def enough(noise: float, accountant: Literal["pld", "rdp"]) -> bool:
-        return epsilon_of(Mechanism(noise, times, sampling), delta, accountant) <= epsilon
+    def spent(noise: float) -> float:
+        return epsilon_of(Mechanism(noise, times, sampling), delta)
 
-    quick: Literal["pld", "rdp"] = "rdp" if sampling < 1 else "pld"  # quicker, and an upper bound
-    high = 1.0
-    while not enough(high, quick):
-        high *= 2
-        if high > MOST_NOISE:
-            raise PrivacyError(
-                f"privacy.epsilon = {epsilon:g}: {times} releases at δ = {delta:g} cannot meet it with useful noise; "
-                "plan fewer rounds or epochs, or a larger ε"
-            )
-    high = least(lambda noise: enough(noise, quick), high / 2 if high > 1 else 0.01, high, 1e-3)
-    low = next(share * high for share in (0.8, 0.5, 0.01) if not enough(share * high, "pld"))
-    found = least(lambda noise: enough(noise, "pld"), low, high, 2e-4)
+    if spent(MOST_NOISE) > epsilon:
+        raise PrivacyError(
+            f"privacy.epsilon = {epsilon:g}: {times} releases at δ = {delta:g} cannot meet it with useful noise; "
+            "plan fewer rounds or epochs, or a larger ε"
+        )
+    found = least(lambda noise: spent(noise) <= epsilon, 0.01, MOST_NOISE, 2e-4)
     step = 10.0 ** (floor(log10(found)) - 3)
     return float(f"{ceil(found / step) * step:.4g}")
 

@@ -8,7 +8,6 @@ is; and, canaries being independent trials of it, for the mechanism that is clai
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import ceil, exp, inf, sqrt
@@ -20,17 +19,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from feddf.client import local_update
-from feddf.config.privacy import PrivacyConfig
 from feddf.config.sections import LocalConfig
 from feddf.fusion.average import fedavg, uniform_average
-from feddf.fusion.ensemble import CachedTargets, EnsembleTargets, MakeTargets
 from feddf.models.small import Linear
 from feddf.outputs import classes
 from feddf.privacy.accountant import Mechanism, advantage_of, epsilon_of, least
 from feddf.privacy.clients import noisy_answers, noisy_groups, noisy_votes
-from feddf.privacy.dpsgd import dp_sgd
+from feddf.privacy.dpsgd import dp_sgd, steps_of_epoch
 from feddf.privacy.heads import BIAS, extended, released, solve_heads
-from feddf.privacy.noise import Source, coins, system
+from feddf.privacy.noise import Noise, Source, coins, system
 from feddf.privacy.plan import Plan
 from feddf.types import Client, Examples, Inputs, Job, Prototype, ServerState, State, Update
 
@@ -85,110 +82,89 @@ def most_noise(scores: Tensor, included: Tensor, mechanism: Mechanism) -> float:
     return noise if refuted(noise) else inf
 
 
-def canary_scores(
-    plan: Plan, privacy: PrivacyConfig, epochs: int, m: int, scale: float = 1.0, source: Source = system
-) -> tuple[Tensor, Tensor]:
+def canary_scores(plan: Plan, m: int, scale: float = 1.0, source: Source = system) -> tuple[Tensor, Tensor]:
     """Return the scores of m canaries, and which were in, after all planned rounds with ``scale`` times the noise."""
-    included, noise = coins(m, 0.5, source), plan.noise * scale
-    run: Callable[[Tensor], Tensor] = {
-        "dp-sgd": partial(_records, noise=noise, rounds=plan.rounds, privacy=privacy, epochs=epochs, source=source),
-        "heads": partial(_heads, noise=noise, privacy=privacy, source=source),
-        "weights": partial(_clients, noise=noise, rounds=plan.rounds, privacy=privacy, source=source),
-        "answers": partial(_answers, noise=noise, rounds=plan.rounds, source=source),
-        "votes": partial(_votes, noise=noise, rounds=plan.rounds, privacy=privacy, source=source),
-    }[plan.on]
-    return torch.cat([run(some) for some in included.split(RUN)]), included
+    included = coins(m, 0.5, source)
+    noise = Noise(plan.a_round.noise * scale, source)
+    score = {"dp-sgd": _records, "heads": _heads, "weights": _clients, "answers": _answers, "votes": _votes}[plan.on]
+    return torch.cat([score(some, plan, noise) for some in included.split(RUN)]), included
 
 
-def _records(
-    there: Tensor, *, noise: float, rounds: int, privacy: PrivacyConfig, epochs: int, source: Source
-) -> Tensor:
+def _records(there: Tensor, plan: Plan, noise: Noise) -> Tensor:
     """Records with an input of their own each, in the training of a client that has no others."""
-    m, labels = len(there), torch.arange(len(there)) % CLASSES
+    m, labels, privacy = len(there), torch.arange(len(there)) % CLASSES, plan.privacy
     inputs = Inputs(torch.arange(m), lambda rows: 100.0 * F.one_hot(rows, m).float())  # far beyond the clip
     canaries = Examples(inputs, labels, classes(CLASSES))
     prototype = Prototype("linear", lambda: Linear((m,), CLASSES))
-    state = {key: torch.zeros_like(value) for key, value in prototype.build().state_dict().items()}
-    half = dp_sgd(noise=noise, clip=privacy.clip, sampling=privacy.sampling, batch_size=1, source=source)
+    state: State = {key: torch.zeros_like(value) for key, value in prototype.build().state_dict().items()}
+    half = partial(dp_sgd, noise=noise, batch_size=1, **privacy.given)
     client = Client("canaries", "linear", there.nonzero().flatten())
-    given: Any = {"prototypes": {"linear": prototype}, "train": canaries, "half": half}
-    for number in range(rounds):
-        job = Job(client, number + 1, state, 0)
-        state = dict(local_update(job, local=LocalConfig(epochs=epochs, lr=1e-9 / privacy.clip), **given).state)
+    local = LocalConfig(epochs=plan.a_round.times // steps_of_epoch(privacy.sampling), lr=1e-9 / privacy.clip)
+    for number in range(plan.rounds):
+        job, prototypes = Job(client, number + 1, state, 0), {"linear": prototype}
+        state = local_update(job, prototypes=prototypes, train=canaries, local=local, half=half).state
     weight = next(value for key, value in state.items() if key.endswith("weight"))
     return weight.gather(0, labels[None])[0] - weight.mean(dim=0)
 
 
-def _heads(included: Tensor, *, noise: float, privacy: PrivacyConfig, source: Source) -> Tensor:
+def _heads(included: Tensor, plan: Plan, noise: Noise) -> Tensor:
     """A record that is surely taken for another class, where no other record holds the head back; a client each.
 
     Records of both classes lie so close together that the head between them is steep. Far off on that way, at the
     canary, probabilities are 0 and 1: the gradient's norm is √2, and from Λ = 1 on the head moves by 94 % of the
     sensitivity (86 % at Λ = 0.1).
     """
-    n, clip = ceil(200 * privacy.regularization) + 100, privacy.clip
+    clip, regularization = plan.privacy.clip, plan.privacy.regularization
+    n = ceil(200 * regularization) + 100
     features = clip * torch.tensor([[0.0, 1.0]] * n + [[0.02, 1.0]] * n + [[1.0, 0.0]]).expand(2, -1, -1)
     labels = torch.tensor([[1] * n + [0] * n + [-1], [1] * n + [0] * n + [1]])
-    solved = solve_heads(extended(features, clip), labels, 2, privacy.regularization)
-    given: Any = {"clip": clip, "regularization": privacy.regularization, "source": source}
+    solved = solve_heads(extended(features, clip), labels, 2, regularization)
 
-    def drawn(heads: Tensor, noise: float) -> Tensor:
-        weight, bias = released(heads, noise=noise, **given)
+    def drawn(heads: Tensor, noise: Noise) -> Tensor:
+        weight, bias = released(heads, noise, clip, regularization)
         return torch.cat([weight * clip / sqrt(1 - BIAS**2), bias.unsqueeze(-1) / BIAS], dim=-1).flatten(1)
 
-    without, with_it = drawn(solved, 0.0)
+    without, with_it = drawn(solved, Noise(0.0))
     scores: Tensor = (drawn(solved[included.long()], noise) - without) @ (with_it - without)
     return scores
 
 
-def _clients(included: Tensor, *, noise: float, rounds: int, privacy: PrivacyConfig, source: Source) -> Tensor:
+def _clients(included: Tensor, plan: Plan, noise: Noise) -> Tensor:
     """Clients that change a weight of their own each, by more than the clip."""
-    m, server = len(included), ServerState(0, {"m": {"w": torch.zeros(len(included))}})
-    given: Any = {"clip": privacy.clip, "groups": privacy.groups, "quantile": privacy.quantile, "source": source}
-    fuse = noisy_groups(fedavg(uniform_average), lambda number, what, make: make(), noise=noise, **given)
+    privacy, server = plan.privacy, ServerState(0, {"m": {"w": torch.zeros(len(included))}})
+    given: Any = {"noise": noise, **privacy.given}
+    fuse = noisy_groups(fedavg(uniform_average), lambda number, what, make: make(), **given)
     changes = 10 * privacy.clip * torch.diag(included.float())
-    for number in range(1, rounds + 1):
+    for number in range(1, plan.rounds + 1):
         rows = server.models["m"]["w"] + changes
-        server = fuse(server, [Update(str(k), "m", number, {"w": rows[k]}, 1) for k in range(m)], 0).server
+        server = fuse(server, [Update(str(k), "m", number, {"w": row}, 1) for k, row in enumerate(rows)], 0).server
     return server.models["m"]["w"]
 
 
-def _answers(included: Tensor, *, noise: float, rounds: int, source: Source) -> Tensor:
+def _answers(included: Tensor, plan: Plan, noise: Noise) -> Tensor:
     """Clients that answer two inputs with a class of their own each, or say nothing."""
-    mean, make = included.double().expand(2, -1) / len(included), partial(noisy_answers, noise=noise, source=source)
-    return torch.stack([_told(make, mean, len(included))["answers"].mean(dim=0) for _ in range(rounds)]).sum(dim=0)
+    m, mean = len(included), included.double().expand(2, -1) / len(included)
+    return torch.stack([noisy_answers(mean, m, noise=noise) for _ in range(plan.rounds)]).mean(dim=(0, 1))
 
 
-def _votes(included: Tensor, *, noise: float, rounds: int, privacy: PrivacyConfig, source: Source) -> Tensor:
+def _votes(included: Tensor, plan: Plan, noise: Noise) -> Tensor:
     """A client that votes for class 0, or not at all; a run each. Its score is the log-likelihood, to first order."""
     half = INPUTS // 2
-    make = partial(noisy_votes, noise=noise, threshold=privacy.threshold, answered=half, source=source)
+    given: Any = {"noise": noise, **plan.privacy.given, "answered": half}
 
     def score(there: Tensor) -> float:
-        labels = _told(make, there * F.one_hot(torch.zeros(INPUTS).long(), CLASSES).double(), 1)["labels"]
-        clear = (labels >= 0).nonzero().flatten()
+        votes = there * F.one_hot(torch.zeros(INPUTS).long(), CLASSES).double()
+        told = noisy_votes(votes, 1, **given)
+        clear = told.any(dim=1).nonzero().flatten()
         tested = int(clear[-1]) + 1 if len(clear) == half else INPUTS  # after the last answer nothing is told of tests
-        return len(clear) - tested / 2 + 1.2 * (int((labels == 0).sum()) - len(clear) / CLASSES)
+        return len(clear) - tested / 2 + 1.2 * (float(told[:, 0].sum()) - len(clear) / CLASSES)
 
-    return torch.tensor([sum(score(there) for _ in range(rounds)) for there in included], dtype=torch.float64)
-
-
-def _told(make: Callable[..., MakeTargets], mean: Tensor, clients: int) -> State:
-    """Return what is released where so many clients' mean answer is given."""
-    told: dict[str, Tensor] = {}
-
-    def once(number: int, what: str, draw: Callable[[], State]) -> State:
-        told.update(draw())
-        return told
-
-    given = EnsembleTargets(CachedTargets(mean), None, {})
-    make(lambda updates, seed, past: given, once)([Update("", "m", 1, {}, 1)] * clients, 0, {})
-    return told
+    return torch.tensor([sum(score(there) for _ in range(plan.rounds)) for there in included], dtype=torch.float64)
 
 
 def lower_bounds(plan: Plan, scores: Tensor, included: Tensor) -> dict[str, float]:
     """Return what a plan claims, and what canaries refute of it."""
     mechanism = plan.a_round.repeated(plan.rounds)
-    of_kind = epsilon_of(replace(mechanism, noise=most_noise(scores, included, mechanism)), plan.delta)
-    refuted = {"lower bound": least_epsilon(scores, included, plan.delta), "bound for this mechanism": of_kind}
+    of_kind = epsilon_of(replace(mechanism, noise=most_noise(scores, included, mechanism)), plan.privacy.delta)
+    refuted = {"lower bound": least_epsilon(scores, included, plan.privacy.delta), "bound for this mechanism": of_kind}
     return {"claimed": plan.spent(plan.rounds), **refuted, "canaries": len(scores)}

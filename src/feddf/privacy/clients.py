@@ -18,7 +18,7 @@ from feddf.fusion.ensemble import CachedTargets, EnsembleTargets, MakeTargets, M
 from feddf.fusion.groups import deal
 from feddf.outputs import Outputs
 from feddf.privacy.accountant import PrivacyError
-from feddf.privacy.noise import Source, normal
+from feddf.privacy.noise import Noise, normal
 from feddf.scores import CHANNELS
 from feddf.types import Fused, Fusion, ServerState, State, Update, WeightedLogits
 
@@ -34,7 +34,7 @@ SINGLE = "single clients are not shown at client level"
 
 
 def noisy_groups(
-    inner: Fusion, release: Release, *, noise: float, clip: float, groups: int, quantile: float | None, source: Source
+    inner: Fusion, release: Release, *, noise: Noise, clip: float, groups: int, quantile: float | None
 ) -> Fusion:
     """Return DP-FedAvg (McMahan et al. 2018) around any fusion, which gets noisy averages of groups as its updates.
 
@@ -53,7 +53,7 @@ def noisy_groups(
         spread = len(updates) / 20  # of the noise on the number of changes within the clip
 
         def make() -> State:
-            on_changes = split_noise(noise, spread) if quantile is not None else noise
+            on_changes = noise if quantile is None else replace(noise, multiplier=split_noise(noise.multiplier, spread))
             found: dict[str, Tensor] = {}
             within = 0.0
             for name, members in dealt.items():
@@ -61,10 +61,10 @@ def noisy_groups(
                 total, small = clipped_changes(before, members, bound)
                 within += small - len(members) / 2
                 for key, value in total.items():
-                    noisy = value + on_changes * bound * normal(value.shape, source)
+                    noisy = value + on_changes(value.shape, bound)
                     found[f"{name} {key}"] = (before[key].double() + noisy / len(members)).to(before[key].dtype)
             if quantile is not None:
-                found[CLIP] = (within + spread * normal((), source)) / len(updates) + 0.5
+                found[CLIP] = (within + spread * normal((), noise.source)) / len(updates) + 0.5
             return found
 
         released = release(server.round + 1, "weights", make)
@@ -109,54 +109,48 @@ def _average(name: str, members: Sequence[Update], server: ServerState, released
 # Answers and votes
 
 
-def noisy_answers(inner: MakeTargets, release: Release, *, noise: float, source: Source) -> MakeTargets:
-    """Return targets from the noisy mean of the teachers' probabilities, projected onto the simplex.
+def noisy_targets(inner: MakeTargets, release: Release, add_noise: Callable[[Tensor, int], Tensor]) -> MakeTargets:
+    """Return targets that are the mean of so many teachers' answers, or votes, with noise, as probabilities.
 
-    A teacher's answer to an input has norm 1 at the most, and those to all n inputs of the pool √n: that is the
-    sensitivity of the sum. The projection and the student are post-processing.
+    To project them onto the simplex, and to train students, is post-processing. An input whose votes were not clear has
+    a target of zeros, from which nothing is learned.
     """
 
     def ask(updates: Sequence[Update], seed: int, past: Memory) -> EnsembleTargets:
         def make() -> State:
-            mean: Tensor = inner(updates, seed, past).targets.probabilities.double()  # type: ignore[attr-defined]
-            return {"answers": mean + noise * sqrt(len(mean)) / len(updates) * normal(mean.shape, source)}
+            mean: Tensor = inner(updates, seed, past).targets.probabilities  # type: ignore[attr-defined]
+            return {"answers": add_noise(mean.double(), len(updates))}
 
         answers = release(updates[0].round, "answers", make)["answers"]
-        return EnsembleTargets(CachedTargets(on_simplex(answers).float()), None, {}, SINGLE)
+        targets = on_simplex(answers) * answers.any(dim=1, keepdim=True)
+        return EnsembleTargets(CachedTargets(targets.float()), None, {}, SINGLE)
 
     return ask
 
 
-def noisy_votes(
-    inner: MakeTargets, release: Release, *, noise: float, threshold: float, answered: int, source: Source
-) -> MakeTargets:
-    """Return targets by the confident GNMax of PATE (Papernot et al. 2018): noisy majorities where they are clear.
+def noisy_answers(mean: Tensor, clients: int, *, noise: Noise) -> Tensor:
+    """Return the mean of so many clients' probabilities with noise.
+
+    A client's answer to an input has norm 1 at the most, and those to all n inputs of the pool √n: that is the
+    sensitivity of the sum.
+    """
+    return mean + noise(mean.shape, sqrt(len(mean))) / clients
+
+
+def noisy_votes(mean: Tensor, clients: int, *, noise: Noise, threshold: float, answered: int) -> Tensor:
+    """Return majorities by the confident GNMax of PATE (Papernot et al. 2018), as one-hot rows: noisy, and if clear.
 
     An input is answered with argmax_c (n_c + N(0, σ₂²)) if max_c n_c + N(0, σ₁²) reaches the threshold's share of K
     votes, until A of n are answered. One vote moves the largest count, and the vector of counts, by 1 at the most: n
     tests with σ₁ = z √(2n) and A answers with σ₂ = z √(2A) cost what one Gaussian mechanism with noise z does. That is
-    the bound that holds for any votes; PATE's data-dependent one, which is lower where teachers agree, is not used. An
-    input without an answer has a target of zeros, from which nothing is learned.
+    the bound that holds for any votes; PATE's data-dependent one, which is lower where teachers agree, is not used.
     """
-
-    def ask(updates: Sequence[Update], seed: int, past: Memory) -> EnsembleTargets:
-        def make() -> State:
-            mean: Tensor = inner(updates, seed, past).targets.probabilities.double()  # type: ignore[attr-defined]
-            counts = mean * len(updates)
-            most = min(answered, len(counts))
-            tested = counts.max(dim=1).values + noise * sqrt(2 * len(counts)) * normal((len(counts),), source)
-            chosen = (tested >= threshold * len(updates)).nonzero().flatten()[:most]
-            heard = counts[chosen] + noise * sqrt(2 * most) * normal(counts[chosen].shape, source)
-            labels = torch.full((len(counts),), -1)
-            labels[chosen] = heard.argmax(dim=1)
-            return {"labels": labels, "classes": torch.tensor(counts.shape[1])}
-
-        released = release(updates[0].round, "votes", make)
-        labels = released["labels"]
-        targets = F.one_hot(labels.clamp(min=0), int(released["classes"])) * (labels >= 0).unsqueeze(1)
-        return EnsembleTargets(CachedTargets(targets.float()), None, {}, SINGLE)
-
-    return ask
+    counts = mean * clients
+    most = min(answered, len(counts))
+    tested = counts.max(dim=1).values + noise((len(counts),), sqrt(2 * len(counts)))
+    chosen = (tested >= threshold * clients).nonzero().flatten()[:most]
+    heard = counts[chosen] + noise(counts[chosen].shape, sqrt(2 * most))
+    return torch.zeros_like(counts).index_put((chosen, heard.argmax(dim=1)), torch.ones(()).to(counts))
 
 
 def votes(answers: Iterable[WeightedLogits], temperature: float, outputs: Outputs) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +11,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddf.client import trained_weights
-from feddf.privacy.noise import Source, coins, normal, system
-from feddf.types import ClientHalf, Steps, Training
+from feddf.privacy.noise import Noise, coins
+from feddf.types import Steps, Training
 
 CHUNK = 64  # records whose gradients are in memory at once
 
@@ -21,21 +20,17 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, labels) -> the loss of a batch."""
 
 
-def dp_sgd(*, noise: float, clip: float, sampling: float, batch_size: int, source: Source = system) -> ClientHalf:
-    """Return the client half of DP-SGD (Abadi et al. 2016), for SGD or Adam.
+def dp_sgd(
+    model: nn.Module, training: Training, *, noise: Noise, clip: float, sampling: float, batch_size: int
+) -> Steps:
+    """Begin the client half of DP-SGD (Abadi et al. 2016), for SGD or Adam.
 
     A step's gradient is (Σ_i g_i min(1, S/‖g_i‖) + N(0, (z S)²)) / B. Its records are a secret Poisson sample, each
     with probability q, and 1/q steps are an epoch: neither the number of steps nor the divisor depends on how many
     records a client has, so that they do not tell its n_k. A sample without records is noise alone. What follows from
-    the noisy gradients, the sent model above all, is post-processing. (z is ``noise``, S ``clip``, q ``sampling`` and B
+    the noisy gradients, the sent model above all, is post-processing. (S is ``clip``, q ``sampling`` and B
     ``batch_size``, best near q n_k.)
     """
-    return partial(_begin, noise=noise, clip=clip, sampling=sampling, batch_size=batch_size, source=source)
-
-
-def _begin(
-    model: nn.Module, training: Training, *, noise: float, clip: float, sampling: float, batch_size: int, source: Source
-) -> Steps:
     refuse_batchnorm(model)
     received = [buffer.clone() for buffer in model.buffers()]  # running statistics would be sent without noise
     sums: list[Tensor] = []
@@ -43,7 +38,7 @@ def _begin(
 
     def batches(indices: Tensor) -> Iterator[Tensor]:
         for _ in range(steps_of_epoch(sampling)):
-            chosen = indices[coins(len(indices), sampling, source)]
+            chosen = indices[coins(len(indices), sampling, noise.source)]
             drawn.append(len(chosen) > 0)
             yield chosen if len(chosen) else indices[:1]  # the one of an empty sample is not looked at
 
@@ -54,7 +49,7 @@ def _begin(
 
     def correct() -> None:
         for weight, total in zip(trained_weights(model), sums, strict=True):
-            weight.grad = (total + noise * clip * normal(total.shape, source).to(total)) / batch_size
+            weight.grad = (total + noise(total.shape, clip).to(total)) / batch_size
         for buffer, before in zip(model.buffers(), received, strict=True):
             buffer.copy_(before)
 

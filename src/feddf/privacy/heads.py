@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from feddf.config.privacy import PrivacyConfig
-from feddf.privacy.noise import Source, normal
+from feddf.privacy.noise import Noise
 from feddf.types import Examples, Job, Reply
 
 TOLERANCE = 1e-3  # the norm of the gradient at which a head counts as solved
@@ -70,31 +69,30 @@ def solve_heads(inputs: Tensor, labels: Tensor, channels: int, regularization: f
 
 
 def private_heads(
-    features: Tensor, labels: Tensor, channels: int, *, noise: float, clip: float, regularization: float, source: Source
+    features: Tensor, labels: Tensor, channels: int, *, noise: Noise, clip: float, regularization: float
 ) -> tuple[Tensor, Tensor]:
     """Return the noisy heads of K clients: weights (K × M × d) and biases (K × M) for the features as they are.
 
     Features (K × n × d) are cut to the norm ``clip``; labels are −1 where a client has fewer than n examples. The noise
     is z times the sensitivity (:func:`feddf.privacy.accountant.noise_for`).
     """
-    heads = solve_heads(extended(features, clip), labels, channels, regularization)
-    return released(heads, noise=noise, clip=clip, regularization=regularization, source=source)
+    return released(
+        solve_heads(extended(features, clip), labels, channels, regularization), noise, clip, regularization
+    )
 
 
-def released(
-    heads: Tensor, *, noise: float, clip: float, regularization: float, source: Source
-) -> tuple[Tensor, Tensor]:
+def released(heads: Tensor, noise: Noise, clip: float, regularization: float) -> tuple[Tensor, Tensor]:
     """Return solved heads with noise on them, as weights and biases for the features as they are."""
-    heads = heads + noise * sensitivity(regularization) * normal(heads.shape, source)
+    heads = heads + noise(heads.shape, sensitivity(regularization))
     return heads[..., :-1] * (sqrt(1 - BIAS**2) / clip), heads[..., -1] * BIAS
 
 
-def head_update(job: Job, *, train: Examples, privacy: PrivacyConfig, noise: float, source: Source) -> Reply:
+def head_update(job: Job, *, train: Examples, clip: float, regularization: float, noise: Noise) -> Reply:
     """Let a client solve for its head instead of training: the reply has the weights of a linear model."""
     indices = job.client.indices
     assert indices is not None, f"client {job.client.id} has no indices: its data are not here"
     features, labels = train.inputs.batch(indices).flatten(1)[None], train.labels[indices][None]
-    given = {"noise": noise, "clip": privacy.clip, "regularization": privacy.regularization}
-    weight, bias = private_heads(features, labels, train.n_classes, source=source, **given)
+    given = {"clip": clip, "regularization": regularization}
+    weight, bias = private_heads(features, labels, train.n_classes, noise=noise, **given)
     state = {key: (weight if key.endswith("weight") else bias)[0].to(old) for key, old in job.state.items()}
     return Reply(job.id, job.client.prototype, job.round, state, len(indices))

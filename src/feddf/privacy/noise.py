@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -35,6 +36,18 @@ def normal(shape: Sequence[int], source: Source = system) -> Tensor:
     u, v = uniform(2 * half, source).reshape(2, half)
     radius, angle = (-2 * u.log()).sqrt(), 2 * torch.pi * v
     return torch.cat([radius * angle.cos(), radius * angle.sin()])[:n].reshape(tuple(shape))
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Gaussian noise whose deviation is ``multiplier`` (z) times what it is to hide, and where its bytes are from."""
+
+    multiplier: float
+    source: Source = system
+
+    def __call__(self, shape: Sequence[int], sensitivity: float = 1.0) -> Tensor:
+        """Return noise that hides whatever moves a sum by the sensitivity at the most."""
+        return self.multiplier * sensitivity * normal(shape, self.source)
 
 
 def coins(n: int, probability: float, source: Source = system) -> Tensor:

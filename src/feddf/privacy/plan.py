@@ -29,26 +29,25 @@ ON = {
 class Plan:
     """What is released with which noise, how often, and what that spends; ``a_round`` is what one round uses."""
 
-    level: str
-    on: str
+    privacy: PrivacyConfig
     a_round: Mechanism
     rounds: int
-    delta: float
 
     @property
-    def noise(self) -> float:
-        """The noise multiplier z."""
-        return self.a_round.noise
+    def on(self) -> str:
+        """What has noise on it: the mechanism's name."""
+        return self.privacy.chosen
 
     def spent(self, rounds: int) -> float:
         """Return the ε after so many rounds in which one client's, or record's, data were used."""
-        return epsilon_of(self.a_round.repeated(rounds), self.delta)
+        return epsilon_of(self.a_round.repeated(rounds), self.privacy.delta)
 
     def __str__(self) -> str:
         """Return the plan in one line."""
-        promise = f"ε = {self.spent(self.rounds):.3g}, δ = {self.delta:g} after {self.rounds} rounds"
-        added = f"noise of {self.noise:g} × the clip on {ON[self.on]}"
-        return f"privacy at {self.level} level: {promise}, for {RELATION} of {UNITS[self.level]}; {added}"
+        level = self.privacy.level
+        promise = f"ε = {self.spent(self.rounds):.3g}, δ = {self.privacy.delta:g} after {self.rounds} rounds"
+        added = f"noise of {self.a_round.noise:g} × the clip on {ON[self.on]}"
+        return f"privacy at {level} level: {promise}, for {RELATION} of {UNITS[level]}; {added}"
 
 
 def make_plan(privacy: PrivacyConfig, rounds: int, epochs: int) -> Plan:
@@ -61,7 +60,7 @@ def make_plan(privacy: PrivacyConfig, rounds: int, epochs: int) -> Plan:
     times, sampling = (epochs * steps_of_epoch(privacy.sampling), privacy.sampling) if sampled else (1, 1.0)
     assert privacy.epsilon is not None, "a configuration with a level has an ε"
     noise = privacy.noise or noise_for(privacy.epsilon, privacy.delta, times * rounds, sampling)
-    plan = Plan(privacy.level, privacy.chosen, Mechanism(noise, times, sampling), rounds, privacy.delta)
+    plan = Plan(privacy, Mechanism(noise, times, sampling), rounds)
     if (cost := plan.spent(rounds)) > privacy.epsilon:
         accept = f"; {ceil(cost * 100) / 100:g} would accept that" if isfinite(cost) else ""
         costs = f"{rounds} rounds with noise {noise:g} cost ε = {cost:.4g}{accept}"
@@ -69,20 +68,21 @@ def make_plan(privacy: PrivacyConfig, rounds: int, epochs: int) -> Plan:
     return plan
 
 
-def refuse_absurd(plan: Plan, privacy: PrivacyConfig, clients: ClientsConfig, weights: int, pool: int) -> None:
+def refuse_absurd(plan: Plan, clients: ClientsConfig, weights: int, pool: int) -> None:
     """Raise :class:`ConfigError` where noise drowns all that a cohort could say, with the number that would do.
 
     The noise in the mean of K clients' changes has the norm z S √d √G / K for d weights and G groups, and no change is
     larger than S. In the mean of K answers to n inputs it has the deviation z √n / K a class, and no probability is
     above 1. Of A answers by vote it has the deviation z √(2A), and a majority of K leads by K at the most.
     """
-    if plan.level != "client":
+    privacy, noise = plan.privacy, plan.a_round.noise
+    if privacy.level != "client":
         return
     votes = 2 * sqrt(2 * min(pool, privacy.answered))
     size = {"weights": sqrt(weights * privacy.groups), "answers": sqrt(pool), "votes": votes}[plan.on]
-    needed = ceil(plan.noise * size)
+    needed = ceil(noise * size)
     if clients.cohort < needed:
-        said = f"noise of {plan.noise:g} × the clip on {ON[plan.on]} drowns the {clients.cohort} clients of a round"
+        said = f"noise of {noise:g} × the clip on {ON[plan.on]} drowns the {clients.cohort} clients of a round"
         other = "or use privacy.level = 'record'" if plan.on == "weights" else "or a smaller pool"
         allowed = f"{said}; at ε = {privacy.epsilon:g} a round needs {needed}, {other}"
         raise ConfigError.at("clients.total", clients.total, allowed)

@@ -42,7 +42,8 @@ class Releases:
     def open(self, folder: Path, told: int = 0) -> None:
         """Go on with the ledger in a run's folder, or begin one; ``told`` is how many lines its records speak of."""
         lines = read_ledger(folder)
-        plan = {**asdict(self.plan.a_round), "level": self.plan.level, "on": self.plan.on, "delta": self.plan.delta}
+        privacy = self.plan.privacy
+        plan = {**asdict(self.plan.a_round), "level": privacy.level, "on": privacy.chosen, "delta": privacy.delta}
         self._folder, self._chain = folder, lines[-1]["chain"] if lines else ""
         self._known = {(line["round"], line["what"]): line["sha256"] for line in lines[1:]}
         if not lines:

@@ -115,7 +115,7 @@ def build(experiment: Experiment, *, trust: bool = False, secrets: Source = syst
     local = partial(local_update, prototypes=fitted, train=task.train, local=experiment.local)
     train: LocalTrain = partial(local, half=half, augment=cropped, execution=of_clients(experiment.run))
     if private:
-        train = private.local(train, experiment, task.train)
+        train = private.local(train, task.train)
     server = ServerState(0, models)
     warned = () if private else _warnings(task)  # they tell what clients hold
     parts = Parts(experiment, task, fitted, federation, server, train, method, engine, warned, None, private)

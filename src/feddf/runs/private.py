@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,10 @@ from typing import Any
 
 from feddf.config import ConfigError, Experiment, Record, with_values
 from feddf.fusion import feddf as algorithm
-from feddf.fusion.ensemble import MakeTargets
-from feddf.privacy.clients import noisy_answers, noisy_groups, noisy_votes
+from feddf.privacy.clients import noisy_answers, noisy_groups, noisy_targets, noisy_votes
 from feddf.privacy.dpsgd import dp_sgd, refuse_batchnorm
 from feddf.privacy.heads import head_update
-from feddf.privacy.noise import Source
+from feddf.privacy.noise import Noise, Source
 from feddf.privacy.plan import RELATION, Plan, make_plan, refuse_absurd
 from feddf.privacy.releases import LedgerSpool, Releases, planned_noise
 from feddf.rounds import Spool
@@ -28,48 +27,43 @@ class Private:
 
     plan: Plan
     releases: Releases
-    source: Source
+    noise: Noise
 
     def protect(self, method: Method, experiment: Experiment, resources: Resources, engine: Engine) -> Method:
         """Return the method with noise in its place. n_k is withheld: all clients count alike."""
-        privacy, noise, source, once = experiment.privacy, self.plan.noise, self.source, self.releases.once
-        half, fuse = None, method.fuse
-        if self.plan.on == "dp-sgd":
-            batch = experiment.local.batch_size
-            half = dp_sgd(noise=noise, clip=privacy.clip, sampling=privacy.sampling, batch_size=batch, source=source)
-        elif self.plan.on == "weights":
-            adapt: dict[str, Any] = {"clip": privacy.clip, "groups": privacy.groups, "quantile": privacy.quantile}
-            fuse = noisy_groups(fuse, once, noise=noise, source=source, **adapt)
-        elif self.plan.level == "client":  # students know the noisy answers alone
+        on, once, half, fuse = self.plan.on, self.releases.once, None, method.fuse
+        given: dict[str, Any] = {"noise": self.noise, **self.plan.privacy.given}
+        if on == "dp-sgd":
+            half = partial(dp_sgd, batch_size=experiment.local.batch_size, **given)
+        elif on == "weights":
+            fuse = noisy_groups(fuse, once, **given)
+        elif self.plan.privacy.level == "client":  # students know the noisy answers alone
             counted = {"ensemble.combine": "feddf.privacy.clients:votes", "privacy.level": "none"}  # it asks for sums
-            asked = with_values(experiment, counted) if self.plan.on == "votes" else experiment
-            few = {"threshold": privacy.threshold, "answered": privacy.answered} if self.plan.on == "votes" else {}
-            make: Callable[..., MakeTargets] = noisy_votes if self.plan.on == "votes" else noisy_answers
-            targets = make(methods.ensemble(resources, asked, engine), once, noise=noise, source=source, **few)
+            asked = methods.ensemble(resources, with_values(experiment, counted if on == "votes" else {}), engine)
+            targets = noisy_targets(asked, once, partial(noisy_votes if on == "votes" else noisy_answers, **given))
             students = methods.students(resources, experiment, engine)
             fuse = algorithm.feddf(lambda previous, updates: previous, targets, students, algorithm.from_previous)
         return replace(method, fuse=fuse, parts=(*method.parts, Part(half=half, tells_count=False)))
 
-    def local(self, train: LocalTrain, experiment: Experiment, examples: Examples) -> LocalTrain:
+    def local(self, train: LocalTrain, examples: Examples) -> LocalTrain:
         """Return what a client does: with private heads it solves for one; in any case it tells nothing but weights."""
         if self.plan.on == "heads":
-            solve = partial(head_update, train=examples, privacy=experiment.privacy)
-            train = partial(solve, noise=self.plan.noise, source=self.source)
-        return partial(withhold, train=train, source=self.source if self.plan.on == "dp-sgd" else None)
+            train = partial(head_update, train=examples, noise=self.noise, **self.plan.privacy.given)
+        return partial(withhold, train=train, source=self.noise.source if self.plan.on == "dp-sgd" else None)
 
     def open(self, folder: Path, records: list[Record], engine: Engine, spool: Spool) -> tuple[Engine, Spool]:
         """Go on with a run's ledger; return the clients' engine and the spool of a run whose updates are releases."""
         told = max((int(one.get("privacy", {}).get("releases", 0)) for one in records), default=0)
         self.releases.open(folder, told)
-        if self.plan.level == "client":
+        if self.plan.privacy.level == "client":
             return engine, spool
         return self.releases.engine(engine), LedgerSpool(spool, self.releases)
 
     def noted(self, record: Record) -> Record:
         """Return a round's record with the ε that is spent."""
-        plan, releases = self.plan, self.releases
+        plan, releases, privacy = self.plan, self.releases, self.plan.privacy
         spent, planned = (round(plan.spent(rounds), 4) for rounds in (releases.rounds_spent(), plan.rounds))
-        about = {"level": plan.level, "relation": RELATION, "noise": plan.noise, "delta": plan.delta}
+        about = {"level": privacy.level, "relation": RELATION, "noise": plan.a_round.noise, "delta": privacy.delta}
         return {**record, "privacy": {**about, "epsilon": spent, "planned": planned, "releases": len(releases)}}
 
     def said(self) -> str:
@@ -98,8 +92,8 @@ def make_private(
             raise ConfigError.at("prototypes", name, str(error)) from None
     plan = make_plan(privacy, experiment.rounds, experiment.local.epochs)
     weights = max(sum(tensor.numel() for tensor in state.values()) for state in models.values())
-    refuse_absurd(plan, privacy, experiment.clients, weights, len(resources.pool or ()))
-    return Private(plan, Releases(plan), source)
+    refuse_absurd(plan, experiment.clients, weights, len(resources.pool or ()))
+    return Private(plan, Releases(plan), Noise(plan.a_round.noise, source))
 
 
 def withhold(job: Job, *, train: LocalTrain, source: Source | None) -> Reply:
