@@ -97,15 +97,14 @@ PLANS = {
 }
 
 
-def bounds(kind: str, scale: float, m: int) -> dict[str, float]:
-    privacy, rounds = PLANS[kind]
-    plan = make_plan(privacy, rounds, 4)
+def bounds(plan: Plan, scale: float, m: int) -> dict[str, float]:
     return lower_bounds(plan, *canary_scores(plan, m, scale, Counted()))
 
 
 @pytest.mark.parametrize("kind", PLANS)
 def test_the_real_mechanisms_stay_below_the_claim_and_half_the_noise_and_none_do_not(kind: str) -> None:
-    planned, halved, bare = bounds(kind, 1.0, 2000), bounds(kind, 0.5, 5000), bounds(kind, 1e-9, 2000)
+    plan = make_plan(*PLANS[kind], 4)
+    planned, halved, bare = bounds(plan, 1.0, 2000), bounds(plan, 0.5, 5000), bounds(plan, 1e-9, 2000)
     claimed = planned["claimed"]
     assert max(planned["lower bound"], planned["bound for this mechanism"]) <= claimed <= PLANS[kind][0].epsilon
     assert halved["bound for this mechanism"] > claimed
