@@ -2,7 +2,7 @@
 
 Wang et al. ("Federated Learning with Matched Averaging", 2020) train LeNet on MNIST from different initializations,
 where an average of weights is lost and a matched one is not. Here five clients train an MLP of two hidden layers and a
-CNN of two convolutions without BatchNorm on 5,000 MNIST digits, dealt evenly; all layers are matched at once.
+CNN of two convolutions without BatchNorm on 3,600 MNIST digits, dealt evenly; all layers are matched at once.
 """
 
 from __future__ import annotations

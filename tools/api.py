@@ -7,12 +7,14 @@ python tools/api.py
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import textwrap
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from inspect import formatannotation
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Annotated, get_origin
 
@@ -22,6 +24,7 @@ from typing_extensions import is_typeddict
 import feddf
 from feddf.config.fuse_config import FuseConfig, TeacherConfig
 from feddf.config.keys import Key, keys_of, tables
+from feddf.config.names import Names
 from feddf.outputs import Outputs
 
 WIDTH = 100
@@ -97,10 +100,27 @@ def with_lists(doc: str) -> str:
     return re.sub(r"(?m)^Args:\n((?: {4}.*\n?)+)", listed, doc)
 
 
+def assigned(name: str) -> tuple[str, str]:
+    """Return the assignment that defines a name, and the string below it."""
+    body = ast.parse(inspect.getsource(import_module(feddf._HOME[name]))).body
+    for one, after in pairwise(body):
+        if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == name and isinstance(after, ast.Expr):
+            return ast.unparse(one), str(ast.literal_eval(after.value))
+    raise ValueError(f"{name} is not explained where it is assigned")
+
+
+def explained(name: str, found: object) -> tuple[str, str]:
+    """Return how a name is called or defined, and its docstring."""
+    if isinstance(found, Names):
+        return name, f"{assigned(name)[1]}\n\nNames: {', '.join(f'``{one}``' for one in found)}."
+    if isinstance(found, type(feddf.State)):
+        return assigned(name)
+    return signature_of(name, found), getattr(found, "__doc__", None) or ""
+
+
 def text_of(name: str) -> str:
     """Return one name's entry."""
-    found = getattr(feddf, name)
-    doc = "" if isinstance(found, type(feddf.State)) else (getattr(found, "__doc__", None) or "")
+    signature, doc = explained(name, getattr(feddf, name))
     doc = with_lists(textwrap.dedent(inspect.cleandoc(doc)))
     doc = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", doc).replace("``", "`")
     examples = re.split(r"(?m)^(?=>>> )", doc, maxsplit=1)
@@ -108,7 +128,7 @@ def text_of(name: str) -> str:
     if "::" in body:  # a literal block of a docstring
         body = body.replace("::\n", ":\n")
     example = f"\n\n```text\n{examples[1].strip()}\n```" if len(examples) > 1 else ""
-    return f"### `{name}`\n\n```text\n{signature_of(name, found)}\n```\n\n{body}{example}\n"
+    return f"### `{name}`\n\n```text\n{signature}\n```\n\n{body}{example}\n"
 
 
 def page() -> str:

@@ -133,7 +133,7 @@ def halves_of(local: LocalConfig) -> list[ClientHalf]:
 def combine_halves(halves: Sequence[ClientHalf | None]) -> ClientHalf:
     """Return several halves as one. They begin, correct and finish in the order given; ``None`` does nothing.
 
-    One of them at the most may have a loss of its own, one batches, and one a way to make the weights that are sent.
+    At most one of them may set the loss, one the batches, and one the weights that are sent.
     """
     return partial(_begin_all, halves=tuple(half for half in halves if half))
 
@@ -181,7 +181,7 @@ def logit_adjustment(model: nn.Module, training: Training, *, tau: float) -> Ste
     """Logit adjustment: the loss is the cross-entropy of f(x) + τ log((n_kc + ε) / n_k), ε = 0.001 n_k/M.
 
     The n_kc are the client's own class counts, which it keeps to itself (Menon et al. 2021; balanced softmax, Ren et
-    al. 2020; FedLC, Zhang et al. 2022): the model that it sends speaks of likelihoods and not of the client's prior.
+    al. 2020; FedLC, Zhang et al. 2022): the model that it sends estimates likelihoods, without the client's prior.
     """
     outputs = training.outputs
     assert outputs.channels is not None, "a client knows its classes"
@@ -195,10 +195,10 @@ def logit_adjustment(model: nn.Module, training: Training, *, tau: float) -> Ste
 
 
 def standardize(model: nn.Module, training: Training) -> Steps:
-    """Let a network of values learn them in units of their own deviations; other networks are left as they are.
+    """Let a network of values learn standardized values; other networks are left as they are.
 
-    A model that was never trained takes the mean and deviation of the client's own labels, one that was keeps what it
-    came with. The loss is that of standardized values, so that a learning rate does not depend on their unit.
+    A model that was never trained takes the mean and deviation of the client's own labels; a trained one keeps its own.
+    The loss is that of standardized values, so that a learning rate does not depend on their unit.
     """
     if not isinstance(model, Standardized):
         return Steps()

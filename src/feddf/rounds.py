@@ -54,7 +54,7 @@ class Federation:
 
 
 class Spool(Protocol):
-    """Keeps updates while their round goes on, so that an interrupted round loses no client that has finished."""
+    """Keeps the updates of an unfinished round, so that an interrupted round loses no client that has finished."""
 
     def recall(self, job: Job) -> Update | None:
         """Return the update that answers exactly this job, if it is here."""
@@ -119,7 +119,7 @@ def run_round(
         needed = max(1, ceil(config.quorum * max(1, len(sampled) - config.over_selection)))
         clock = perf_counter()
         jobs = jobs_for(server, federation, sampled, parts)
-        with threads(1):  # all cores are at work: a second thread of the gate's would wait for one
+        with threads(1):  # all cores are busy: a second thread in the gate would only wait for one
             updates, failed = collect(engine, train, jobs, spool, parts)  # lines 7 and 8
         trained = perf_counter()
         fused, updates, refused = fuse_usable(fuse, server, updates, needed, derive(federation.seed, "fuse", number))
@@ -138,7 +138,7 @@ def run_round(
 
 
 def sample(federation: Federation, round_number: int, attempt: int = 0) -> list[Client]:
-    """Return a random C fraction of the clients and the spare ones, by id; each attempt takes the next ones in line."""
+    """Return a random C fraction of the clients and the spare ones, by id; each attempt takes the next ones drawn."""
     clients = sorted(federation.clients, key=lambda client: client.id)
     count = max(1, cohort_size(len(clients), federation.config.fraction))
     count = min(len(clients), count + federation.config.over_selection)
@@ -163,7 +163,7 @@ def collect(
         recalled = {job.id: spool.recall(job) for job in jobs}
         checked = {name: admit(one, asked, parts) for name, one in recalled.items() if one is not None}
         admitted = {name: update for name, update in checked.items() if isinstance(update, Update)}
-    left = sorted((job for job in jobs if job.id not in admitted), key=_size, reverse=True)  # large ones end in time
+    left = sorted((job for job in jobs if job.id not in admitted), key=_size, reverse=True)  # large ones first
     for reply in engine(train, [sent_job(job, parts) for job in left]):
         outcome = _known(reply, asked) if isinstance(reply, Failure) else admit(reply, asked, parts)
         if isinstance(outcome, Update) and spool is not None and outcome.client_id not in admitted:
@@ -218,7 +218,7 @@ def fuse_usable(
             refused += refusal.failures
             names = {failure.client_id for failure in refusal.failures}
             if not names & {update.client_id for update in updates}:
-                raise  # it would be refused for ever
+                raise  # it would be refused forever
             updates = [update for update in updates if update.client_id not in names]
     return None, updates, refused
 

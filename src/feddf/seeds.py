@@ -36,7 +36,7 @@ def numpy_generator(seed: int) -> np.random.Generator:
 def seed_torch(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Seed torch's global generators (initial weights, dropout) inside the block, and restore them after.
 
-    Torch cannot put Apple's generator aside: it stays as the last seed left it.
+    Torch cannot save the state of Apple's generator, so that one is not restored.
     """
     there = device is not None and device.type in ("cuda", "xpu")
     with torch.random.fork_rng([device] if there else [], device_type=device.type if device and there else "cuda"):

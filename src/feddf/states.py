@@ -24,7 +24,7 @@ def weighted_mean(states: Sequence[State], weights: Sequence[float]) -> State:
     """Return Σ wᵢ stateᵢ / Σ wᵢ for floating tensors, and the largest value for integer ones.
 
     Floating tensors include BatchNorm's running mean and variance: an average that kept one client's
-    statistics would be no fair baseline. Integer buffers (BatchNorm's ``num_batches_tracked``) are
+    statistics would not be a fair baseline. Integer buffers (BatchNorm's ``num_batches_tracked``) are
     counters, which have no meaningful mean. The sum runs in float64, in the order given, and is rounded
     once: the same states in the same order give the same bytes, and equal float32 states come back unchanged.
 

@@ -22,10 +22,10 @@ from feddf.outputs import Outputs, classes
 from feddf.runtime.execution import copier, put_channels_last
 
 State = Mapping[str, Tensor]
-"""A ``state_dict``, treated as a value: nobody writes into one that it was given."""
+"""A ``state_dict``, treated as a value: a function never changes one that it was given."""
 
 Payload = Mapping[str, State]
-"""Small named states that travel beside the weights, or that a client keeps between rounds"""
+"""Small named states that travel beside the weights, or that a client keeps between rounds."""
 
 Score = Callable[[nn.Module], float | Tensor]
 """Higher is better; usually the accuracy on the server's validation data. One number: as a tensor, it stays on the
@@ -168,8 +168,8 @@ class Job:
     """All that a client may know when it trains: the weights (if any) and the payload it was sent, and its seed.
 
     ``counted`` is the last round in which an update of this client was fused, 0 before there is one: a client that
-    keeps a state between rounds goes on from the version of that round. ``kept`` is that version, where the client is
-    only simulated; a real one has it at its own place.
+    keeps a state between rounds continues from its version of that round. ``kept`` is that version if the client is
+    simulated; a real client stores it itself.
     """
 
     client: Client
@@ -190,8 +190,8 @@ class Job:
 class Reply:
     """What a client sends back: its weights, n_k, the number of examples that they were trained on, and a payload.
 
-    Nothing of it is believed before it has passed the gate, which makes an :class:`Update` of it. ``kept`` is what the
-    client will need in its next round; it does not travel to the server, but to where a simulated client keeps it.
+    It is used only after it has passed the gate, which makes an :class:`Update` of it. ``kept`` is what the client
+    needs in its next round; it is stored for the client and not sent to the server.
     """
 
     client_id: str
@@ -226,16 +226,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class OutOfMemory(Failure):
-    """Work for which a device had no room; alone on it, it may have."""
+    """Work that ran out of device memory; alone on the device it may fit."""
 
 
 @dataclass(frozen=True)
 class WorkerDied(Failure):
-    """Work whose worker died, which need not be its own fault."""
+    """Work whose worker died, perhaps for another reason than this work."""
 
 
 class Refusal(Exception):
-    """Raised by a fusion that finds updates unfit for use: the round goes on without them, or is tried again."""
+    """Raised by a fusion that finds updates unfit for use: the round continues without them, or is tried again."""
 
     def __init__(self, failures: Sequence[Failure]) -> None:
         super().__init__("; ".join(f"{failure.client_id}: {failure.reason}" for failure in failures))
@@ -249,9 +249,9 @@ class Refusal(Exception):
 class ServerState:
     """All that a checkpoint holds.
 
-    ``models`` are the weights of each prototype, ``own`` the tensors that a client alone goes on with (by its id), and
-    ``memory`` is what a fusion remembers between rounds: by its own name, then by whatever it is about. ``counted`` is
-    the last round in which each client's update was fused, where clients keep a state between rounds.
+    ``models`` are the weights of each prototype, ``own`` the tensors that a single client continues with (by its id),
+    and ``memory`` what a fusion remembers between rounds: by the fusion's name for it, then by a key of its choice.
+    ``counted`` is the last round in which each client's update was fused, if clients keep a state between rounds.
     """
 
     round: int
@@ -274,8 +274,8 @@ class ServerState:
 class Fused:
     """What a fusion returns: the next server state, the weights that it started from (line 11), and notes.
 
-    ``ensemble`` is what taught, so that it can be measured (a :class:`feddf.fusion.ensemble.Ensemble`). Where one
-    taught that cannot be asked about other inputs than the pool's, ``no_ensemble`` says why.
+    ``ensemble`` is what taught, so that it can be measured (a :class:`feddf.fusion.ensemble.Ensemble`). If an ensemble
+    taught that predicts the pool only, ``no_ensemble`` says why.
     """
 
     server: ServerState
@@ -287,7 +287,7 @@ class Fused:
 
 @dataclass(frozen=True)
 class Round:
-    """One communication round that has come to its end."""
+    """One finished communication round."""
 
     fused: Fused
     updates: Sequence[Update]
@@ -322,7 +322,7 @@ class Engine(Protocol):
 
 
 LocalTrain = Callable[[Job], Reply]
-"""What a client does with its own examples when it is asked to."""
+"""Trains a client on its own examples."""
 
 
 # The client's half of a method: Algorithm 2 with four open places
@@ -346,7 +346,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Sent:
-    """What becomes of a trained model: the weights to send (``None``: as they are), a payload, and what is kept."""
+    """What a client sends after training, weights (``None``: the trained ones) and a payload, and what it keeps."""
 
     state: State | None = None
     payload: Payload = field(default_factory=dict)
@@ -357,8 +357,8 @@ class Sent:
 class Steps:
     """The open places of a training: the loss, a correction of the gradient after ``backward``, and its end.
 
-    The ``loss`` is one of (outputs, labels, encoded inputs) of a mini-batch. ``batches`` makes an epoch's mini-batches
-    of a client's indices in another way than in random order.
+    The ``loss`` is a function of a mini-batch's outputs, labels and encoded inputs. ``batches`` makes an epoch's
+    mini-batches from a client's indices; without it they are in random order.
     """
 
     loss: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
@@ -369,7 +369,7 @@ class Steps:
 
 ClientHalf = Callable[[nn.Module, Training], Steps]
 """Begins a training: it may change the model (freeze or binarize weights), and returns what happens in its steps and
-at its end. It travels to where clients train, so it is a function of a module."""
+at its end. It is pickled and sent to where clients train, so it is a module's function, or a partial of one."""
 
 
 @dataclass(frozen=True)
@@ -397,8 +397,8 @@ class Part:
 
     Weights travel in both directions unless a part says that they do not (``weights_down``, ``weights_up``). A client
     that is sent none begins from ones drawn by its seed, which its half may replace; one that sends none returns an
-    empty state. Without ``tells_count`` clients withhold how many examples they have, and say 1. Clients that run
-    elsewhere find their half by its ``name``, and make it of what they are ``told``.
+    empty state. Without ``tells_count`` clients withhold how many examples they have, and report 1. Remote clients find
+    their half by its ``name``, and build it from the arguments in ``told``.
     """
 
     half: ClientHalf | None = None
@@ -419,7 +419,7 @@ Rule = Callable[[State, Sequence[Update]], State]
 """(previous weights, updates of one prototype) -> weights to start from."""
 
 Fusion = Callable[[ServerState, Sequence[Update], int], Fused]
-"""(server, updates sorted by client id, seed) -> what came of them."""
+"""(server, updates sorted by client id, seed) -> the next server state, with notes."""
 
 Weight = Tensor | float | Callable[[Tensor], Tensor]
 """How much a teacher counts: one number, one for each class (M), one for each input of the pool (n × 1), or a function

@@ -1,11 +1,11 @@
-"""Answers instead of weights: clients keep their models to themselves, and send what these say about an agreed pool.
+"""Answers instead of weights: clients keep their models, and send these models' predictions for an agreed pool.
 
-A round goes around like this. The server sends the target of the last round, once there is one; a client goes on from
-its own model, of any architecture, learns from the target, then from its own examples, and sends its answers for the
-pool; the server combines them as it combines teachers, and distills its students from the result as FedDF does. What
-several papers do are choices within this:
+In a round the server sends the target of the last round, once there is one. A client continues from its own model, of
+any architecture, learns from the target, then from its own examples, and sends its answers (predictions) for the pool.
+The server combines them as it combines teachers, and distills its students from the result as FedDF does. Several
+published methods are choices within this:
 
-* FedMD (Li, Wang, arXiv 1910.03581): averaged logits, to which clients come near by the mean absolute difference;
+* FedMD (Li, Wang, arXiv 1910.03581): averaged logits, which clients approach by the mean absolute difference;
 * DS-FL (Itahara et al., arXiv 2008.06180): averaged probabilities whose entropy is reduced (:func:`entropy_reduced`);
 * Cronus (Chang et al., arXiv 1912.11279): a robust mean (:func:`feddf.robust.trust.cronus`).
 
@@ -86,7 +86,7 @@ class Digest:
 
 
 def answer_for_pool(model: nn.Module, training: t.Training, *, pool: t.Inputs, digest: Digest) -> t.Steps:
-    """Go on from the client's own model, learn from the others' answers if there are any, and answer in the end."""
+    """Continue from the client's own model, learn from the others' answers if there are any, and answer at the end."""
     job, outputs = training.job, training.outputs
     resume(model, job)
     if ANSWERS in job.payload:
@@ -100,7 +100,7 @@ def answer_for_pool(model: nn.Module, training: t.Training, *, pool: t.Inputs, d
 
 
 def resume(model: nn.Module, job: t.Job) -> None:
-    """Put the weights into a model that its client has kept, once it has."""
+    """Load the weights that the client has kept, if it has any."""
     if OWN in job.kept:
         model.load_state_dict(dict(job.kept[OWN]))
 
@@ -108,7 +108,7 @@ def resume(model: nn.Module, job: t.Job) -> None:
 def exchange_answers(resources: t.Resources, inputs: str = "", **told: bool | int | float | str) -> t.Part:
     """Return the part of a method by which clients send answers for the pool, and learn from those of all.
 
-    ``told`` are fields of :class:`Digest`, and ``inputs`` which pool the server has: a hash of up to 1,000 of its rows.
+    ``told`` are fields of :class:`Digest`; ``inputs`` identifies the server's pool by a hash of up to 1,000 rows.
     """
     pool, outputs = resources.pool, resources.outputs
     if pool is None:
@@ -130,7 +130,7 @@ def send_target(server: t.ServerState, client: t.Client) -> t.Payload:
 
 
 def as_teacher(update: t.Update) -> Teacher:
-    """Return a client's answers as a teacher, which has said all that it will."""
+    """Return a client's answers as a teacher with fixed predictions."""
     said = update.payload[ANSWERS]["outputs"].to(torch.float32)
     return Teacher(update.client_id, lambda *_: said, n_examples=update.n_examples, payload=update.payload)
 

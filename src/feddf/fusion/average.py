@@ -62,8 +62,8 @@ def momentum(beta: float, inner: Fusion, prototypes: Mapping[str, Prototype]) ->
     """Return v := β v + Δx; x := x − v (appendix C.2), Δx being the previous weights minus those of ``inner``.
 
     FedAvgM (Hsu et al. 2019), around any fusion. Only parameters have momentum; buffers (BatchNorm's statistics) are
-    taken from ``inner``. The velocities are the server's memory, so a resumed run goes on with them. With β = 0 this is
-    ``inner``, up to rounding.
+    taken from ``inner``. The velocities are the server's memory, so a resumed run continues with them. With β = 0 this
+    is ``inner``, up to rounding.
 
     Args:
         beta: β, between 0 and 1.

@@ -1,4 +1,4 @@
-"""What becomes of BatchNorm's running statistics in the average, as rules and fusions around others.
+"""BatchNorm's running statistics in the average, as rules and fusions around others.
 
 The default, ``average``, treats them like weights and needs nothing from here: FedAvg imports no evaluation.
 """
@@ -19,7 +19,7 @@ from feddf.types import Fused, Fusion, Resources, Rule, ServerState, State, Upda
 
 
 def with_statistics(policy: str, rule: Rule, resources: Resources, execution: Execution = Execution()) -> Rule:
-    """Return the rule with the statistics of the policy ``fusion.batchnorm``; 'local' is a fusion's matter."""
+    """Return the rule with the policy ``fusion.batchnorm`` for statistics; :func:`local_statistics` is 'local'."""
     if policy == "last":
         return last_statistics(rule)
     return recalibrated(rule, resources, execution) if policy == "recalibrate" else rule
@@ -52,7 +52,7 @@ def recalibrated(rule: Rule, resources: Resources, execution: Execution = Execut
 
 
 def local_statistics(inner: Fusion) -> Fusion:
-    """Let every client go on with its own statistics (SiloBN, Andreux et al. 2020); the server's are the average.
+    """Let every client keep its own statistics (SiloBN, Andreux et al. 2020); the server's are the average.
 
     They are remembered for each client that ever took part.
     """

@@ -170,9 +170,9 @@ def distill(
 
     Adam with cosine annealing over all N steps; the student's BatchNorm is in train mode. With a ``score``
     (validation accuracy) the student is scored before the first step and every ``eval_every`` steps; it stops after
-    ``patience`` steps without a better score, and the best snapshot is returned. So it is never worse, by that score,
-    than what it started from. Without a score, all steps are taken and the last weights returned. Weights that are not
-    finite are never returned.
+    ``patience`` steps without a better score, and the best snapshot is returned. With ``keep_init`` (the default) the
+    start is one of the snapshots, so that by this score the result is never worse than the start. Without a score, all
+    steps are taken and the last weights returned. Weights that are not finite are never returned.
 
     With a temperature T the loss is T² KL(teachers(d), σ(f(x, d) / T)): the gradient keeps its size (Hinton 2015).
     ``optimizer = "swa"`` is SGD with a cyclical rate, the weights at the end of each cycle being averaged (Izmailov et

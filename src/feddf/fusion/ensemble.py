@@ -1,7 +1,7 @@
-"""The teachers as one ensemble: what a student should say to each input of the pool.
+"""The teachers as one ensemble: the target for each input of the pool.
 
-Teachers are frozen, so they are asked once a round for the whole pool and their answers remembered; or they are asked
-again on each batch, as the pseudo code has it, which an augmented pool needs. :data:`Targets` hides the difference.
+Teachers are frozen, so they predict the whole pool once a round and their predictions are cached; or they predict each
+batch, as in the pseudocode, which an augmented pool needs. :data:`Targets` hides the difference.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from feddf.runtime.execution import Execution, Forward, forward_of
 from feddf.types import Engine, Failure, Inputs, Prototype, Refusal, State, Target, Update, Weight, WeightedLogits
 
 Targets = Callable[[Tensor, Tensor], Tensor]
-"""What a student should say: (indices of inputs of the pool, these inputs, encoded) -> class probabilities."""
+"""(indices of inputs of the pool, these inputs, encoded) -> the probabilities that a student should predict."""
 
 Weigh = Callable[[Sequence[Teacher]], Mapping[str, Weight]]
 """Teachers -> how much each counts, by its id."""
@@ -129,9 +129,9 @@ class Ensemble:
 class OnlineTargets:
     """Targets that the teachers give for each batch. It travels as weights; the models are built where the inputs are.
 
-    On the CPU an unfit teacher is refused at once. On an accelerator that would mean to wait for it after every teacher
+    On the CPU an unfit teacher is refused at once. On an accelerator that would mean to synchronize after every teacher
     of every batch: there the targets of a batch with an unfit teacher are NaN, so that the student cannot be used, and
-    :meth:`refuse_unfit` says whose fault it is.
+    :meth:`refuse_unfit` names the teacher.
     """
 
     def __init__(self, ensemble: Ensemble, precision: str = "float32") -> None:
@@ -283,7 +283,7 @@ def _teachers(
 
 
 def knowing(ensemble: Ensemble, known: Mapping[str, Tensor]) -> Ensemble:
-    """Return an ensemble in which a teacher says nothing of channels that it does not know (masks by its id)."""
+    """Return an ensemble in which a teacher does not count for channels that it does not know (masks by its id)."""
     if not known:
         return ensemble
     votes = {id: partial(weigh_known, outputs=ensemble.outputs, known=mask) for id, mask in known.items()}
@@ -302,7 +302,7 @@ def _doubted(logits: Tensor, *, weight: Callable[[Tensor], Tensor], trust: float
 
 
 class PastEnsemble:
-    """The ensemble of earlier rounds as one more teacher: clients that are absent are heard through it.
+    """The ensemble of earlier rounds as one more teacher: through it absent clients still count.
 
     Its logits are T log p of the last round's answers p, and its weight is W_t = γ (W_{t−1} + Σ_k w_k). So the updates
     of s rounds ago count with γ^s; with weights by class, a class that no teacher of this round knows is left to those

@@ -1,8 +1,8 @@
 """FedMA: averaging after the neurons of each layer have been matched (Wang et al. 2020).
 
 Networks that compute the same may have their neurons in another order, and then their plain average computes nothing.
-FedMA finds, layer by layer, which neurons correspond, and averages those. One layer is matched a communication; the
-layers below it are frozen, and the clients train the rest on, which has been brought into the matched order.
+FedMA finds, layer by layer, which neurons correspond, and averages those. One layer is matched per round; the layers
+below it are frozen, and the clients continue to train the others, permuted into the matched order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PASSIVE = (
 PASSIVE_FUNCTIONS = {
     "relu", "tanh", "sigmoid", "gelu", "flatten", "dropout", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d",
 }  # fmt: skip
-"""Functions of which the same is true."""
+"""Functions that treat every neuron alike."""
 
 Neurons = NDArray[np.float64]
 """A client's neurons of one layer: incoming weights and bias of each."""
@@ -122,7 +122,7 @@ def fedma(prototypes: Mapping[str, Prototype], config: FedMAConfig) -> Method:
     """Return the method of Wang et al., "Federated Learning with Matched Averaging" (2020).
 
     Every client begins from an initialization of its own (``fedma.own_start``), so that there is something to match.
-    In round t the layer ``stage = (t − 1) mod L`` is matched and stays as it is; each client goes on from it with its
+    In round t the layer ``stage = (t − 1) mod L`` is matched and stays as it is; each client continues from it with its
     own layers above, their inputs brought into the matched order, which the server keeps for it. The server's model is
     the matched average of *all* layers, as if no client trained on: it can be evaluated in every round, and after the
     last layer it is what every client gets. A layer may grow to ``fedma.growth`` times its first width. Clients keep

@@ -1,4 +1,4 @@
-"""Groups of clients: averages of them as teachers make asking as cheap for ten thousand clients as for a few.
+"""Groups of clients: with their averages as teachers, predicting the pool costs the same for any number of clients.
 
 Clients are dealt at random, anew in every round, so that no group is one client's for long. FedSDD (arXiv 2312.17029)
 keeps a global model for each group instead, and trains its clients from it; here all start from the one fused model.
@@ -18,7 +18,7 @@ Groups = Mapping[str, Sequence[Update]]
 
 
 def deal(updates: Sequence[Update], groups: int, seed: int) -> dict[str, list[Update]]:
-    """Return the clients of each architecture in groups of nearly equal size, by a name."""
+    """Return the clients of each architecture in groups of nearly equal size, by the group's name."""
     dealt: dict[str, list[Update]] = {}
     for prototype in sorted({update.prototype for update in updates}):
         members = [update for update in updates if update.prototype == prototype]

@@ -1,4 +1,4 @@
-"""How much each client counts: weights of teachers, and the class counts that clients tell for weights and averages.
+"""How much each client counts: weights of teachers, and class counts that weight teachers and averages.
 
 The paper's ensemble is uniform. A weighting of teachers is a function ``(teachers, resources, accuracies)`` that
 returns a weight for every teacher, by its id; ``accuracies(teachers)`` measures them on the server's validation data.
@@ -44,7 +44,7 @@ def _positive(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def by_certainty(teachers: Sequence[Teacher], resources: Resources, accuracies: Accuracies) -> Mapping[str, Weight]:
-    """w_k(d) = exp(−H(σ(z_k(d)))) for every sample d: one over the number of classes that it wavers between."""
+    """w_k(d) = exp(−H(σ(z_k(d)))) for every sample d: one over the effective number of classes that it predicts."""
     return {teacher.id: certainty for teacher in teachers}
 
 

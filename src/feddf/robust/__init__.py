@@ -1,1 +1,1 @@
-"""Averages, ensembles, trust and guards that stand hostile clients. It imports fusion, never the reverse."""
+"""Averages, ensembles, trust and guards that withstand hostile clients. It imports fusion, never the reverse."""

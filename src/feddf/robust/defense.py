@@ -6,7 +6,7 @@
 * Ensemble: averaged probabilities, weighted by trust.
 * Guard: a fused model that is clearly worse than the previous one is not kept.
 
-Under every method, models are tried before they are believed: finite weights can give logits that are not.
+Under every method, models are tried before they are used: finite weights can give logits that are not finite.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ MARGIN = 0.05  # how much worse than the previous model a fused one may be befor
 def robust_start(plain: Rule, resources: Resources, execution: Execution = Execution()) -> Rule:
     """Return the rule that tries the plain average, fitted ones and the previous weights on the validation data.
 
-    The first is taken that is within a standard error of the best: to choose the best of many by few examples is to
-    choose by chance, and the first are those that lose least where no client attacks. Weights that are farther from the
-    previous ones than the median update is are no candidate: a last layer times 1,000 gives the same accuracy, and the
+    The first is taken that is within a standard error of the best: the best of many on few examples is mostly chance,
+    and the first are those that lose least where no client attacks. Weights that are farther from the previous ones
+    than the median update are not considered: a last layer times 1,000 gives the same accuracy, and the
     next round's training diverges. Without labeled data it is the clipped average of the clients trusted most.
     """
     if not resources.validation:
@@ -127,7 +127,7 @@ def bounded_counts(inner: Fusion, factor: float = MOST_EXAMPLES_OF_MEDIAN) -> Fu
 def bounded_classes(updates: Sequence[Update], factor: float) -> list[Update]:
     """Return updates in which no client's count of a class is more than ``factor`` times the median of those above 0.
 
-    The total n_k alone leaves room for a client that has a few examples of a rare class and claims nothing else.
+    A bound on n_k alone would let a client dominate a rare class by claiming examples of that class only.
     """
     usual = number_of_classes(updates)
     rows = {one.client_id: row for one in updates if (row := told(one)) is not None and len(row) == usual}

@@ -16,7 +16,7 @@ from feddf.types import Examples, Resources, Rule, State, Update
 
 STEPS = 50
 BATCH = 256  # labeled examples in a step; of more, each step takes others
-LONGEST = 3.0  # times the median norm: longer updates have no say; clipped, they would still set the direction
+LONGEST = 3.0  # times the median norm: longer updates are left out; clipped, they would still set the direction
 PRIOR = 0.05  # β: how much the coefficients are held to n_k / n
 
 
@@ -24,8 +24,8 @@ def fitted_average(resources: Resources, examples: Examples, execution: Executio
     """Return x + Σ c_k Δ_k, changes clipped at their median norm, with the c_k that explain labeled examples best.
 
     The c_k lie on the simplex and minimize ℓ(c) + β KL(c ‖ w), where ℓ is the loss of the averaged model and
-    w_k = n_k / n, by exponentiated gradient: log c ← log c − ∇ℓ − β log (c / w), ∂ℓ/∂c_k = ⟨∇ℓ, Δ_k⟩. An update that
-    harms loses its weight, one that others lack gains some, and copies of an update share what it would have alone.
+    w_k = n_k / n, by exponentiated gradient: log c ← log c − ∇ℓ − β log (c / w), ∂ℓ/∂c_k = ⟨∇ℓ, Δ_k⟩. A harmful
+    update loses its weight, a unique one gains some, and copies of an update share the weight of one.
 
     FedLAW (Li et al., "Revisiting Weighted Aggregation in Federated Learning with Neural Networks", ICML 2023) learns
     weights on a proxy set, too, with a factor that shrinks the average. Deviations: clipping, the prior, no factor, and

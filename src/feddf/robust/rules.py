@@ -6,7 +6,7 @@ by tensor, so that updates may stay on disk. The median and the trimmed mean go 
 tensor at a time. Counters (integer buffers) are the largest of all, as in the plain average.
 
 Norms and distances are over parameters. BatchNorm's running statistics are most of ‖Δ_k‖² in the first rounds, and a
-hostile change of the parameters would hide beside them; they are averaged coordinate by coordinate, trimmed.
+hostile change of the parameters would hide behind them; they are averaged coordinate by coordinate, trimmed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from feddf.types import Rule, State, Update
 Columns = Callable[[Tensor, int], Tensor]
 """(a row for each update, f) -> one row."""
 
-ASSUMED = 0.25  # the share of hostile clients that the rules reckon with
-MOST_EXAMPLES_OF_MEDIAN = 10.0  # times the cohort's median is the most that an n_k counts: it is what a client says
+ASSUMED = 0.25  # the share of hostile clients that the rules assume
+MOST_EXAMPLES_OF_MEDIAN = 10.0  # times the cohort's median is the most that an n_k counts: it is a client's claim
 
 
 def assumed(n: int) -> int:
@@ -172,6 +172,6 @@ trimmed = by_coordinate(trimmed_mean)
 
 
 def lowest(accuracies: Mapping[str, float], n_classes: float, n_examples: int) -> Dropped:
-    """A filter against hostile clients: the f clients with the lowest accuracies, f as robust rules reckon with it."""
+    """A filter against hostile clients: the f clients with the lowest accuracies, f as in the robust rules."""
     order = sorted(accuracies, key=lambda client: (accuracies[client], client))
     return Dropped(frozenset(order[: assumed(len(order))]))

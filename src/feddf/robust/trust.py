@@ -1,4 +1,4 @@
-"""Ensembles that a few hostile teachers cannot speak for: trust in clients, kept over rounds, and robust targets.
+"""Ensembles that a few hostile teachers cannot decide: trust in clients, kept over rounds, and robust targets.
 
 A trust by name is a function ``(resources, engine, execution)`` that returns ``(updates, trust before) -> trust now``;
 :data:`feddf.config.names.TRUSTS` lists them. Trust is at most 1; a client that is new has 1. A target here collects all
@@ -53,9 +53,9 @@ def weigh_by_trust(rule: TrustRule, inner: Fusion) -> Fusion:
 def mixture(resources: Resources, engine: Engine, execution: Execution = Execution()) -> TrustRule:
     """Trust by the weights of the mixture that explains the server's validation examples best.
 
-    See :func:`mixture_weights`. A client whose weight is what the prior alone gives it, as of one that explains
-    nothing, has none; from a third of an equal share on it has all: which of the honest explain best is mostly chance.
-    The trust before does not count: labeled examples say enough.
+    See :func:`mixture_weights`. A client that explains nothing, whose weight is only what the prior gives it, is not
+    trusted; from a third of an equal share on trust is full, since differences among honest clients are mostly chance.
+    Earlier trust does not count: labeled examples are evidence enough.
     """
     examples = some(resources.labeled)
     if examples.outputs.likelihood is None:
@@ -78,7 +78,7 @@ def mixture_weights(
 
     The weights maximize Σ_i log Σ_k w_k p_k(y_i | x_i) + (βN/K) Σ_k log w_k by expectation and maximization: a teacher
     counts by the examples that it explains better than others do. β is ``prior``: with it none is at zero. The
-    function is concave, so there is one maximum, and hostile teachers have no way to gain but to explain the examples.
+    function is concave, so there is one maximum, and hostile teachers can gain weight only by explaining the examples.
 
     >>> right, wrong = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.1, 0.9]])
     >>> mixture_weights(torch.stack([right, wrong]), torch.tensor([0]), steps=2000).round(decimals=2).tolist()
@@ -159,7 +159,7 @@ def geometric_median(votes: Iterable[WeightedLogits], temperature: float = 1.0, 
 
 
 def consensus(logits: Iterable[Tensor], outputs: Outputs = classes()) -> Tensor:
-    """Return the labels that the geometric median of all answers speaks for: for classes, its largest one."""
+    """Return the labels that the geometric median of all answers predicts: for classes, its largest one."""
     return outputs.decide(geometric_median(map(WeightedLogits, logits), 1.0, outputs))
 
 
