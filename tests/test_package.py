@@ -76,6 +76,7 @@ def test_no_public_name_hides_a_module() -> None:
 def test_the_version_is_the_installed_one() -> None:
     assert feddf.__version__ == importlib.metadata.version("feddf")
     assert "__version__" in dir(feddf)
+    assert {name for name in dir(feddf) if not name.startswith("__")} == {*feddf.__all__}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -29,4 +29,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME, "__version__"])
+    return sorted([*_HOME, "__version__", *(name for name in globals() if name.startswith("__"))])

@@ -145,7 +145,7 @@ def _begin_all(model: nn.Module, training: Training, *, halves: Sequence[ClientH
     ends = [one.finish for one in begun if one.finish]
     batches = [one.batches for one in begun if one.batches]
     if max(len(losses), len(batches)) > 1:
-        raise ValueError("two parts of the method change the clients' loss; only one can")
+        raise ValueError("two parts of the method change the clients' loss or batches; only one can")
 
     def correct() -> None:
         for change in corrections:
