@@ -18,15 +18,14 @@ from rich.progress import Progress
 from rich.table import Column, Table
 
 from feddf.cli.arguments import (
-    AsJson,
     Overrides,
     Trust,
     argument,
     complain,
+    give,
     option,
     out_console,
     plain,
-    print_json,
     remark,
     say,
 )
@@ -60,7 +59,6 @@ def fuse(
     device: Annotated[str | None, option(help="Where to compute: auto (the default), cpu, cuda, ...")] = None,
     resume: Annotated[bool, typer.Option("--resume", help=_RESUME)] = False,
     check: Annotated[bool, typer.Option("--check", help=_CHECK)] = False,
-    json: AsJson = False,
     trust: Trust = False,
 ) -> None:
     """Fuse trained models of any architecture into one.
@@ -85,14 +83,13 @@ def fuse(
     if out is None and not check:
         raise ConfigError("name the folder to write with --out")
     given = load_fuse(config, {key: value for key, value in values.items() if value is not None}, words)
-    out_console.quiet = out_console.quiet or json
     if check or out is None:
-        _check(given, json, trust)
+        _check(given, trust)
     else:
-        _fuse(given, out, resume, json, trust)
+        _fuse(given, out, resume, trust)
 
 
-def _fuse(config: FuseConfig, out: Path, resume: bool, as_json: bool, trust: bool) -> None:
+def _fuse(config: FuseConfig, out: Path, resume: bool, trust: bool) -> None:
     from feddf.fusing.folder import fuse_to_folder, is_result_of, plan
     from feddf.fusing.inputs import FeedingWarning
 
@@ -112,11 +109,10 @@ def _fuse(config: FuseConfig, out: Path, resume: bool, as_json: bool, trust: boo
         raise
     _print_summary(result)
     say(f"model: {out}; its card: {out / 'README.md'}")
-    if as_json:
-        print_json({"folder": str(out), **asdict(result.report)})
+    give({"folder": str(out), **asdict(result.report)})
 
 
-def _check(config: FuseConfig, as_json: bool, trust: bool) -> None:
+def _check(config: FuseConfig, trust: bool) -> None:
     from feddf.fusing.folder import check, plan
 
     found = check(config, plan(config, trust=trust))
@@ -127,8 +123,7 @@ def _check(config: FuseConfig, as_json: bool, trust: bool) -> None:
     memory = found["bytes_of_memory"]
     cost = f"{answers:.0f} s for the teachers' answers to {found['pool_size']} inputs and the labeled ones"
     say(f"about {cost}, {steps:.0f} s for all {config.distill.steps} steps, {memory / 2**20:.0f} MB of memory")
-    if as_json:
-        print_json(found)
+    give(found)
 
 
 def _asked(teacher: str, unlabeled: list[str], overrides: list[str] | None) -> FuseConfig:
@@ -146,7 +141,6 @@ def pool(
     unlabeled: Annotated[list[str], option(help=_POOL)],
     out: Annotated[Path, option(help="The file to write, pool.json.")],
     overrides: Overrides = None,
-    json: AsJson = False,
     trust: Trust = False,
 ) -> None:
     """Write down which inputs a pool has, in order, so that all sites answer for the same ones.
@@ -155,14 +149,12 @@ def pool(
     """
     from feddf.fusing.asking import pool_identity
 
-    out_console.quiet = out_console.quiet or json
     found = pool_identity(_asked("nobody", unlabeled, overrides), trust=trust)
     write_atomically(out, found.describe().encode())
     if found.duplicates:
         complain(f"{found.duplicates} of {len(found.hashes)} inputs are there twice")
     say(f"{len(found.hashes)} inputs, fingerprint {found.fingerprint[:16]}: {out}")
-    if json:
-        print_json({"pool": str(out), "inputs": len(found.hashes), "fingerprint": found.fingerprint})
+    give({"pool": str(out), "inputs": len(found.hashes), "fingerprint": found.fingerprint})
 
 
 def ask(
@@ -173,7 +165,6 @@ def ask(
     pool: Annotated[Path | None, option(help="A pool.json that the inputs must be.")] = None,
     bits: Annotated[int, option(help="16, or 8.", min=8, max=16)] = 16,
     largest: Annotated[int | None, option(help="Store only so many classes of each input, the largest.", min=1)] = None,
-    json: AsJson = False,
     trust: Trust = False,
 ) -> None:
     """Let a model answer for unlabeled inputs: a site hands out the answers, and keeps the model.
@@ -184,7 +175,6 @@ def ask(
 
     if bits not in (8, 16):
         raise ConfigError.at("--bits", bits, "must be 8 or 16")
-    out_console.quiet = out_console.quiet or json
     with _progress() as progress:
         given = _asked(model, unlabeled, overrides)
         found = asking.ask(given, out, bits=bits, largest=largest, agreed=pool, progress=progress, trust=trust)
@@ -192,12 +182,11 @@ def ask(
         complain(f"{found['duplicates']} of {found['inputs']} inputs are there twice")
     say(f"fed {found['fed']}; classes: {', '.join(found['classes'][:12])}")
     say(f"{found['inputs']} answers, {found['bytes'] / 1000:.1f} kB, rounded by at most {found['lost']:.1e}: {out}")
-    if json:
-        print_json(found)
+    give(found)
 
 
 def contributions(
-    folder: Annotated[Path, argument(metavar="FOLDER", help="A folder that feddf fuse wrote.")], json: AsJson = False
+    folder: Annotated[Path, argument(metavar="FOLDER", help="A folder that feddf fuse wrote.")],
 ) -> None:
     """Show what each teacher of a fusion added: what the ensemble would lose without it.
 
@@ -209,13 +198,13 @@ def contributions(
     table = Table("teacher", *(f"{which} %" for which in found))
     for name in dict.fromkeys(name for one in found.values() for name in one):
         table.add_row(name, *(f"{100 * one[name]:.1f}" if name in one else "" for one in found.values()))
-    print_json(found) if json else out_console.print(table)
+    give(found)
+    say(table)
 
 
 def inspect(
     models: Annotated[list[str], argument(metavar="MODEL...", help=_TEACHER)],
     labeled: Annotated[str | None, option(help=f"Labeled data to try them on: {_LABELED}")] = None,
-    json: AsJson = False,
     trust: Trust = False,
 ) -> int:
     """Say what models are before they are fused: how each is fed and who said so, what it returns, how good and fast.
@@ -227,7 +216,6 @@ def inspect(
     from feddf.fusing.inspecting import inspect_teacher
     from feddf.fusing.teachers import read_teacher
 
-    out_console.quiet = out_console.quiet or json
     given = LabeledConfig.model_validate(_value(labeled, "name")) if labeled else None
     found: list[dict[str, Any]] = []
     for one in models:
@@ -240,8 +228,7 @@ def inspect(
         except FeddfError as error:  # the others are looked at all the same
             complain(str(error), "error")
             found.append({"source": one, "error": str(error)})
-    if json:
-        print_json(found)
+    give(found)
     return 2 if any("error" in one for one in found) else 0
 
 
@@ -269,7 +256,6 @@ def predict(
     prototype: Annotated[str | None, option(help="One model of a run that has several.")] = None,
     trust: Trust = False,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, ...")] = "auto",
-    json: AsJson = False,
 ) -> None:
     """Classify images or texts with a fused model.
 
@@ -300,11 +286,9 @@ def predict(
         numbers = ([f"{one:.6f}" if isinstance(one, float) else one for one in line.values()] for line in lines)
         csv.writer(file := io.StringIO(), lineterminator="\n").writerows([list(lines[0]), *numbers])
         text = file.getvalue()
-    if json:
-        print_json(rows)
-        out_console.quiet = True
+    give(rows)
     if out is None:
-        print("" if json else plain(text), end="")
+        out_console.out(plain(text), end="", highlight=False)
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, text.encode("utf-8", "replace"))
@@ -422,7 +406,7 @@ def _print_summary(result: FusionResult) -> None:
         for name, one in figures.items():
             scores = (one.accuracy, one.own_accuracy, one.ece)
             table.add_row(name, *("–" if value is None else f"{100 * value:.1f}" for value in scores))
-        out_console.print(table)
+        say(table)
     evaluated = len(result.evaluated)
     say(f"teachers evaluated: {evaluated}; with cached predictions or tables: {len(report.teachers) - evaluated}")
     if learned := kept_start(report):
