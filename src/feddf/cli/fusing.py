@@ -270,19 +270,15 @@ def predict(
         raise ConfigError.at("--out", str(out), f"must end in .csv or .jsonl{', or be a folder for masks' * masks}")
     found = inputs_of(model, inputs)
     predicted = dict(zip(found, model.predict(list(found.values())), strict=True))
-    if len(model.spec.outputs.positions) == 1:
-        rows = [row for name, one in predicted.items() for row in _tokens(model, name, found[name], one)]
-    else:
-        rows = [_as_json(model, name, one) for name, one in predicted.items()]
+    parts = [part for name, one in predicted.items() for part in _parts(model, name, found[name], one)]
+    rows = [{**said, **({"probabilities": shares} if shares else {})} for said, shares in parts]
     if out is not None and masks and not out.suffix:
         _write_masks(model, predicted, out)
         out /= "masks.csv"
     if out and out.suffix == ".jsonl":
         text = "".join(f"{dumps(row, ensure_ascii=False)}\n" for row in rows)
     else:
-        shares = [row.get("probabilities", {}) for row in rows]
-        kept = ({name: one for name, one in row.items() if name != "probabilities"} for row in rows)
-        lines = [{**row, **more} for row, more in zip(kept, shares, strict=True)] or [{"input": ""}]
+        lines = [{**said, **shares} for said, shares in parts] or [{"input": ""}]
         numbers = ([f"{one:.6f}" if isinstance(one, float) else one for one in line.values()] for line in lines)
         csv.writer(file := io.StringIO(), lineterminator="\n").writerows([list(lines[0]), *numbers])
         text = file.getvalue()
@@ -295,22 +291,28 @@ def predict(
     say(f"{len(found)} predictions: {out}")
 
 
-def _tokens(model: LoadedModel, name: str, text: Any, one: Prediction) -> Iterator[dict[str, Any]]:
-    """Yield each token of a text with its class, its labels or its values."""
+def _parts(model: LoadedModel, name: str, given: Any, one: Prediction) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Yield what is said of an input (or of each token of a text), and the probabilities of its classes, if it has any.
+
+    Values are said under their own names.
+    """
     from feddf.saved.model import Tokens
 
+    outputs, shares = model.spec.outputs, {each: round(value, 6) for each, value in one.probabilities.items()}
+    if len(outputs.positions) != 1:
+        yield ({"input": name, **shares}, {}) if outputs.has_units else ({"input": name, "class": one.label}, shares)
+        return
     if not isinstance(model.preprocess, Tokens) or one.mask is None:
-        raise ConfigError(
-            f"the answers of a model at {model.spec.outputs.positions[0]} places of no text are not written"
+        raise ConfigError(f"the answers of a model at {outputs.positions[0]} places of no text are not written")
+    words = model.preprocess.words(model.preprocess.read([given]))[0]
+    for place, (word, said) in enumerate(zip(words, one.mask.movedim(-1, 0), strict=True)):
+        each = (
+            {"class": model.classes[int(said)]}
+            if said.ndim == 0
+            else dict(zip(model.classes, said.tolist(), strict=True))
         )
-    places = one.mask.movedim(-1, 0) if one.mask.ndim > 1 else one.mask
-    for place, (word, said) in enumerate(
-        zip(model.preprocess.words(model.preprocess.read([text]))[0], places, strict=True)
-    ):
-        if word and said.ndim == 0:
-            yield {"input": name, "place": place, "token": word, "class": model.classes[int(said)]}
-        elif word:
-            yield {"input": name, "place": place, "token": word, **dict(zip(model.classes, said.tolist(), strict=True))}
+        if word:
+            yield {"input": name, "place": place, "token": word, **each}, {}
 
 
 def _write_masks(model: LoadedModel, predicted: dict[str, Prediction], out: Path) -> None:
@@ -318,32 +320,20 @@ def _write_masks(model: LoadedModel, predicted: dict[str, Prediction], out: Path
     from PIL import Image  # whoever gave images has it
 
     if model.spec.outputs.has_units or len(model.classes) > 256:
-        raise ConfigError.at(
-            "--out", str(out), "pixels of PNG files are up to 256 classes; use feddf.load_model for others"
-        )
+        allowed = "pixels of PNG files are up to 256 classes; use feddf.load_model for others"
+        raise ConfigError.at("--out", str(out), allowed)
     out.mkdir(parents=True, exist_ok=True)
     stems = [Path(name).stem for name in predicted]
     for number, (stem, one) in enumerate(zip(stems, predicted.values(), strict=True)):
         name = stem if len(set(stems)) == len(stems) else f"{number}-{stem}"
         assert one.mask is not None, "the model answers at every pixel"
-        parts = (
-            {name: one.mask}
-            if one.mask.ndim == 2
-            else dict(zip((f"{name}-{label}" for label in model.classes), one.mask, strict=True))
-        )
-        for each, mask in parts.items():
+        masks = one.mask[None] if one.mask.ndim == 2 else one.mask
+        names = [name] if one.mask.ndim == 2 else [f"{name}-{label}" for label in model.classes]
+        for each, mask in zip(names, masks, strict=True):
             picture = Image.fromarray(mask.byte().numpy())
             picture.putpalette([factor * index % 256 for index in range(256) for factor in (37, 151, 83)])
             picture.save(out / f"{each}.png")
     say(f"{len(predicted)} masks: {out}")
-
-
-def _as_json(model: LoadedModel, name: str, one: Prediction) -> dict[str, Any]:
-    """Return a prediction as JSON: a class and its probabilities, or values under their own names."""
-    numbers = {each: round(value, 6) for each, value in one.probabilities.items()}
-    if model.spec.outputs.has_units:
-        return {"input": name, **numbers}
-    return {"input": name, "class": one.label, "probabilities": numbers}
 
 
 def _source(text: str) -> Any:
