@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Column, Table
 
 from feddf.cli.arguments import (
     Overrides,
@@ -31,6 +30,7 @@ from feddf.cli.arguments import (
 )
 from feddf.config.errors import ConfigError, FeddfError, one_line
 from feddf.config.foreign import parse_json, parse_toml, validated
+from feddf.report.tables import percent, table_of
 from feddf.runtime.atomic import read_regular, write_atomically
 
 if TYPE_CHECKING:
@@ -195,11 +195,10 @@ def contributions(
     with one_line(FeddfError, f"{folder} holds no report of a fusion", (OSError, ValueError, KeyError)):
         report = parse_json(read_regular(folder / "report.json"))
         found: dict[str, dict[str, float]] = validated(dict[str, dict[str, float]], report["contributions"])
-    table = Table("teacher", *(f"{which} %" for which in found))
-    for name in dict.fromkeys(name for one in found.values() for name in one):
-        table.add_row(name, *(f"{100 * one[name]:.1f}" if name in one else "" for one in found.values()))
     give(found)
-    say(table)
+    names = dict.fromkeys(name for one in found.values() for name in one)
+    rows = [[name, *(percent(one[name]) if name in one else "" for one in found.values())] for name in names]
+    say(table_of(["teacher"], [f"{which} %" for which in found], rows))
 
 
 def inspect(
@@ -386,17 +385,12 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _print_summary(result: FusionResult) -> None:
-    from feddf.fusing.card import kept_start, matched
+    from feddf.fusing.card import all_figures, kept_start, matched
 
     report = result.report
-    for which, figures in report.sets.items():
-        titles = (f"{report.metric} %", f"of its {report.outputs.get('kind', 'classes')} %", "calibration error %")
-        numbers = [Column(name, justify="right") for name in titles]
-        table = Table(Column("model", overflow="fold"), *numbers, title=f"On {report.sizes[which]} {which} examples")
-        for name, one in figures.items():
-            scores = (one.accuracy, one.own_accuracy, one.ece)
-            table.add_row(name, *("–" if value is None else f"{100 * value:.1f}" for value in scores))
-        say(table)
+    for which in report.sets:
+        (first, *numbers), rows = all_figures(report, which)
+        say(table_of([first], numbers, rows, fold=True, title=f"On {report.sizes[which]} {which} examples"))
     evaluated = len(result.evaluated)
     say(f"teachers evaluated: {evaluated}; with cached predictions or tables: {len(report.teachers) - evaluated}")
     if learned := kept_start(report):
