@@ -6,7 +6,7 @@ Each is a function of an entry of ``[[teachers]]``, and of whether code in its f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -91,18 +91,16 @@ def _of_weights(path: Path, spec: ModelSpec, feeding: Feeding, id: str, folder: 
 
 
 def _with_outputs(spec: ModelSpec, state: State) -> ModelSpec:
-    """Return a description with as many classes as the weights have outputs; if no number fits, loading will say so."""
-    shapes = {key: tensor.shape for key, tensor in state.items()}
-    counts = {len(tensor) for tensor in state.values() if tensor.ndim in (1, 2)}
-    counts |= {len(tensor) for tensor in state.values() if spec.form and tensor.ndim == 4}  # convolutions are heads too
-    for count in sorted(counts, key=lambda one: (one != len(spec.classes), one)):  # what the user says is tried first
-        tried = spec.with_classes(tuple(str(number) for number in range(count)))
-        try:
-            found = tried.sizes()
-        except Exception:
-            break
-        if found == shapes:
-            return tried
+    """Return a description with as many classes as the weights have outputs; if it fits none, loading will say so.
+
+    Which of the weights have a size for each output shows where two and three outputs are compared.
+    """
+    with suppress(Exception):  # an architecture may refuse its options
+        two, three = (spec.with_classes(tuple("012"[:count])).sizes() for count in (2, 3))
+        for key, sizes in two.items():
+            for axis, (one, other) in enumerate(zip(sizes, three[key], strict=True)):
+                if one != other:
+                    return spec.with_classes(tuple(map(str, range(state[key].shape[axis]))))
     return spec.with_classes(spec.classes or ("0", "1"))
 
 

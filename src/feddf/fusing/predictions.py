@@ -153,12 +153,22 @@ class PredictionCache:
         with open_teacher(teacher, teacher.preprocess or self.student, self.execution) as predict:
             for name, inputs in self.sets.items():
                 if self._cached(teacher, name) is None:
-                    self._write(teacher, inputs, predict, self._path(teacher, name))
+                    path = self._path(teacher, name)
+                    with one_line(FeddfError, f"cannot cache predictions in {path.parent}", OSError):
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        self.write(teacher, predict, inputs, path)
                     self._found[teacher.id, name] = self._cached(teacher, name)
         self.evaluated.append(teacher.id)
 
-    def _write(self, teacher: TrainedModel, inputs: RawInputs, predict: Predict, path: Path) -> None:
-        """Write logits as they come: large ones in half precision, and of many channels the largest."""
+    def write(
+        self, teacher: TrainedModel, predict: Predict, inputs: RawInputs, path: Path,
+        coding: Callable[[Outputs], Coding] | None = None, **about: Any,
+    ) -> float:  # fmt: skip
+        """Write a teacher's logits for some inputs as they come, and return what rounding has changed at most.
+
+        They are whole unless a function of what they mean says how they are stored; large ones are in half precision,
+        and of many channels the largest.
+        """
         self.progress(teacher.id, 0, len(inputs))
         batches = predict(inputs)
         first = next(batches)
@@ -169,14 +179,10 @@ class PredictionCache:
             raise TeacherError(f"teacher {teacher.id}: it answers with {outputs.title}, and {due.title} are expected")
         earlier = self._cached(teacher, next(iter(self.sets)))  # what outputs are is decided by the first set
         given = teacher.outputs or (earlier.about.given if earlier else kind_of(teacher.id, first, outputs.kind))
-        coding = Coding.of(outputs, 16 if outputs.is_large else 32)
-        about = {"names": [str(number) for number in range(outputs.channels or 0)], "given": given}
+        stored = coding(outputs) if coding else Coding.of(outputs, 16 if outputs.is_large else 32)
+        about = {"given": given, "names": [str(number) for number in range(outputs.channels or 0)], **about}
         logits = self._logits(teacher, given, chain([first], batches), len(inputs))
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_answers(path, logits, len(inputs), coding, about)
-        except OSError as error:
-            raise FeddfError(f"cannot cache predictions in {path.parent}: {error.strerror or error}") from error
+        return write_answers(path, logits, len(inputs), stored, about)
 
     def _logits(self, teacher: TrainedModel, kind: str, batches: Iterable[Tensor], total: int) -> Iterator[Tensor]:
         done = 0
