@@ -118,7 +118,7 @@ def of_program(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     returned = {node.name: node.meta.get("val") for node in program.graph.nodes}
     flat = getattr(returned.get(program.graph_signature.user_outputs[0]), "ndim", None) == 2
     rest: dict[str, Any] = {"takes": shown_sizes(sizes), "form": {"positions": []} if flat else {}}
-    return [_of_file(config, [path], partial(_load_program, path, config.id), About(of_sizes(sizes[1:])), **rest)]
+    return [of_file(config, [path], partial(_load_program, path, config.id), About(of_sizes(sizes[1:])), **rest)]
 
 
 def of_onnx(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -132,7 +132,7 @@ def of_onnx(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     graph = read_graph(path, config.id)
     load = partial(load_onnx, graph, path, config.id, config.tokenizer or about(path).feeding.get("tokenizer"))
     form: dict[str, Any] = {"positions": []} if graph.flat else {}
-    return [_of_file(config, files, load, graph.about, takes=graph.takes, moves=False, form=form)]
+    return [of_file(config, files, load, graph.about, takes=graph.takes, moves=False, form=form)]
 
 
 def of_bundle(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -153,7 +153,9 @@ def _existing(config: TeacherConfig) -> Path:
     return config.file
 
 
-def _of_file(config: TeacherConfig, files: Sequence[Path], load: Load, said: About, **rest: Any) -> TrainedModel:
+def of_file(
+    config: TeacherConfig, files: Sequence[Path], load: Load, said: About, meant: str = "", **rest: Any
+) -> TrainedModel:
     """Return a program as a teacher, which is fed as is said by hand, in its file or beside it."""
 
     @contextmanager
@@ -165,7 +167,7 @@ def _of_file(config: TeacherConfig, files: Sequence[Path], load: Load, said: Abo
     more = about(files[0])
     feeding = by_hand(config).otherwise(said.feeding).otherwise(more.feeding)
     more = replace(more, feeding=feeding, classes=said.classes or more.classes)
-    return TrainedModel.of_files(config.id, opened, files, more, source=str(files[0]), **rest)
+    return TrainedModel.of_files(config.id, opened, files, more, meant, **{"source": str(files[0]), **rest})
 
 
 def _in_its_sizes(name: str, sizes: Sizes, predict: PredictBatch, inputs: Tensor) -> Tensor:
