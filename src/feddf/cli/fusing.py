@@ -149,7 +149,7 @@ def pool(
     """
     from feddf.fusing.asking import pool_identity
 
-    found = pool_identity(_asked("nobody", unlabeled, overrides), trust=trust)
+    found = pool_identity(_asked("none", unlabeled, overrides), trust=trust)
     write_atomically(out, found.describe().encode())
     if found.duplicates:
         complain(f"{found.duplicates} of {len(found.hashes)} inputs are there twice")
@@ -206,7 +206,7 @@ def inspect(
     labeled: Annotated[str | None, option(help=f"Labeled data to try them on: {_LABELED}")] = None,
     trust: Trust = False,
 ) -> int:
-    """Say what models are before they are fused: how each is fed and who said so, what it returns, how good and fast.
+    """Say what models are before they are fused: how each is fed (and its source), what it returns, how good and fast.
 
     For instance: feddf inspect site-a/ site-b.onnx --labeled digits
     """
@@ -316,7 +316,7 @@ def _parts(model: LoadedModel, name: str, given: Any, one: Prediction) -> Iterat
 
 def _write_masks(model: LoadedModel, predicted: dict[str, Prediction], out: Path) -> None:
     """Write masks as PNG files of a palette, at the size that the model sees; of labels, a file each."""
-    from PIL import Image  # whoever gave images has it
+    from PIL import Image  # who gives images has it
 
     if model.spec.outputs.has_units or len(model.classes) > 256:
         allowed = "pixels of PNG files are up to 256 classes; use feddf.load_model for others"

@@ -111,7 +111,7 @@ def all_figures(report: Report, which: str) -> tuple[list[str], list[list[str]]]
 
 
 def _teachers(report: Report) -> str:
-    """Return whence the teachers are and what each contributes; then how all models are fed, and who said so."""
+    """Return whence the teachers are and what each contributes; then how all models are fed, with the sources."""
     gains = {f"contribution ({which})": found for which, found in report.contributions.items() if found}
     header = ["teacher", "from", "architecture", "SHA-256 begins", "license", *gains]
     rows = [
@@ -127,7 +127,7 @@ def _teachers(report: Report) -> str:
     fed += [["student", report.student["fed"], "logits"]] if report.student else []
     said = [f"- {_cell(text)}" for text in [*report.notes.get("warnings", ()), *matched(report)]]
     parts = ["## Teachers", markdown_table(header, rows), told if gains else "", "## How they are fed"]
-    return _joined([*parts, markdown_table(["model", "fed (who said so)", "outputs"], fed), "\n".join(said)])
+    return _joined([*parts, markdown_table(["model", "fed (source)", "outputs"], fed), "\n".join(said)])
 
 
 def matched(report: Report) -> list[str]:
@@ -155,7 +155,7 @@ def _classes(report: Report) -> str:
 
 
 def _agreement(report: Report) -> str:
-    """Return who agrees with whom (for more than 40 teachers that is in ``report.json`` only), and who with nobody."""
+    """Return who agrees with whom (for more than 40 teachers that is in ``report.json`` only), and who stands apart."""
     shares = zip(report.names, report.agreement, strict=True)
     rows = [[name, *(f"{100 * value:.0f}" for value in row)] for name, row in shares]
     what = "unlabeled inputs on which both name the same class"
