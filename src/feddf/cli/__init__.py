@@ -28,10 +28,10 @@ app = App(
     pretty_exceptions_enable=False,
 )
 for command in (run, resume, compare, watch, report, config, tune, partition, audit, doctor, fuse, inspect, predict):
-    app.command()(command)
+    app.command(gives=command not in (watch, tune))(command)
 for further in (pool, ask, contributions):
-    app.command()(further)
-app.command("presets")(list_presets)
+    app.command(gives=True)(further)
+app.command("presets", gives=True)(list_presets)
 app.add_typer(data_app, name="data")
 
 

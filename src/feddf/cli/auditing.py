@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from feddf.cli.arguments import AsJson, NameOrFile, Overrides, print_json, say
+from feddf.cli.arguments import NameOrFile, Overrides, give, say
 
 
 def audit(
@@ -18,7 +18,6 @@ def audit(
     scale: Annotated[float, typer.Option(help="Use so much of the planned noise, to see it fail.", min=1e-9)] = 1.0,
     clients: Annotated[int, typer.Option(help="Attack answers of so many clients too (64, say).", min=0)] = 0,
     picture: Annotated[Path | None, typer.Option(help="Draw ROC curves: FILE.png, FILE.svg or FILE.pdf.")] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Attack the privacy that a configuration claims: a lower bound on ε above the claim is an error."""
     import torch
@@ -59,6 +58,7 @@ def audit(
     found |= {f"AUC of {name}": float(torch.trapezoid(true, false)) for name, (false, true) in curves.items()}
     if picture:
         roc_curves(curves, found["claimed"], picture)
-    print_json(found) if as_json else say(", ".join(f"{name} {value:.3g}" for name, value in found.items()))
+    give(found)
+    say(", ".join(f"{name} {value:.3g}" for name, value in found.items()))
     if max(value for name, value in found.items() if "bound" in name) > found["claimed"]:
         raise PrivacyError("the audit refutes the claimed ε: less is private than the plan says")

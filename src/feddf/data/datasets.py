@@ -206,7 +206,7 @@ def _mnist_5k_arrays() -> tuple[Tensor, Tensor]:
 
 
 def digits(data: DataConfig) -> Dataset:
-    """1,797 digits of 8×8 pixels, written by other people than MNIST's, that come with scikit-learn.
+    """1,797 digits of 8×8 pixels, in other handwriting than MNIST's, that come with scikit-learn.
 
     They fill their frame; a blank border of two pixels gives them the margins that MNIST's digits have.
     """

@@ -36,7 +36,7 @@ START = "forkserver" if sys.platform == "linux" else "spawn"
 """How workers start: a fork of a process with running threads can hang, and so does one of Apple's libraries. On Linux
 they are forks of one that has imported everything and computed nothing: they share its pages, and import nothing."""
 PRELOADED = ["feddf.engines.processes", "feddf.runs.run"]
-LOOK = 5.0  # seconds between two looks whether somebody has stopped a worker
+LOOK = 5.0  # seconds between two looks whether a worker was stopped
 
 
 class Processes:
@@ -90,7 +90,7 @@ class Processes:
             self._team = [worker for worker in self._team if worker not in busy]
 
     def _wake(self) -> None:
-        """Let workers go on that somebody has stopped (SIGSTOP): without a deadline a round would wait for ever."""
+        """Let workers go on that were stopped from outside (SIGSTOP): without a deadline a round would never end."""
         time.sleep(LOOK)
         while self._team:
             for worker in list(self._team):
@@ -237,7 +237,7 @@ def _end() -> NoReturn:
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-    finally:  # a stream may be closed, or nobody may read it any more
+    finally:  # a stream may be closed, or not be read any more
         os._exit(0)
 
 

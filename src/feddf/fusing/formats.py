@@ -6,7 +6,7 @@ Each is a function of an entry of ``[[teachers]]``, and of whether code in its f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -91,18 +91,16 @@ def _of_weights(path: Path, spec: ModelSpec, feeding: Feeding, id: str, folder: 
 
 
 def _with_outputs(spec: ModelSpec, state: State) -> ModelSpec:
-    """Return a description with as many classes as the weights have outputs; if no number fits, loading will say so."""
-    shapes = {key: tensor.shape for key, tensor in state.items()}
-    counts = {len(tensor) for tensor in state.values() if tensor.ndim in (1, 2)}
-    counts |= {len(tensor) for tensor in state.values() if spec.form and tensor.ndim == 4}  # convolutions are heads too
-    for count in sorted(counts, key=lambda one: (one != len(spec.classes), one)):  # what the user says is tried first
-        tried = spec.with_classes(tuple(str(number) for number in range(count)))
-        try:
-            found = tried.sizes()
-        except Exception:
-            break
-        if found == shapes:
-            return tried
+    """Return a description with as many classes as the weights have outputs; if it fits none, loading will say so.
+
+    Which of the weights have a size for each output shows where two and three outputs are compared.
+    """
+    with suppress(Exception):  # an architecture may refuse its options
+        two, three = (spec.with_classes(tuple("012"[:count])).sizes() for count in (2, 3))
+        for key, sizes in two.items():
+            for axis, (one, other) in enumerate(zip(sizes, three[key], strict=True)):
+                if one != other:
+                    return spec.with_classes(tuple(map(str, range(state[key].shape[axis]))))
     return spec.with_classes(spec.classes or ("0", "1"))
 
 
@@ -120,7 +118,7 @@ def of_program(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     returned = {node.name: node.meta.get("val") for node in program.graph.nodes}
     flat = getattr(returned.get(program.graph_signature.user_outputs[0]), "ndim", None) == 2
     rest: dict[str, Any] = {"takes": shown_sizes(sizes), "form": {"positions": []} if flat else {}}
-    return [_of_file(config, [path], partial(_load_program, path, config.id), About(of_sizes(sizes[1:])), **rest)]
+    return [of_file(config, [path], partial(_load_program, path, config.id), About(of_sizes(sizes[1:])), **rest)]
 
 
 def of_onnx(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -134,7 +132,7 @@ def of_onnx(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     graph = read_graph(path, config.id)
     load = partial(load_onnx, graph, path, config.id, config.tokenizer or about(path).feeding.get("tokenizer"))
     form: dict[str, Any] = {"positions": []} if graph.flat else {}
-    return [_of_file(config, files, load, graph.about, takes=graph.takes, moves=False, form=form)]
+    return [of_file(config, files, load, graph.about, takes=graph.takes, moves=False, form=form)]
 
 
 def of_bundle(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -155,7 +153,9 @@ def _existing(config: TeacherConfig) -> Path:
     return config.file
 
 
-def _of_file(config: TeacherConfig, files: Sequence[Path], load: Load, said: About, **rest: Any) -> TrainedModel:
+def of_file(
+    config: TeacherConfig, files: Sequence[Path], load: Load, said: About, meant: str = "", **rest: Any
+) -> TrainedModel:
     """Return a program as a teacher, which is fed as is said by hand, in its file or beside it."""
 
     @contextmanager
@@ -167,7 +167,7 @@ def _of_file(config: TeacherConfig, files: Sequence[Path], load: Load, said: Abo
     more = about(files[0])
     feeding = by_hand(config).otherwise(said.feeding).otherwise(more.feeding)
     more = replace(more, feeding=feeding, classes=said.classes or more.classes)
-    return TrainedModel.of_files(config.id, opened, files, more, source=str(files[0]), **rest)
+    return TrainedModel.of_files(config.id, opened, files, more, meant, **{"source": str(files[0]), **rest})
 
 
 def _in_its_sizes(name: str, sizes: Sizes, predict: PredictBatch, inputs: Tensor) -> Tensor:

@@ -63,7 +63,8 @@ class StudentSpec:
     ``init`` names its first weights: "new", "average" (of the teachers of the same architecture, classes and
     preprocessing), or a teacher's name. ``classes`` are all that some teacher knows, unless they are named. ``shape``
     is that of one encoded input, ``fits`` and ``form`` as in :class:`~feddf.saved.model.ModelSpec`: all follow from the
-    rest. ``feeding`` says who said how it is fed; ``background`` names the class of whatever is none of the others.
+    rest. ``feeding`` says how it is fed, and from where that is known; ``background`` names the class of whatever is
+    none of the others.
     """
 
     model: str | nn.Module | None
@@ -79,7 +80,7 @@ class StudentSpec:
 
     @property
     def fed(self) -> Feeding:
-        """How it is fed, and who said so: by hand, unless something else is known."""
+        """How it is fed, and from where that is known: by hand, unless something else is."""
         return self.feeding if self.feeding.values else Feeding.of(self.preprocess, HAND)
 
     @property
@@ -205,7 +206,7 @@ def _fuse(
 
 
 def _warnings(models: Sequence[TrainedModel], classes: Sequence[str], validation: Labeled | None) -> list[str]:
-    """Warn of teachers that are fed as nobody said; where there are labels, with what would be better."""
+    """Warn of teachers whose feeding is assumed; where there are labels, with what would be better."""
     found = [warning_of(one, validation, columns_of(one.classes, classes)) for one in models]
     for text in filter(None, found):
         warnings.warn(text, FeedingWarning, stacklevel=4)

@@ -38,7 +38,7 @@ LINES = "lines:"
 
 
 class FeedingWarning(UserWarning):
-    """A teacher is fed, or its classes are read, as nobody said."""
+    """How a teacher is fed, or what its classes are, is assumed."""
 
 
 @dataclass(frozen=True)

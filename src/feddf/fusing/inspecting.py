@@ -120,7 +120,7 @@ def better_normalization(teacher: TrainedModel, labeled: Labeled, columns: Tenso
 
 
 def warning_of(teacher: TrainedModel, labeled: Labeled | None, columns: Tensor | None) -> str:
-    """Return the warning about a teacher that is fed as nobody said; nothing if somebody did."""
+    """Return the warning about a teacher whose normalization is assumed; nothing if it is known."""
     if not teacher.feeding.is_assumed:
         return ""
     hint = better_normalization(teacher, labeled, columns) if labeled and columns is not None else ""

@@ -1,6 +1,6 @@
 """Secret randomness: Gaussian noise and coin flips, made of bytes of the operating system and never of a seed.
 
-A seed can be read in a run's configuration; whoever knows it could subtract the noise. So no key can set these bytes: a
+A seed can be read in a run's configuration; with it the noise could be subtracted. So no key can set these bytes: a
 test hands in another :data:`Source`. The noise is made of floating-point numbers, whose gaps an attacker who sees all
 bits of a release could use (Mironov 2012); that is not defended against.
 """
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 Source = Callable[[int], bytes]
-"""(number of bytes) -> so many bytes that nobody can predict. It travels to workers: a function of a module."""
+"""(number of bytes) -> so many bytes that cannot be predicted. It travels to workers: a function of a module."""
 
 system: Source = os.urandom
 """The operating system's source."""

@@ -14,7 +14,7 @@ from feddf.privacy.dpsgd import steps_of_epoch
 RELATION = "add/remove"
 UNITS = {
     "record": "one row of one client, against everyone, the server included",
-    "client": "all data of one client, against whoever sees the models, but not against the server",
+    "client": "all data of one client, against all who see the models, but not against the server",
 }
 ON = {
     "dp-sgd": "each step's sum of clipped gradients",

@@ -86,7 +86,7 @@ class Releases:
         return state
 
     def engine(self, engine: Engine) -> Engine:
-        """Return the clients' engine, in which nobody trains again whose release of this round is written down."""
+        """Return the clients' engine, in which no client trains again whose release of this round is written down."""
 
         def run(function: Callable[[Any], Any], jobs: Sequence[Any], /) -> Iterator[Any | Failure]:
             lost = [job for job in jobs if (job.round, job.id) in self._known]

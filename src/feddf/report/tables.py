@@ -55,7 +55,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
 
 
 def results(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the same for programs: plain values, accuracies from 0 to 1, ``None`` where nobody knows."""
+    """Return the same for programs: plain values, accuracies from 0 to 1, ``None`` where they are not known."""
     keys = differing(runs)
     return [
         {

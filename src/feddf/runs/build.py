@@ -142,7 +142,7 @@ def _warnings(task: Task) -> tuple[str, ...]:
         return ()
     held = set(torch.unique(task.train.labels[torch.cat(task.shards)]).tolist())
     absent = [str(label) for label in range(task.train.n_classes) if label not in held]
-    text = f"no client holds an example of class {', '.join(absent[:10])}: nobody can teach it"
+    text = f"no client holds an example of class {', '.join(absent[:10])}: it cannot be learned"
     return (text,) if absent else ()
 
 

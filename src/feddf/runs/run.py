@@ -66,7 +66,7 @@ def run_experiment(
     with folder.locked(), open_engines(experiment.run, experiment.clients.timeout) as engines:
         server = folder.latest(parts.server.models)[0] or parts.server
         folder.forget_after(server.round)
-        if not parts.privacy:  # with privacy, who holds what is told to nobody
+        if not parts.privacy:  # with privacy, who holds what is not told
             held = {"classes": task.data.group_names, "counts": task.counts().tolist()}
             write_atomically(folder.path / "partition.json", json.dumps(held).encode())
         tried = staged(engines.server, "evaluate")

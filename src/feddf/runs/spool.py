@@ -110,7 +110,7 @@ def _on_disk(path: Path, about: Mapping[str, Any]) -> Update:
 def _checksum(about: Mapping[str, Any], update: Update) -> int:
     """Return a checksum of the tensors and all that is said about them: it tells a file that is torn from a whole one.
 
-    Whoever can write into the folder can write any update; so no more than CRC-32 is asked for, a quarter of the cost.
+    What can write into the folder can write any update; so no more than CRC-32 is asked for, a quarter of the cost.
     """
     said = {key: value for key, value in about.items() if key != "digest"}
     found = zlib.crc32(json.dumps(said, sort_keys=True).encode())
@@ -129,7 +129,7 @@ _DTYPES = {  # by safetensors' names
 
 
 class StateOnDisk(Mapping[str, Tensor]):
-    """The state under some names in a file; its tensors are read when they are asked for, and kept by nobody."""
+    """The state under some names in a file; its tensors are read when they are asked for, and not kept."""
 
     def __init__(self, path: Path, *above: str) -> None:
         self._path = path

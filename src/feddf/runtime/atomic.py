@@ -1,6 +1,6 @@
 """Files that are never half-written, that are known to be whole when they are read, and whose they are.
 
-A mark that only this user's feddf can make says whose a file is, so that code is run for nobody else unasked. The rule:
+A mark that only this user's feddf can make says whose a file is, so that no other's code is run unasked. The rule:
 code that a user names in a command or in a TOML file of their own is trusted. A ``.pt2`` file, and whatever a folder
 made elsewhere names, never is without ``--trust``. A list of one's own folders would not do instead: it knows paths,
 and a folder made elsewhere can be put in the place of one's own.
@@ -225,7 +225,7 @@ def names_code(name: str) -> bool:
 
 
 class UntrustedError(FeddfError):
-    """A file holds code, and nobody said that it may run."""
+    """A file holds code, and it was not said that it may run."""
 
     exit_code = 2
 

@@ -284,7 +284,7 @@
     const lost = run.happened.flatMap((one, i) => one.dropped.map((each) => ({ round: i + 1, ...each }))).slice(-200).reverse();
     const rows = lost.map((one) => make("tr", {}, make("td", {}, one.round), make("td", { class: "text" }, one.client),
       make("td", { class: "text" }, one.reason)));
-    if (!rows.length) rows.push(make("tr", {}, make("td", { class: "text", colspan: 3 }, "nobody")));
+    if (!rows.length) rows.push(make("tr", {}, make("td", { class: "text", colspan: 3 }, "none")));
     fill("dropped", ["round", "client", "reason"].map(corner), rows);
     drawPartition(run.partition);
   }
