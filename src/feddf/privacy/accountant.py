@@ -100,7 +100,7 @@ def noise_for(epsilon: float, delta: float, times: int = 1, sampling: float = 1.
     """Return the least noise multiplier z with which so many uses stay within (ε, δ), rounded up by at most 0.1 %.
 
     >>> noise_for(1.0, 1e-5)
-    3.731
+    3.732
     """
     if isinf(epsilon):
         return 0.0
