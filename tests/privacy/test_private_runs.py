@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from feddf.cli import app
 from feddf.config import ConfigError, Experiment, parse
 from feddf.config.keys import nested
 from feddf.privacy.accountant import Mechanism, epsilon_of
-from feddf.privacy.noise import Source
+from feddf.privacy.noise import Noise, Source
 from feddf.privacy.releases import LEDGER, read_ledger
 from feddf.rounds import jobs_for, sample
 from feddf.runs.build import build
@@ -55,7 +56,7 @@ def experiment(kind: str = "", changes: dict[str, Any] | None = None) -> Experim
 
 
 def ran(path: Path, given: Experiment, secrets: Source | None = None) -> list[Any]:
-    parts = build(given, secrets=secrets) if secrets else build(given)
+    parts = build(given, noise=partial(Noise, source=secrets)) if secrets else build(given)
     return list(run_experiment(parts, RunFolder.create(path, given)))
 
 
@@ -144,7 +145,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], str]] = {
     "less noise than ε allows": ("weights", {"privacy.noise": 0.06}, "would accept that"),
     "hardly any noise": ("weights", {"privacy.noise": 0.01}, "cost ε = inf"),
     "δ that allows to publish a client": ("weights", {"privacy.delta": 0.09, "clients.total": 16}, "below 1/16"),
-    "nothing that noise could do": ("weights", {"privacy.epsilon": 1e-6, "privacy.delta": 1e-30}, "cannot meet it"),
+    "nothing that noise could do": ("weights", {"privacy.epsilon": 1e-6, "privacy.delta": 1e-30}, "would accept that"),
 }
 
 
