@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,20 @@ def test_updates_are_written_down_before_they_are_used_and_nobody_trains_twice(t
     assert isinstance(trained[0], Failure)
     assert trained[1:] == ["b"]
     assert list(again.engine(lambda function, jobs: map(function, jobs))(lambda one: one.id, [job("a", 2)])) == ["a"]
+
+
+def test_a_reply_that_nobody_kept_is_written_down_all_the_same(tmp_path: Path) -> None:
+    releases = opened(tmp_path)
+    replies = {name: Reply(name, "mlp", 1, noisy(), 1) for name in "ab"}
+
+    def train(function: object, jobs: list[Job]) -> Iterator[Reply | Failure]:
+        yield from (replies[one.id] for one in jobs if one.id != "c")
+        yield from (Failure(one.id, "it died") for one in jobs if one.id == "c")
+
+    for outcome in releases.engine(train)(lambda one: one, [job("a"), job("b"), job("c")]):  # type: ignore[arg-type]
+        if isinstance(outcome, Reply) and outcome.client_id == "a":
+            releases.keep(job("a"), Update("a", "mlp", 1, outcome.state, 1))
+    assert opened(tmp_path).counts() == {"a": 1, "b": 1}  # the third has released nothing
 
 
 def test_what_is_spent_is_by_client() -> None:

@@ -31,7 +31,7 @@ class PrivacyConfig(Section):
         "auto", "record: 'dp-sgd' or 'heads'; client: noise on 'weights', 'answers' or 'votes'; 'auto': the first"
     )
     sampling: float = method_key(0.05, "a record's chance of being in a batch; 1/sampling steps an epoch", gt=0, le=1)
-    regularization: float = method_key(10.0, "Λ of the loss Σ ℓ + Λ/2 ‖w‖² of a private head", gt=0)
+    regularization: float = method_key(10.0, "Λ of the loss Σ ℓ + Λ/2 ‖w‖² of a private head", ge=0.01)
     groups: int = method_key(1, "noisy averages of so many groups of clients, which teach ('weights')", ge=1)
     quantile: float | None = method_key(None, "the clip goes to this quantile of norms ('weights')", gt=0, lt=1)
     threshold: float = method_key(0.6, "the share of votes from which an input is answered ('votes')", gt=0, le=1)
@@ -71,11 +71,7 @@ def privacy_mistakes(experiment: Experiment) -> Iterator[Mistake]:
     if mechanism == "heads":
         linear = all(prototype.model == "linear" for prototype in experiment.prototypes)
         yield not linear, "prototypes", "private heads are linear; set prototypes = ['linear']"
-        yield (
-            experiment.rounds > 1,
-            "rounds",
-            "a head is solved once: more rounds would only spend; it must be 1",
-        )
+        yield experiment.rounds > 1, "rounds", "a head is solved once: more rounds would only spend; it must be 1"
     if mechanism in ("answers", "votes"):
         why = f"students know the noisy {mechanism} alone, or privacy.mechanism is 'weights'"
         yield fusion.method != "feddf", "fusion.method", f"{why}; it must be 'feddf'"

@@ -82,8 +82,10 @@ def make_private(
     if privacy.level == "none":
         return None
     kind, on = resources.outputs, privacy.chosen
-    if not kind.counts_classes and on != "weights":
-        raise ConfigError.at("privacy.mechanism", on, f"it is for one class each, and the outputs are {kind.title}")
+    few = on in ("answers", "votes") and resources.known  # of a class that few clients know, the sum is over few
+    if on != "weights" and (few or not kind.counts_classes):
+        needed = f"it is for one class each that all clients know, and the outputs are {kind.title}"
+        raise ConfigError.at("privacy.mechanism", on, f"{needed}{' that only some clients know' if few else ''}")
     for name, prototype in resources.prototypes.items():
         with one_line(partial(ConfigError.at, "prototypes", name), of=ValueError):
             if on in ("dp-sgd", "weights"):
