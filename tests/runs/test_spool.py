@@ -200,11 +200,11 @@ def test_what_the_gate_refuses_is_not_kept_for_a_second_chance(
 def test_a_full_disk_is_said_and_leaves_nothing_half_written(
     tiny: Tiny, jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, content: bytes) -> int:
+    def full(path: Path, mode: str) -> int:
         raise OSError(28, "No space left on device")
 
     update = update_of(tiny.local(jobs[0]))
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "open", full)
     with pytest.raises(OSError, match="No space left"):
         DiskSpool(tmp_path).keep(jobs[0], update)
     assert list(tmp_path.iterdir()) == []

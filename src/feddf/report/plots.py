@@ -188,12 +188,11 @@ def roc_curves(curves: Mapping[str, tuple[Any, Any]], epsilon: float, path: Path
     figure = Figure(figsize=(4.6, 4.4), layout="constrained")
     axes, chance = figure.subplots(), np.geomspace(1e-4, 1, 50)
     for color, (name, rates) in zip(cycle(COLORS), curves.items(), strict=False):
-        false, true = map(np.asarray, rates)
-        axes.step(np.maximum(false, 1e-4), np.maximum(true, 1e-4), where="post", color=color, label=name)
+        axes.step(*(np.maximum(np.asarray(one), 1e-4) for one in rates), where="post", color=color, label=name)
     axes.plot(chance, np.minimum(1, np.exp(epsilon) * chance), "k--", linewidth=1, label=f"most at ε = {epsilon:.3g}")
     axes.plot(chance, chance, "k:", linewidth=1, label="chance")
-    limits = {"xlim": (1e-4, 1), "ylim": (1e-4, 1), "xscale": "log", "yscale": "log"}
-    axes.set(xlabel="false positive rate", ylabel="true positive rate", aspect="equal", **limits)
+    axes.loglog()
+    axes.set(xlabel="false positive rate", ylabel="true positive rate", xlim=(1e-4, 1), ylim=(1e-4, 1), aspect="equal")
     axes.legend(loc="lower right")
     save_figure(figure, path)
 

@@ -25,7 +25,7 @@ from feddf.engines.open import DeferredEngine
 from feddf.evaluate import output_shape
 from feddf.models.small import build_network
 from feddf.outputs import Outputs
-from feddf.privacy.noise import Source, system
+from feddf.privacy.noise import Noise
 from feddf.rounds import Federation
 from feddf.runs.loading import PoolTask, check_vocabulary, load_dataset, load_named, pool_of, with_tokenizer
 from feddf.runs.loggers import check_installed
@@ -83,13 +83,13 @@ class Parts:
     privacy: Private | None = None
 
 
-def build(experiment: Experiment, *, trust: bool = False, secrets: Source = system) -> Parts:
+def build(experiment: Experiment, *, trust: bool = False, noise: Callable[[float], Noise] = Noise) -> Parts:
     """Return the experiment's parts, or raise :class:`ConfigError` where names and data do not fit together.
 
     Args:
         experiment: the configuration, as :func:`feddf.load` returns it.
         trust: run programs in files that the experiment names (a generator's ``.pt2``).
-        secrets: where the noise of ``[privacy]`` is from; no seed decides it.
+        noise: makes the noise of ``[privacy]`` of its planned multiplier; no seed decides it.
     """
     check_installed(experiment.run.loggers)
     task, seed = build_task(experiment, trust=trust), experiment.seed
@@ -105,7 +105,7 @@ def build(experiment: Experiment, *, trust: bool = False, secrets: Source = syst
         prototypes, task.pool, task.validation, augment, task.train.outputs, counts.__getitem__, known
     )
     engine = DeferredEngine()
-    private = make_private(experiment, resources, models, secrets)
+    private = make_private(experiment, resources, models, noise)
     method, fitted = build_method(resources, experiment, engine, models)
     if private:
         method = private.protect(method, experiment, resources, engine)

@@ -93,7 +93,7 @@ def run_experiment(
         def extend(record: Record, server: ServerState) -> Record:
             record = {**record, "kept_by_clients": kept.size()} if keeps else record
             if parts.privacy:
-                record = parts.privacy.noted(record)
+                record = {**record, "privacy": parts.privacy.about()}
             return {**record, "attack": dict(parts.attack.note(record, server))} if parts.attack else record
 
         yield from record_rounds(rounds, server, folder, experiment, recorder, extend, complain)

@@ -27,7 +27,7 @@ from torch import Tensor
 from feddf.config.foreign import parse_json
 from feddf.models.binary import BinaryState, Bits, wire
 from feddf.runs.store import by_path, nested
-from feddf.runtime.atomic import new_file, read_checked, real_folder, write_checked
+from feddf.runtime.atomic import read_checked, real_folder, write_atomically, write_checked
 from feddf.states import digest
 from feddf.types import Engine, Failure, Job, Payload, Reply, State, Update
 
@@ -37,16 +37,17 @@ _FIELDS = "client_id", "prototype", "round", "n_examples", "metrics"  # what an 
 
 @dataclass(frozen=True)
 class DiskSpool:
-    """The updates of one round, in a folder."""
+    """The updates of one round, in a folder; where they are ``durable`` they outlast a crash of the machine."""
 
     folder: Path
+    durable: bool = False
     _sent: dict[int, tuple[State, str]] = field(default_factory=dict, compare=False, repr=False)
 
     def keep(self, job: Job, update: Update) -> Update | Failure:
         """Write an admitted update to disk and return it with its tensors left there."""
         try:
             real_folder(self.folder)
-            return _write(self._path(job), self._name(job), update)
+            return _write(self._path(job), self._name(job), update, self.durable)
         except OSError:
             raise  # a full disk is the server's trouble
         except Exception as error:  # an update that cannot be written down is its client's
@@ -81,7 +82,7 @@ class DiskSpool:
         return self.folder / f"round-{job.round:04d}-{_safe_name(job.id)}-{job.seed:016x}.safetensors"
 
 
-def _write(path: Path, job: str, update: Update) -> Update:
+def _write(path: Path, job: str, update: Update, durable: bool) -> Update:
     about = {name: getattr(update, name) for name in _FIELDS}
     about |= {"metrics": dict(update.metrics), "job": job}
     if isinstance(update.state, BinaryState):
@@ -91,8 +92,7 @@ def _write(path: Path, job: str, update: Update) -> Update:
     sent = by_path({"state": wire(update.state), "payload": update.payload})
     alone = len({tensor.untyped_storage().data_ptr() for tensor in sent.values()}) == len(sent)
     tensors = sent if alone else {key: tensor.clone() for key, tensor in sent.items()}  # of one storage: refused
-    with new_file(path) as temporary:
-        temporary.write_bytes(safetensors.torch.save(tensors, {"feddf": json.dumps(about)}))
+    write_atomically(path, safetensors.torch.save(tensors, {"feddf": json.dumps(about)}), durable)
     return _on_disk(path, about)
 
 

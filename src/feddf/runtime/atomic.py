@@ -31,10 +31,15 @@ MOST_TEXT = 1 << 28  # bytes of a configuration or a log that are read: what is 
 MOST_LINES, LONGEST_LINE = 1 << 30, 1 << 22  # bytes of a file of texts or of a table, and characters of one line
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that after a crash it is either the old one or the new one, whole. A link is replaced."""
+def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
+    """Write a file so that after a crash it is either the old one or the new one, whole. A link is replaced.
+
+    One that is not ``durable`` may be lost, or torn, where the machine crashes.
+    """
     with new_file(path) as temporary, temporary.open("wb") as file:
         file.write(content)
+        if not durable:
+            return
         file.flush()
         os.fsync(file.fileno())
     directory = os.open(path.parent, os.O_RDONLY)
