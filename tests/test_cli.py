@@ -404,6 +404,9 @@ def test_partition_draws_and_measures_several_alphas(tmp_path: Path) -> None:
         assert mistake.returncode == 2
         assert said in mistake.stderr
     assert "cifar11" in feddf("partition", "cifar11", cwd=tmp_path).stderr
+    values = feddf("partition", "diabetes", "clients.total=3", cwd=tmp_path).stdout  # whose clients differ by no class
+    assert "groups" in values
+    assert "class" not in values
 
 
 @pytest.mark.parametrize(("app", "command"), [(cli.app, "resume"), (reproduction_app, "bound")])

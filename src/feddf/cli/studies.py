@@ -226,16 +226,17 @@ def partition(
         task = build_task(experiment)
         panels.append((_title(experiment), task.counts()))
         skews.append(skew(task.counts()))
-    partition_dots(panels, out, task.data.group_names)
+    partition_dots(panels, out, task.data.group_names, task.data.unit)
     both = zip(panels, skews, strict=True)
     results = [{"partition": title, **asdict(one), "counts": counts.tolist()} for (title, counts), one in both]
     give({"picture": str(out), "partitions": results})
-    numbers = ["top-class share %", "effective classes", "shard: least", "median", "most", "absent classes"]
+    unit, units = task.data.unit, "classes" if task.data.unit == "class" else "groups"
+    numbers = [f"top-{unit} share %", f"effective {units}", "shard: least", "median", "most", f"absent {units}"]
     rows = []
     for (title, _), one in zip(panels, skews, strict=True):
         sizes = [str(one.smallest), f"{one.median:g}", str(one.largest), str(one.absent)]
         rows.append([title, tables.percent(one.top_class_share), f"{one.effective_classes:.2f}", *sizes])
-    say(tables.table_of([""], numbers, rows, fold=True, title=f"Label skew of {base.data.name}"))
+    say(tables.table_of([""], numbers, rows, fold=True, title=f"Skew of {base.data.name}"))
     say(f"picture: {out}")
 
 

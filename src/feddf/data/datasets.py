@@ -54,6 +54,11 @@ class Dataset:
         return self.classes if by_labels or self.train.outputs.counts_classes else ()
 
     @property
+    def unit(self) -> str:
+        """What that is called: class or group."""
+        return "class" if self.train.outputs.counts_classes else "group"
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one encoded input."""
         return tuple(self.train.inputs.batch(torch.zeros(1, dtype=torch.int64)).shape[1:])

@@ -126,8 +126,8 @@ def _teachers(report: Report) -> str:
     fed = [[one["name"], one["fed"], one["outputs"]] for one in report.teachers]
     fed += [["student", report.student["fed"], "logits"]] if report.student else []
     said = [f"- {_cell(text)}" for text in [*report.notes.get("warnings", ()), *matched(report)]]
-    parts = ["## Teachers", markdown_table(header, rows), told if gains else "", "## How they are fed"]
-    return _joined([*parts, markdown_table(["model", "fed (source)", "outputs"], fed), "\n".join(said)])
+    parts = ["## Teachers", markdown_table(header, rows, range(5)), told if gains else "", "## How they are fed"]
+    return _joined([*parts, markdown_table(["model", "fed (source)", "outputs"], fed, range(3)), "\n".join(said)])
 
 
 def matched(report: Report) -> list[str]:
@@ -162,7 +162,7 @@ def _agreement(report: Report) -> str:
     what = f"answers to {report.compared} unlabeled inputs that are the same" if report.outputs else what
     what = "correlation of both" if report.kind == "values" else f"share of the {what}"
     title = f"## Who agrees with whom\n\nThe {what}, in %."
-    who = [title, markdown_table(["", *report.names], rows)] if len(rows) <= 42 else []
+    who = [title, markdown_table(["model", *report.names], rows)] if len(rows) <= 42 else []
     dropped = report.notes.get("dropped_worst", {})
     gone = {**dropped.get("clients", {}), **dropped.get("teachers", {})}
     lines = [f"- {_cell(name)} {why}." for name, why in report.outliers.items()]

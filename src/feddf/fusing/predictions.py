@@ -74,7 +74,7 @@ class PredictionCache:
     progress: Progress = quiet
     execution: Execution = Execution()
     evaluated: list[str] = field(default_factory=list)
-    _found: dict[tuple[str, str], Any] = field(default_factory=dict)
+    _found: dict[Any, Any] = field(default_factory=dict)
     _meanings: dict[str, Outputs] = field(default_factory=dict)
 
     def logits(self, teacher: TrainedModel, name: str = "pool", rows: Tensor | None = None) -> Tensor:
@@ -114,11 +114,11 @@ class PredictionCache:
 
     def _answers(self, teacher: TrainedModel, name: str) -> Any:
         """Return a teacher's answers for a set, of which some are read at a time."""
-        key, count = (teacher.id, name), len(self.sets[name])
+        key, count = (self._path(teacher, name) if teacher.table is None else teacher.id), len(self.sets[name])
+        if not self.answers(teacher, name):
+            said = f"it is a table of answers for the pool, and has none for {name} inputs"
+            raise TeacherError(f"teacher {teacher.id}: {said}; it cannot be weighed or left out by these")
         if key not in self._found:
-            if not self.answers(teacher, name):
-                said = f"it is a table of answers for the pool, and has none for {name} inputs"
-                raise TeacherError(f"teacher {teacher.id}: {said}; it cannot be weighed or left out by these")
             if teacher.table is not None:
                 self._found[key] = teacher.table(count)
             elif (found := self._cached(teacher, name)) is not None:
@@ -157,7 +157,7 @@ class PredictionCache:
                     with one_line(FeddfError, f"cannot cache predictions in {path.parent}", OSError):
                         path.parent.mkdir(parents=True, exist_ok=True)
                         self.write(teacher, predict, inputs, path)
-                    self._found[teacher.id, name] = self._cached(teacher, name)
+                    self._found[path] = self._cached(teacher, name)
         self.evaluated.append(teacher.id)
 
     def write(

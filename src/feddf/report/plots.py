@@ -155,8 +155,10 @@ def sweep(runs: Sequence[Run], name: str, path: Path) -> None:
 
 
 @in_one_style()
-def partition_dots(panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path, classes: Sequence[str] = ()) -> None:
-    """Draw who holds what: a dot for every client and class, its area proportional to the number of examples.
+def partition_dots(
+    panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path, classes: Sequence[str] = (), unit: str = "class"
+) -> None:
+    """Draw who holds what: a dot for every client and class (or group), its area proportional to the examples' number.
 
     One panel for each ``(title, clients × classes counts)``, as in the paper's Figures 2 and 9. The largest dot of all
     panels just fills its cell.
@@ -177,7 +179,7 @@ def partition_dots(panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path, 
         axes.set(title=title, xlabel="client")
         _whole_ticks(axes.xaxis, [str(client) for client in range(n_clients)])
     _whole_ticks(grid[0].yaxis, names)
-    grid[0].set_ylabel("class")
+    grid[0].set_ylabel(unit)
     figure.supxlabel(f"area of a dot: number of examples; the largest is {most}", fontsize=8)
     save_figure(figure, path)
 

@@ -343,5 +343,4 @@ def describe(parts: Parts, folder: RunFolder, recorder: Recorder) -> None:
 
         learning_curves([run], path / CURVES)
     said = parts.privacy.said() if parts.privacy else ""
-    unit = "class" if outputs.counts_classes else "group"
-    write_atomically(path / CARD, card(run, models, names, counts, confusion, said, unit).encode())
+    write_atomically(path / CARD, card(run, models, names, counts, confusion, said, data.unit).encode())
