@@ -38,6 +38,9 @@ from feddf.types import Client, Engine, Fusion, Job, Method, Part, Prototype, Re
 MOST_ANSWERS = 2**26
 """Numbers in the answers for a pool up to which these are kept in memory, a gigabyte; masks and texts have more."""
 
+KNOWN = "known-channels"
+"""The part of a method whose clients know different channels."""
+
 CANDIDATES = {"average": algorithm.from_average, "previous": algorithm.from_previous, "best": algorithm.from_best}
 """What ``distill.init`` stands for."""
 
@@ -78,7 +81,8 @@ def make_method(resources: Resources, settings: Settings, engine: Engine) -> Met
         engine: runs the server's work: predictions of teachers, and distillation.
     """
     asked = settings
-    settings.refuse(output_mistakes(settings, resources.outputs, partial_knowledge=bool(resources.known)))
+    partial_knowledge = KNOWN in settings.fusion.parts
+    settings.refuse(output_mistakes(settings, resources.outputs, partial_knowledge=partial_knowledge))
     if settings.fusion.defense == "robust":
         settings = robust_settings(settings, resources)
     fusion, execution = settings.fusion, of_answers(settings.run)
@@ -112,7 +116,8 @@ def make_method(resources: Resources, settings: Settings, engine: Engine) -> Met
             robust = {"fusion.defense": "robust", "fusion.guard": 1.0, "fusion.parts": ()}
             return make_method(resources, with_values(settings, robust), engine).fuse
 
-        fuse = guard(fusion.guard, fuse, resources, engine, again if fusion.defense == "none" else None, execution)
+        other = None if fusion.defense != "none" or partial_knowledge else again
+        fuse = guard(fusion.guard, fuse, resources, engine, other, execution)
     if fusion.defense == "robust":
         fuse = bounded_counts(fuse)
     for part in parts:
@@ -243,7 +248,6 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTa
         groups=config.groups,
         swag_samples=config.swag_samples,
         swag_scale=config.swag_scale,
-        known=resources.known,
         as_teacher=answers.as_teacher if settings.fusion.exchange == "answers" else None,
         execution=execution,
     )
