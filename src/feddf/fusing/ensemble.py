@@ -221,10 +221,8 @@ def refuse_meaningless(
     """Raise :class:`ConfigError` for what has no meaning for outputs, or where teachers know different channels."""
     given = {**{f"ensemble.{name}": value for name, value in config}, "distill.temperature": temperature}
     partial_knowledge = not outputs.counts_classes and any(len(one.classes) != outputs.channels for one in models)
-    left = "teachers know different channels; only 'logits' and 'probabilities' leave each to those who know it"
-    robust = partial_knowledge and config.combine not in ("logits", "probabilities")
-    mistakes = ensemble_mistakes(config.weights, config.combine, temperature, outputs)
-    for wrong, name, why in (*mistakes, (robust, "ensemble.combine", left)):
+    chosen = config.weights, config.combine, temperature, outputs
+    for wrong, name, why in ensemble_mistakes(*chosen, partial_knowledge=partial_knowledge):
         if wrong:
             raise ConfigError.at(name, given[name], why)
 

@@ -132,8 +132,13 @@ def fit_prototypes(resources: Resources, parts: Sequence[Part]) -> Resources:
     return replace(resources, prototypes=prototypes)
 
 
-def ensemble_mistakes(weights: str, combine: str, temperature: float, outputs: Outputs) -> Iterator[Mistake]:
-    """Yield which settings of an ensemble and of a distillation have no meaning for this kind of output."""
+def ensemble_mistakes(
+    weights: str, combine: str, temperature: float, outputs: Outputs, *, partial_knowledge: bool
+) -> Iterator[Mistake]:
+    """Yield which settings of an ensemble and of a distillation have no meaning for this kind of output.
+
+    A robust rule takes a teacher that does not know a channel for one that denies it.
+    """
     kind = outputs.title
     count = f"classes are counted where each example has one, and the outputs are {kind}"
     yield weights == "class-counts" and not outputs.counts_classes, "ensemble.weights", count
@@ -142,6 +147,8 @@ def ensemble_mistakes(weights: str, combine: str, temperature: float, outputs: O
     yield combine == "entropy-reduced" and not outputs.one_is_right, "ensemble.combine", one
     units = f"{kind} have units and no temperature; leave it at 1"
     yield temperature != 1 and outputs.has_units, "distill.temperature", units
+    left = "teachers know different channels; only 'logits' and 'probabilities' leave each to those who know it"
+    yield partial_knowledge and combine not in ("logits", "probabilities"), "ensemble.combine", left
 
 
 def output_mistakes(settings: Settings, outputs: Outputs, *, partial_knowledge: bool) -> Iterator[Mistake]:
@@ -151,14 +158,13 @@ def output_mistakes(settings: Settings, outputs: Outputs, *, partial_knowledge: 
     if not outputs.counts_classes:
         yield fusion.aggregation == "class-counts", "fusion.aggregation", count
         yield "class-counts" in fusion.parts, "fusion.parts", count
-    yield from ensemble_mistakes(ensemble.weights, ensemble.combine, settings.distill.temperature, outputs)
+    given = ensemble.weights, ensemble.combine, settings.distill.temperature, outputs
+    yield from ensemble_mistakes(*given, partial_knowledge=partial_knowledge)
     one = f"it is about the one class that is right, and the outputs are {kind}"
     yield local.logit_adjustment > 0 and not outputs.one_is_right, "local.logit_adjustment", one
     if partial_knowledge:
         judges = ("fusion.trust", "fusion.drop_worst", "fusion.defense", "fusion.exchange")
         yield from settings.changed(judges, "it would blame clients for the channels that they do not know")
-        known = "clients know different channels; only 'logits' and 'probabilities' leave each to those who know it"
-        yield ensemble.combine not in ("logits", "probabilities"), "ensemble.combine", known
         pooled = "clients know different channels, which no earlier, averaged or sampled model says"
         yield from settings.changed(["ensemble.ema", "ensemble.groups", "ensemble.swag_samples"], pooled)
 
