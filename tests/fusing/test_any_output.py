@@ -109,7 +109,7 @@ MISTAKES = {
     "another kind": ([ORGAN, with_head(labels(2), "l", ("a", "b"))], {}, "outputs are 'labels', and those of organ"),
     "another size": (
         [ORGAN, of_module(segmenter(1, side=4), "s", classes=ORGANS[1], preprocess=Images((1, 4, 4), (0.4,), (0.3,)))],
-        {}, "at 4×4 positions, and those of organ are 'classes' at 8×8",
+        {}, "those of organ are 'classes' at 8×8 positions; one kind is needed, at the same positions; say the size",
     ),
     "no common class": (
         [of_module(segmenter(k), f"t{k}", classes=tuple(one), preprocess=ENCODE) for k, one in enumerate(("ab", "cd"))],

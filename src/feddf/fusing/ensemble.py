@@ -78,7 +78,12 @@ def agree_on_outputs(
     for teacher, one in zip(teachers[1:], others, strict=True):
         if (one.title, one.numbers) != (first.title, first.numbers):
             both = f"its outputs are {one.title}, and those of {teachers[0].id} are {first.title}"
-            raise TeacherError(f"teacher {teacher.id}: {both}; one kind is needed, at the same positions")
+            size = (
+                "; say the size of its images with size = ..."
+                if len(one.positions) == len(first.positions) == 2
+                else ""
+            )
+            raise TeacherError(f"teacher {teacher.id}: {both}; one kind is needed, at the same positions{size}")
     longest = max(len(teacher.classes) for teacher in teachers)
     if first.positions and longest > MOST_CHANNELS and len({teacher.classes for teacher in teachers}) > 1:
         raise TeacherError("teachers have different vocabularies; tokens can be fused where all have the same")
