@@ -75,6 +75,19 @@ def one_sample(data: DataConfig) -> Dataset:
     return Dataset("one", plain.train.take(torch.tensor([3])), plain.test)
 
 
+def ragged(data: DataConfig) -> Dataset:
+    """Images of two sizes, which a tensor cannot hold."""
+    rows: Any = [torch.zeros(1, 8 + k % 2, 8) for k in range(30)]
+    part = Examples(Inputs(rows, lambda raw: raw), torch.zeros(30, 8, 8, dtype=torch.int64), classes(2, (8, 8)))
+    return Dataset("ragged", part, part)
+
+
+def masks(data: DataConfig) -> Dataset:
+    rows = torch.zeros(30, 1, 8, 8, dtype=torch.uint8)
+    part = Examples(Inputs(rows, lambda raw: raw), torch.zeros(30, 8, 8, dtype=torch.int64), classes(2, (8, 8)))
+    return Dataset("masks", part, part)
+
+
 def nothing(data: DataConfig) -> int:
     return 3
 
@@ -95,6 +108,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "image model on points": ({"prototypes": ["resnet8"]}, r"does not work on inputs of shape \(2,\)"),
     "too many clients": ({"clients.total": 100}, r"clients\.total = 100: with at least 10 examples each .* 540"),
     "more classes than data": ({"data.name": "test_build:crowded"}, "1000 classes are more than its 60 examples"),
+    "images of different sizes": ({"data.name": "test_build:ragged"}, "images of different sizes .* fill them up and"),
+    "resized images, not their masks": (
+        {"data.name": "test_build:masks", "data.image_size": 4},
+        r"data\.image_size = 4: the labels are one for each pixel",
+    ),
     "labels out of range": ({"data.name": "test_build:mislabeled"}, "has labels from -1 to 1, and must have 0 to 2"),
     "a lambda and workers": (
         {"data.name": "test_build:local_encode", "run.engine": "processes"},

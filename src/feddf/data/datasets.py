@@ -87,6 +87,9 @@ def wrong_parts(data: Dataset) -> str | None:
 def wrong_labels(examples: Examples) -> str | None:
     """Return what is wrong with the labels of some examples, or ``None``."""
     count, labels, outputs = len(examples.inputs), examples.labels, examples.outputs
+    if not isinstance(labels, Tensor) or not hasattr(examples.inputs.raw, "shape"):
+        remedy = "resize them, or fill them up and give what was added a label that is ignored (docs/how-to/outputs.md)"
+        return f"inputs or labels that are no tensor; images of different sizes have to be brought to one: {remedy}"
     if not 0 < count == len(labels) or (outputs.counts_classes and labels.dtype != torch.int64):
         kind = "int64 labels" if outputs.counts_classes else "labels"
         return f"{count} inputs and {len(labels)} labels of {labels.dtype}; as many {kind} as inputs are needed"

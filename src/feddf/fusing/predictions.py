@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ VERSION = 3
 
 ROUNDING = 2e-3
 """By which a sum of probabilities in float16 may miss one: a few units of its last place, 2⁻¹⁰."""
+
+MOST_PREDICTED = 2**24
+"""Numbers that a teacher answers at once, 64 MB: those for 512 masks of 64 × 64 × 8, or for 8 texts of 64 × 30,000."""
 
 Progress = Callable[[str, int, int], None]
 """(teacher, inputs done, all inputs) -> nothing; all of them at once where the predictions were cached."""
@@ -213,7 +217,9 @@ def open_teacher(
         def predict_all(raw: RawInputs) -> Iterator[Tensor]:
             with one_line(TeacherError, f"teacher {teacher.id}", ValueError):
                 inputs = raw.inputs(preprocess)
-            order = torch.arange(len(inputs)).split(BATCH if device == CPU else BATCH_ON_DEVICE)
+            size = len(teacher.classes) * prod(positions_of(preprocess, inputs.batch(torch.arange(1))))
+            usual = BATCH if device == CPU else BATCH_ON_DEVICE
+            order = torch.arange(len(inputs)).split(max(1, min(usual, MOST_PREDICTED // max(1, size))))
             for _, chunk in batches(inputs.raw, order, device):
                 batch = inputs.encode(chunk)
                 found = _predict(teacher, forward, batch)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddf.client import combine_halves, local_update
-from feddf.config import ConfigError, DataConfig, Experiment, PrototypeConfig, Record
+from feddf.config import ConfigError, DataConfig, Experiment, PrototypeConfig, Record, Settings, with_values
 from feddf.config.errors import one_line
 from feddf.config.names import ATTACKS, MODELS, PARTITIONS
 from feddf.data.datasets import Dataset, flip_crop
@@ -29,12 +29,14 @@ from feddf.privacy.noise import Noise
 from feddf.rounds import Federation
 from feddf.runs.loading import PoolTask, check_vocabulary, load_dataset, load_named, pool_of, with_tokenizer
 from feddf.runs.loggers import check_installed
-from feddf.runs.methods import build_method
+from feddf.runs.methods import KNOWN, build_method
 from feddf.runs.private import Private, make_private
 from feddf.runtime.execution import of_clients
 from feddf.seeds import derive
 from feddf.states import init_state
 from feddf.types import Client, Engine, Examples, Inputs, LocalTrain, Method, Prototype, Resources, Rows, ServerState
+
+S = TypeVar("S", bound=Settings)
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,10 @@ def build(experiment: Experiment, *, trust: bool = False, noise: Callable[[float
     clients = [Client(id, next(names), shard, known.get(id)) for id, shard in zip(ids, task.shards, strict=True)]
     counts = Counter(client.prototype for client in clients)
     augment = flip_crop if experiment.pool.augment else None
-    resources = Resources(
-        prototypes, task.pool, task.validation, augment, task.train.outputs, counts.__getitem__, known
-    )
+    resources = Resources(prototypes, task.pool, task.validation, augment, task.train.outputs, counts.__getitem__)
     engine = DeferredEngine()
     private = make_private(experiment, resources, models, noise)
-    method, fitted = build_method(resources, experiment, engine, models)
+    method, fitted = build_method(resources, asked_for_channels(experiment, task.data), engine, models)
     if private:
         method = private.protect(method, experiment, resources, engine)
     federation = Federation(clients, experiment.clients, seed, method.rounds_per_cohort)
@@ -123,6 +123,14 @@ def build(experiment: Experiment, *, trust: bool = False, noise: Callable[[float
         return parts
     attack: Attack = ATTACKS[experiment.attack.kind](parts)
     return replace(parts, train=attack.train, attack=attack)
+
+
+def asked_for_channels(settings: S, data: Dataset) -> S:
+    """Return the settings under which clients tell which channels they know, where the data say that they differ."""
+    if not data.known or KNOWN in settings.fusion.parts:
+        return settings
+    with one_line(partial(ConfigError.at, "data.name", data.name), "its sites know different channels", ConfigError):
+        return with_values(settings, {"fusion.parts": (*settings.fusion.parts, KNOWN)})
 
 
 def _known(task: Task, experiment: Experiment) -> dict[str, Tensor]:
