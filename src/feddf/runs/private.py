@@ -82,10 +82,9 @@ def make_private(
     if privacy.level == "none":
         return None
     kind, on = resources.outputs, privacy.chosen
-    few = on in ("answers", "votes") and resources.known  # of a class that few clients know, the sum is over few
-    if on != "weights" and (few or not kind.counts_classes):
-        needed = f"it is for one class each that all clients know, and the outputs are {kind.title}"
-        raise ConfigError.at("privacy.mechanism", on, f"{needed}{' that only some clients know' if few else ''}")
+    if on != "weights" and not kind.counts_classes:
+        why = f"it is for one class each, and the outputs are {kind.title}"
+        raise ConfigError.at("privacy.mechanism", on, why)
     for name, prototype in resources.prototypes.items():
         with one_line(partial(ConfigError.at, "prototypes", name), of=ValueError):
             if on in ("dp-sgd", "weights"):
