@@ -84,8 +84,7 @@ def make_private(
     kind, on = resources.outputs, privacy.chosen
     few = on in ("answers", "votes") and resources.known  # of a class that few clients know, the sum is over few
     if on != "weights" and (few or not kind.counts_classes):
-        needed = f"it is for one class each that all clients know, and the outputs are {kind.title}"
-        raise ConfigError.at("privacy.mechanism", on, f"{needed}{' that only some clients know' if few else ''}")
+        raise ConfigError.at("privacy.mechanism", on, "it is for outputs of one class each, which all clients know")
     for name, prototype in resources.prototypes.items():
         with one_line(partial(ConfigError.at, "prototypes", name), of=ValueError):
             if on in ("dp-sgd", "weights"):
