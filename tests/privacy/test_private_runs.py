@@ -190,6 +190,24 @@ def test_what_the_gate_refuses_counts_and_is_not_asked_for_again(tmp_path: Path)
     assert parts.privacy.releases.counts() == dict.fromkeys(asked, 1)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("kind", "said"), [("weights", "withheld"), ("dp-sgd", "1.23e+04")])
+def test_why_a_client_was_left_out_is_not_told_where_clients_are_protected(
+    kind: str, said: str, tmp_path: Path
+) -> None:
+    given = experiment(kind, {"rounds": 1, "clients.fraction": 1.0})
+    parts = build(given)
+
+    def train(job: Job) -> Reply:
+        reply = parts.train(job)
+        large = {key: value + 12_345 for key, value in reply.state.items()}
+        return replace(reply, state=large) if job.id == "client-3" else reply
+
+    (record,) = run_experiment(replace(parts, train=train), RunFolder.create(tmp_path / "run", given))
+    (dropped,) = record["dropped"]
+    assert dropped["client"] == "client-3"
+    assert said in dropped["reason"]
+
+
 def test_how_many_clients_would_be_needed_would_do() -> None:
     few = {"privacy.epsilon": 4.0, "rounds": 1, "clients.fraction": 1.0}
     with pytest.raises(ConfigError, match=r"a round needs \d+") as refused:

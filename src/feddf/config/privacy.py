@@ -41,11 +41,8 @@ class PrivacyConfig(Section):
     @property
     def chosen(self) -> str:
         """The mechanism that 'auto' stands for, or the one that is named."""
-        return self.mechanism if self.mechanism != "auto" else _mechanisms(self.level)[0]
-
-
-def _mechanisms(level: str) -> list[str]:
-    return [name for name, (protected, _) in MECHANISMS.items() if protected == level]
+        first = next(name for name, (level, _) in MECHANISMS.items() if level == self.level)
+        return first if self.mechanism == "auto" else self.mechanism
 
 
 def privacy_mistakes(experiment: Experiment) -> Iterator[Mistake]:
@@ -53,7 +50,8 @@ def privacy_mistakes(experiment: Experiment) -> Iterator[Mistake]:
     privacy, changed, total = experiment.privacy, experiment.changed, experiment.clients.total
     if (level := privacy.level) == "none":
         return
-    mechanism, allowed, fusion = privacy.chosen, _mechanisms(level), experiment.fusion
+    mechanism, fusion = privacy.chosen, experiment.fusion
+    allowed = [name for name, (protected, _) in MECHANISMS.items() if protected == level]
     yield privacy.epsilon is None, "privacy.epsilon", "say how much may be spent, for instance 8"
     yield mechanism not in allowed, "privacy.mechanism", f"at {level} level it must be {' or '.join(allowed)}"
     yield privacy.delta >= 1 / total, "privacy.delta", f"publishing one client would do; it must be below 1/{total}"

@@ -131,16 +131,12 @@ class Plan:
         names = {"level": privacy.level, "on": privacy.chosen, "relation": RELATION, "delta": privacy.delta}
         return {**asdict(self.a_round), **names}
 
-    @property
-    def added(self) -> str:
-        """How much noise is on what."""
-        return f"noise of {self.a_round.noise:g} × the clip on {MECHANISMS[self.privacy.chosen][1]}"
-
     def __str__(self) -> str:
         """Return the plan in one line."""
-        level = self.privacy.level
+        level, on = self.privacy.level, MECHANISMS[self.privacy.chosen][1]
         promise = f"ε = {self.spent(self.rounds):.3g}, δ = {self.privacy.delta:g} after {self.rounds} rounds"
-        return f"privacy at {level} level: {promise}, for {RELATION} of {UNITS[level]}; {self.added}"
+        added = f"noise of {self.a_round.noise:g} × the clip on {on}"
+        return f"privacy at {level} level: {promise}, for {RELATION} of {UNITS[level]}; {added}"
 
 
 def steps_of_epoch(sampling: float) -> int:
@@ -173,13 +169,11 @@ def refuse_absurd(plan: Plan, clients: ClientsConfig, weights: int, pool: int) -
     larger than S. In the mean of K answers to n inputs it has the deviation z √n / K a class, and no probability is
     above 1. Of A answers by vote it has the deviation z √(2A), and a majority of K leads by K at the most.
     """
-    privacy, on = plan.privacy, plan.privacy.chosen
-    if privacy.level != "client":
-        return
+    privacy, on, noise = plan.privacy, plan.privacy.chosen, plan.a_round.noise
     votes = 2 * sqrt(2 * min(pool, privacy.answered))
-    size = {"weights": sqrt(weights * privacy.groups), "answers": sqrt(pool), "votes": votes}[on]
-    needed = ceil(plan.a_round.noise * size)
-    if clients.cohort < needed:
+    size = {"weights": sqrt(weights * privacy.groups), "answers": sqrt(pool), "votes": votes}.get(on, 0.0)
+    if clients.cohort < (needed := ceil(noise * size)):
         other = "or use privacy.level = 'record'" if on == "weights" else "or a smaller pool"
-        allowed = f"{plan.added} drowns the {clients.cohort} clients of a round; at ε = {privacy.epsilon:g}"
-        raise ConfigError.at("clients.total", clients.total, f"{allowed} a round needs {needed}, {other}")
+        drowned = f"noise of {noise:g} × the clip drowns the {clients.cohort} clients of a round"
+        allowed = f"{drowned}; at ε = {privacy.epsilon:g} a round needs {needed}, {other}"
+        raise ConfigError.at("clients.total", clients.total, allowed)

@@ -26,7 +26,6 @@ from feddf.types import Fused, Fusion, ServerState, State, Update, WeightedLogit
 
 CLIP = "clip"  # what the clip is called in the server's memory, where it adapts
 RATE = 0.2  # η of the adaptive clip (Andrew et al. 2021)
-SINGLE = "single clients are not shown at client level"
 
 
 # Weights: DP-FedAvg
@@ -117,7 +116,7 @@ def noisy_targets(inner: MakeTargets, releases: Releases, add_noise: Callable[[T
 
         answers = releases.once(updates[0].round, "answers", make)["answers"]
         targets = on_simplex(answers) * answers.any(dim=1, keepdim=True)
-        return EnsembleTargets(CachedTargets(targets.float()), None, {}, SINGLE)
+        return EnsembleTargets(CachedTargets(targets.float()), None, {}, "single clients are not shown at client level")
 
     return ask
 

@@ -107,15 +107,13 @@ def build(experiment: Experiment, *, trust: bool = False, noise: Callable[[float
     engine = DeferredEngine()
     private = make_private(experiment, resources, models, noise)
     method, fitted = build_method(resources, asked_for_channels(experiment, task.data), engine, models)
-    if private:
-        method = private.protect(method, experiment, resources, engine)
+    method = private.protect(method, experiment, resources, engine) if private else method
     federation = Federation(clients, experiment.clients, seed, method.rounds_per_cohort)
     half = combine_halves([part.half for part in method.parts])
     cropped = flip_crop if augments(experiment, task.data) else None
     local = partial(local_update, prototypes=fitted, train=task.train, local=experiment.local)
     train: LocalTrain = partial(local, half=half, augment=cropped, execution=of_clients(experiment.run))
-    if private:
-        train = private.local(train, task.train)
+    train = private.local(train, task.train) if private else train
     server = ServerState(0, models)
     warned = () if private else _warnings(task)  # they tell what clients hold
     parts = Parts(experiment, task, fitted, federation, server, train, method, engine, warned, None, private)

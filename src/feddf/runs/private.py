@@ -60,8 +60,13 @@ class Private:
         self.releases.open(folder, self.plan, DiskSpool(folder / "releases", durable=True) if server else spool, told)
         return (engine, spool) if server else (self.releases.engine(engine), self.releases)
 
+    def noted(self, record: Record) -> Record:
+        """Return a round's record with what is spent. Why a client was left out can tell values of its weights."""
+        told = {} if self.plan.privacy.level == "record" else {"reason": "withheld"}
+        return {**record, "dropped": [{**one, **told} for one in record["dropped"]], "privacy": self.about()}
+
     def about(self) -> dict[str, Any]:
-        """Return what every record says of it: the plan, and the ε that is spent so far."""
+        """Return the plan, and the ε that is spent so far."""
         counts = self.releases.counts()
         rounds = {"epsilon": max(counts.values(), default=0), "planned": self.plan.rounds}
         spent = {name: round(self.plan.spent(n), 4) for name, n in rounds.items()}
@@ -83,8 +88,7 @@ def make_private(
         return None
     kind, on = resources.outputs, privacy.chosen
     if on != "weights" and not kind.counts_classes:
-        why = f"it is for one class each, and the outputs are {kind.title}"
-        raise ConfigError.at("privacy.mechanism", on, why)
+        raise ConfigError.at("privacy.mechanism", on, f"it is for one class each, and the outputs are {kind.title}")
     for name, prototype in resources.prototypes.items():
         with one_line(partial(ConfigError.at, "prototypes", name), of=ValueError):
             if on in ("dp-sgd", "weights"):

@@ -92,8 +92,7 @@ def run_experiment(
 
         def extend(record: Record, server: ServerState) -> Record:
             record = {**record, "kept_by_clients": kept.size()} if keeps else record
-            if parts.privacy:
-                record = {**record, "privacy": parts.privacy.about()}
+            record = parts.privacy.noted(record) if parts.privacy else record
             return {**record, "attack": dict(parts.attack.note(record, server))} if parts.attack else record
 
         yield from record_rounds(rounds, server, folder, experiment, recorder, extend, complain)

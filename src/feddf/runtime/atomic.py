@@ -32,10 +32,7 @@ MOST_LINES, LONGEST_LINE = 1 << 30, 1 << 22  # bytes of a file of texts or of a 
 
 
 def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
-    """Write a file so that after a crash it is either the old one or the new one, whole. A link is replaced.
-
-    One that is not ``durable`` may be lost, or torn, where the machine crashes.
-    """
+    """Write a file, old or new after a crash (of the machine too, if ``durable``), never half. A link is replaced."""
     with new_file(path) as temporary, temporary.open("wb") as file:
         file.write(content)
         if not durable:
