@@ -342,7 +342,8 @@ def _source(text: str) -> Any:
     if not text.lstrip().startswith("{"):
         from feddf.config.names import SOURCES
 
-        SOURCES.check(text, "--unlabeled")
+        with one_line(ConfigError, f"there is no file or folder '{text}'", ConfigError):
+            SOURCES.check(text, "--unlabeled")
     return _value(text)
 
 
