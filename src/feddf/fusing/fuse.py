@@ -19,7 +19,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -44,7 +43,7 @@ from feddf.fusing.inspecting import warning_of
 from feddf.fusing.predictions import PredictionCache, Progress, default_cache, quiet
 from feddf.fusing.report import STUDENT, Report, measure, some_masks
 from feddf.fusing.teachers import TrainedModel, as_teachers
-from feddf.fusion.distill import held_out_inputs, make_students, notes
+from feddf.fusion.distill import make_students, notes
 from feddf.fusion.ensemble import Targets
 from feddf.outputs import Outputs
 from feddf.runs.methods import lone_threads
@@ -190,7 +189,7 @@ def _fuse(
     execution = of_students(run, 1, partial(lone_threads, resources, distill.batch_size))
     learn = make_students(resources, distill, in_process, execution)
     start = first_weights(student, models, ensemble.notes.get("dropped_worst", {}).get("clients", {}), seed)
-    learned = learn({STUDENT: [start]}, _shown(targets, predictions, distill), derive(seed, "fuse"))
+    learned = learn({STUDENT: [start]}, _shown(targets, predictions, distill.steps), derive(seed, "fuse"))
     predictions.progress(STUDENT, learned[STUDENT].steps, learned[STUDENT].steps)
     state, facts = learned[STUDENT].state, {"distillation": notes(learned), **ensemble.notes, **said}
     with of_answers(run).begun() as device:
@@ -213,16 +212,13 @@ def _warnings(models: Sequence[TrainedModel], classes: Sequence[str], validation
     return [text for text in found if text]
 
 
-def _shown(targets: Targets, predictions: PredictionCache, config: DistillConfig) -> Targets:
-    """Return targets that show, by how often they are asked for, how far the student is; held-out inputs come first."""
-    pool = predictions.sets["pool"]
-    held_out = held_out_inputs(len(pool), config, pool.views)[1]
-    step = count(1 - ceil(len(held_out) / config.batch_size))
+def _shown(targets: Targets, predictions: PredictionCache, steps: int) -> Targets:
+    """Return targets that show, by how often they are asked for, about how far the student is."""
+    asked = count(1)
 
     def shown(chosen: Tensor, inputs: Tensor, /) -> Tensor:
-        done = next(step)
-        if 0 < done < config.steps and done % 10 == 0:
-            predictions.progress(STUDENT, done, config.steps)
+        if (done := next(asked)) < steps and done % 10 == 0:
+            predictions.progress(STUDENT, done, steps)
         return targets(chosen, inputs)
 
     return shown
