@@ -342,8 +342,10 @@ def _source(text: str) -> Any:
     if not text.lstrip().startswith("{"):
         from feddf.config.names import SOURCES
 
-        with one_line(ConfigError, f"there is no file or folder '{text}'", ConfigError):
+        try:
             SOURCES.check(text, "--unlabeled")
+        except ConfigError as error:
+            raise ConfigError(f"{error}; nor is there a file or folder of that name") from None
     return _value(text)
 
 
