@@ -296,7 +296,7 @@ MISTAKES = {  # the exit code, and the key with its value and the remedy
     "config alhpa": (2, "no key or section is called 'alhpa'; did you mean 'alpha'?"),
     "fuse --teacher a --student cnn --unlabeled photo": (
         2,
-        "there is no file or folder 'photo': --unlabeled = 'photo'",
+        "--unlabeled = 'photo': ...; nor is there a file or folder of that name",
     ),
     "run small.toml data.name=ast:NodeVisitor": (2, "data.name = 'ast:NodeVisitor': ... returns a feddf.Dataset"),
     "run small.toml sources=3": (2, "pool.sources = 3: must be a list, for instance"),
