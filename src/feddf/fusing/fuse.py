@@ -206,10 +206,10 @@ def _fuse(
 
 def _warnings(models: Sequence[TrainedModel], classes: Sequence[str], validation: Labeled | None) -> list[str]:
     """Warn of teachers whose feeding is assumed; where there are labels, with what would be better."""
-    found = [warning_of(one, validation, columns_of(one.classes, classes)) for one in models]
-    for text in filter(None, found):
+    found = [*filter(None, (warning_of(one, validation, columns_of(one.classes, classes)) for one in models))]
+    for text in found:
         warnings.warn(text, FeedingWarning, stacklevel=4)
-    return [text for text in found if text]
+    return found
 
 
 def _shown(targets: Targets, predictions: PredictionCache, steps: int) -> Targets:
@@ -249,7 +249,7 @@ def complete_student(
     if isinstance(student.model, str):
         MODELS.check(student.model)
         fed = student.preprocess
-        shape = fed.shape if fed else tuple(pool.first(1, None).batch(torch.tensor([0])).shape[1:])
+        shape = fed.shape if fed else tuple(pool.first(1).inputs(None).batch(torch.tensor([0])).shape[1:])
         fed = fed or (Features(shape) if pool.encode is plain else None)
         student = replace(student, preprocess=fed, shape=shape, feeding=student.fed.otherwise(Feeding.of(fed, POOL)))
     _try(student, outputs, pool)
@@ -274,15 +274,14 @@ def _as_teacher(student: StudentSpec, teachers: Sequence[TrainedModel], classes:
         raise ConfigError.at("student.init", start, allowed)
     if student.model not in (None, spec.model):
         raise ConfigError.at("student.model", student.model, f"it is to start as '{start}', which is '{spec.model}'")
-    as_it = StudentSpec(spec.model, spec.preprocess, spec.options, start, spec.classes, spec.shape, spec.fits)
-    return replace(as_it, feeding=Feeding.of(spec.preprocess, f"teacher {start}"), form=spec.form)
+    return StudentSpec(**vars(spec), init=start, feeding=Feeding.of(spec.preprocess, f"teacher {start}"))
 
 
 def _try(student: StudentSpec, outputs: Outputs, pool: RawInputs) -> None:
     """Try the untrained student on two inputs, before any teacher is evaluated."""
     name = student.model if isinstance(student.model, str) else "a module"
     with one_line(partial(ConfigError.at, "student", name), "it does not work on these inputs"):
-        shape = output_shape(student.prototype, pool.first(2, student.preprocess))
+        shape = output_shape(student.prototype, pool.first(2).inputs(student.preprocess))
     if shape != outputs.shape:
         there = f"there are {len(student.classes)} classes" if outputs.counts_classes else f"{outputs.shape} is needed"
         allowed = f"it cannot express all classes: its outputs have the shape {shape}, and {there}"
