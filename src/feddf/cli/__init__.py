@@ -78,6 +78,8 @@ def guarded(action: Callable[[], Any]) -> int:
         message = getattr(error, "format_message", None)  # typer's own complaints about the command's words
         if message is None:
             raise
-        complain(f"{' '.join(message().split())} (--help lists what is allowed)", "error")
+        said = " ".join(message().partition(" (Did you mean")[0].split())  # which click says a second time
+        if said:  # there is nothing to say where no command was named, and help was shown
+            complain(f"{said} (--help lists what is allowed)", "error")
         return int(getattr(error, "exit_code", 2))
     return int(result or 0)

@@ -342,7 +342,10 @@ def _source(text: str) -> Any:
     if not text.lstrip().startswith("{"):
         from feddf.config.names import SOURCES
 
-        SOURCES.check(text, "--unlabeled")
+        try:
+            SOURCES.check(text, "--unlabeled")
+        except ConfigError as error:
+            raise ConfigError(f"{error}; nor is there a file or folder of that name") from None
     return _value(text)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -149,8 +150,14 @@ def of_bundle(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
 
 def _existing(config: TeacherConfig) -> Path:
     if not config.file.is_file():
-        raise TeacherError(f"there is no teacher {config.file}")
+        raise TeacherError(f"there is no teacher {config.file}{_near(config.file)}")
     return config.file
+
+
+def _near(path: Path) -> str:
+    """Return a question where something beside a path that is not there has nearly its name, else nothing."""
+    names = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    return f"; did you mean '{near[0]}'?" if (near := get_close_matches(path.name, names, n=1)) else ""
 
 
 def of_file(
@@ -279,9 +286,10 @@ def _vocabulary(place: str, values: dict[str, Any]) -> tuple[str, ...]:
 def _place(config: TeacherConfig) -> str:
     """Return the folder, or the name on the hub, of a model."""
     path, folder = config.path, config.file
-    if not folder.is_dir() and (path.count("/") != 1 or path.startswith((".", "/", "~"))):
-        known = "folders of feddf or Hugging Face and files that end in .safetensors, .pt2 or .onnx"
-        raise TeacherError(f"there is no teacher {path}; known are {known}")
+    near = "" if folder.is_dir() else _near(folder)  # then no hub is asked for what is only misspelled
+    if not folder.is_dir() and (near or path.count("/") != 1 or path.startswith((".", "/", "~"))):
+        known = "; known are folders of feddf or Hugging Face and files that end in .safetensors, .pt2 or .onnx"
+        raise TeacherError(f"there is no teacher {path}{near or known}")
     if folder.is_dir() and not (folder / "config.json").is_file():
         found = [one for one in sorted(folder.rglob("*")) if one.suffix in TEACHER_FILES or one.name == "config.json"]
         inside = dict.fromkeys(str(one.parent if (one.parent / "config.json").is_file() else one) for one in found)

@@ -49,7 +49,7 @@ def inspect_teacher(
         question = "its file does not say how large its images are; say it with size = 32, or give --labeled data"
         raise TeacherError(f"teacher {teacher.id}: {question}")
     few = labeled.some(SAMPLE) if labeled else None
-    inputs = few.raw if few else (raw or made_up(teacher)).part(64)
+    inputs = few.raw if few else (raw or made_up(teacher)).first(64)
     with open_teacher(teacher, teacher.preprocess) as predict:
         for _ in range(2):  # a library's first answers take long: only the second pass counts
             begun = time.perf_counter()

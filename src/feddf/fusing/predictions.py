@@ -110,7 +110,7 @@ class PredictionCache:
         if "positions" in teacher.form:  # its file says so; how many channels it has need not be known yet
             return from_description({"kind": "classes", **teacher.form, "channels": len(teacher.classes) or None})
         with open_teacher(teacher, teacher.preprocess or self.student, self.execution) as predict:
-            return teacher.meaning(next(predict(inputs.part(2))).shape)
+            return teacher.meaning(next(predict(inputs.first(2))).shape)
 
     def answers(self, teacher: TrainedModel, name: str) -> bool:
         """Say whether a teacher can answer for a set: a table has answers for the pool alone."""
