@@ -204,7 +204,8 @@ def test_what_does_not_fit_together_is_one_line_before_any_training(name: str) -
 
 def test_masks_that_have_the_size_are_taken() -> None:
     """As ``feddf fuse`` asks for labeled data at the size of its pool."""
-    assert load_dataset("data.name", "test_build:masks", DataConfig(name="masks", image_size=8)).shape == (1, 8, 8)
+    name = "test_build:masks"
+    assert load_dataset("data.name", name, DataConfig(name=name, image_size=8)).shape == (1, 8, 8)
 
 
 def test_the_same_config_gives_the_same_parts() -> None:
