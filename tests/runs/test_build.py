@@ -17,6 +17,7 @@ from feddf.engines import in_process
 from feddf.outputs import classes
 from feddf.rounds import jobs_for
 from feddf.runs.build import Parts, build
+from feddf.runs.loading import load_dataset
 from feddf.runs.methods import fedavg
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
@@ -199,6 +200,12 @@ def test_what_does_not_fit_together_is_one_line_before_any_training(name: str) -
     with pytest.raises(ConfigError, match=said) as error:
         build(experiment(values))
     assert "\n" not in str(error.value)
+
+
+def test_masks_that_have_the_size_are_taken() -> None:
+    """As ``feddf fuse`` asks for labeled data at the size of its pool."""
+    name = "test_build:masks"
+    assert load_dataset("data.name", name, DataConfig(name=name, image_size=8)).shape == (1, 8, 8)
 
 
 def test_the_same_config_gives_the_same_parts() -> None:
