@@ -1,8 +1,8 @@
 """Persistent worker processes with one torch thread each.
 
 What a function holds (data sets, the pool) goes to each worker once, through shared memory. Jobs travel as bytes, and
-results through a file in memory, which a worker writes over each time: a pipe would hand a model over in a hundred
-pieces. A worker that dies or is late is replaced, and its job becomes a failure.
+results through a file without a name, whose pages each writes over: a pipe would hand a model over in a hundred pieces.
+A worker that dies or is late is replaced, and its job becomes a failure.
 """
 
 from __future__ import annotations
@@ -148,9 +148,9 @@ class _Worker:
         self.number = number
         context: Any = multiprocessing.get_context(START)
         self.pipe, theirs = context.Pipe()
-        self._results = _file_in_memory()
-        given = theirs, number, self._results
-        self._process = context.Process(target=_serve, args=given, daemon=True, name="feddf-worker")
+        with TemporaryFile() as file:  # a Connection is what multiprocessing knows how to send
+            self._results = connection.Connection(os.dup(file.fileno()))
+        self._process = context.Process(None, _serve, "feddf-worker", (theirs, number, self._results), daemon=True)
         self._process.start()
         theirs.close()
         self._functions: set[int] = set()  # that it has, and the shared states of the last call
@@ -216,14 +216,6 @@ class _Worker:
         self._process.join()
         self.pipe.close()
         self._results.close()
-
-
-def _file_in_memory() -> connection.Connection:
-    """Return a file without a name, in a form that can be sent to a worker; outside Linux it is on disk."""
-    if hasattr(os, "memfd_create"):
-        return connection.Connection(os.memfd_create("feddf"))
-    with TemporaryFile() as file:
-        return connection.Connection(os.dup(file.fileno()))
 
 
 def _left_in(results: connection.Connection, outcome: Any) -> bytes:

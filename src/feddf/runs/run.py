@@ -113,8 +113,7 @@ def record_rounds(
 ) -> Iterator[Record]:
     """Record each round that is left, write it down, track it and yield its record; at the end write the models.
 
-    ``server`` is the state before the first of them, and ``spool`` has the updates of each until it is safe.
-    ``extend`` may add to a record before it is written.
+    ``server`` is the state before the first of them, ``spool`` holds a round's updates, ``extend`` may add to a record.
     """
     run = settings.run
     config = flat(settings.model_dump(mode="json", exclude_none=True))
