@@ -33,34 +33,38 @@ MOST_LINES, LONGEST_LINE = 1 << 30, 1 << 22  # bytes of a file of texts or of a 
 
 def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
     """Write a file, old or new after a crash (of the machine too, if ``durable``), never half. A link is replaced."""
-    with new_file(path) as temporary, temporary.open("wb") as file:
-        file.write(content)
-        if not durable:
-            return
-        file.flush()
-        os.fsync(file.fileno())
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    with new_file(path, durable) as temporary:
+        temporary.write_bytes(content)
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[Path]:
+def new_file(path: Path, durable: bool = False) -> Iterator[Path]:
     """Give an empty file beside ``path`` to write to, which takes its place at the end of the block, or not at all.
 
     Its name cannot be foreseen, so no link in a folder made elsewhere leads what is written to another place. One that
-    a crash left behind is removed by :func:`remove_leftovers`.
+    a crash left behind is removed by :func:`remove_leftovers`. What is ``durable`` outlasts a crash of the machine.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{LEFTOVER}")
     with naming(path):
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
         try:
             yield temporary
+            if durable:
+                _sync(temporary)
             temporary.replace(path)
+            if durable:
+                _sync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or a folder's list of files, is on the disk itself."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def remove_leftovers(folder: Path) -> None:
