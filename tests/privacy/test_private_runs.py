@@ -128,6 +128,8 @@ def test_without_privacy_nothing_is_written_and_nothing_changes(tmp_path: Path) 
 
 MISTAKES: dict[str, tuple[str, dict[str, Any], str]] = {
     "no ε": ("", {"privacy.level": "record"}, "privacy.epsilon"),
+    "an ε and no level": ("", {"privacy.epsilon": 2.0}, "nothing is protected"),
+    "a mechanism and no level": ("", {"privacy.mechanism": "heads"}, "nothing is protected"),
     "a mechanism of the other level": ("dp-sgd", {"privacy.mechanism": "votes"}, "privacy.mechanism"),
     "FedMA": ("dp-sgd", {"fusion.method": "fedma"}, "fusion.method"),
     "control variates": ("dp-sgd", {"fusion.parts": ["scaffold"]}, "fusion.parts"),
