@@ -19,6 +19,7 @@ from conftest import stripes
 from feddf.admit import admit
 from feddf.cli import app
 from feddf.config import ConfigError, DataConfig, Experiment, parse
+from feddf.config.errors import FeddfError
 from feddf.config.keys import nested
 from feddf.data.datasets import Dataset
 from feddf.outputs import classes
@@ -215,6 +216,11 @@ def test_why_a_client_was_left_out_is_not_told_where_clients_are_protected(
     (dropped,) = record["dropped"]
     assert dropped["client"] == "client-3"
     assert said in dropped["reason"]
+
+
+def test_noisy_averages_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(FeddfError, match="round 1 cannot be fused: linear group-0: its model's logits are not finite"):
+        ran(tmp_path / "run", experiment("weights", {"privacy.clip": 1e42}))
 
 
 def test_how_many_clients_would_be_needed_would_do() -> None:
