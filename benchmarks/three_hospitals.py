@@ -71,7 +71,7 @@ def main(out: Path, seed: int = 0, steps: int = 1500) -> None:
     said = [word for one in places for word in ("--teacher", one)]
     words = ["--student", '{model = "unet", options = {width = 8}}']
     words += ["--unlabeled", '{name = "digit-scenes", size = 4000}', "--test", "digit-scenes"]
-    learn = [f"distill.steps={steps}", "distill.batch_size=32", "distill.lr=0.003", "distill.eval_every=100"]
+    learn = [f"distill.steps={steps}", "distill.batch_size=32", "distill.lr=0.01", "distill.eval_every=100"]
     fused, rest = str(out / "fused"), [f"seed={seed}", *learn, "run.threads=1", f"cache={out / 'cache'}"]
     run("fuse", *said, *words, "--onnx", "--trust", "--out", fused, *rest)
     run("predict", fused, str(pictures), "--out", str(out / "masks"))
