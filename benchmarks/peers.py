@@ -5,8 +5,9 @@ work in processes of its own (``peer_programs/``). The peers take turns, ``--rep
 things are measured: the seconds of a round (all but the first, in which workers start, caches fill and pfl evaluates);
 start-up and end, which is the whole command without as many such rounds; and the peak of its memory (the sum of
 proportional set sizes of all of its processes, looked at five times a second). Median, lowest and highest are given.
-Nothing else should run meanwhile. A peer called ``feddf-NAME`` is another version of feddf, in an environment that was
-made by hand (``FOLDER/venv-feddf-NAME``, with an empty file ``installed``). Other cases' results stay as they are.
+Nothing else should run meanwhile. ``bare`` is the floor: the training steps alone. A peer called ``feddf-NAME`` is
+another version of feddf, in an environment that was made by hand (``FOLDER/venv-feddf-NAME``, with an empty file
+``installed``). Other cases' results stay as they are.
 
     python benchmarks/peers.py                      # about an hour on two cores
     python benchmarks/peers.py --tiny --repeats 1   # does it work?
@@ -46,6 +47,7 @@ PACKAGES = {
     "feddf": ["-c", str(ROOT / "constraints.txt"), TORCH, str(ROOT)],
     "flower": ["-c", str(ROOT / "constraints.txt"), TORCH, "flwr[simulation]==1.41.0"],
     "pfl": [TORCH, "pfl[pytorch]==0.6.0"],
+    "bare": [TORCH, "numpy"],
 }
 
 
@@ -85,9 +87,14 @@ def command(peer: str, python: Path, work: dict[str, Any]) -> list[str]:
     return [str(python), *several, *program]
 
 
+def surroundings(home: Path) -> dict[str, str]:
+    """Return the environment variables of a peer's programs."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PEERS_"))}
+    return {**clean, "PYTHONPATH": str(PROGRAMS), "FLWR_HOME": str(home), "OMP_NUM_THREADS": "1"}
+
+
 def measure(peer: str, python: Path, work: dict[str, Any], into: Measured) -> None:
     """Run a peer once, and add what it took."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PEERS_"))}
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryFile("w+") as said:
         began = time.perf_counter()
         process = subprocess.Popen(
@@ -96,7 +103,7 @@ def measure(peer: str, python: Path, work: dict[str, Any], into: Measured) -> No
             stderr=said,
             text=True,
             cwd=PROGRAMS,
-            env={**clean, "PYTHONPATH": str(PROGRAMS), "FLWR_HOME": home, "OMP_NUM_THREADS": "1"},
+            env=surroundings(Path(home)),
         )
         peak = _Peak(process.pid)
         output, _ = process.communicate()
@@ -128,14 +135,14 @@ class _Peak:
 
     def _watch(self) -> None:
         while not self._ended.wait(0.2):
-            self.bytes = max(self.bytes, sum(_proportional(pid) for pid in _family(self._root)))
+            self.bytes = max(self.bytes, sum(_proportional(pid) for pid in family(self._root)))
 
     def stop(self) -> None:
         self._ended.set()
         self._thread.join()
 
 
-def _family(root: int) -> set[int]:
+def family(root: int) -> set[int]:
     """Return a process and its descendants. Ray's daemons leave their parents: they are known by their session."""
     parents: dict[int, tuple[int, int]] = {}
     for entry in Path("/proc").iterdir():

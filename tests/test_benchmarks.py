@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -30,6 +31,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import bench
 import floor
 import hostile_before_after
+import quiet
 
 TINY: dict[str, dict[str, Any]] = {
     "local": {"repeats": 1, "samples": 64, "epochs": 1},
@@ -119,7 +121,7 @@ def test_stacked_clients_learn_as_those_in_turn() -> None:
     assert counted.count == 2  # the view is free
 
 
-@pytest.mark.parametrize("peer", ["feddf", "flower", "pfl"])
+@pytest.mark.parametrize("peer", ["feddf", "flower", "pfl", "bare"])
 def test_every_peer_has_a_program(peer: str) -> None:
     import peers
 
@@ -156,3 +158,61 @@ def test_hostile_clients_before_and_after() -> None:
         greedy = turned(own, job, number, n_examples=claimed)
         assert isinstance(admit(greedy, {name: job}, parts.method.parts), Failure)
         assert isinstance(admit(greedy, {name: unknown}, parts.method.parts), Update)
+
+
+@pytest.mark.parametrize(
+    ("looks", "code", "written"),
+    [
+        ([quiet.Quiet(9.0, 0.01)], 1, None),
+        ([quiet.Quiet(0.0, 0.9)], 1, None),
+        ([quiet.Quiet(0.0, 0.01), quiet.Quiet(9.0, 0.01)], 1, None),
+        ([quiet.Quiet(0.0, 0.01)] * 2, 0, {"agree": {"of": 1}}),
+    ],
+    ids=["load", "spread", "noise meanwhile", "quiet"],
+)
+def test_noise_is_said_first_and_not_written(
+    looks: list[quiet.Quiet],
+    code: int,
+    written: dict[str, Any] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    monkeypatch.setattr(bench, "can_compile", lambda: False)
+    monkeypatch.setitem(bench.PARTS, "agree", lambda: {"of": 1})
+    first, coming = str(looks[0]), iter(looks)
+    monkeypatch.setattr(quiet, "look", lambda: next(coming))
+    try:
+        bench.main(["agree"])
+        ended = 0
+    except SystemExit as exit:
+        ended = int(str(exit.code))
+    assert ended == code
+    assert capsys.readouterr().out.splitlines()[0] == first
+    kept = tmp_path / "results.json"
+    assert (json.loads(kept.read_text())["parts"] if kept.exists() else None) == written
+
+
+def test_a_look_at_the_machine_finds_its_load_and_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    durations = iter([1.0] * 30 + [2.0] * 10)
+    monkeypatch.setattr(quiet, "_running", lambda: 1.5)
+    monkeypatch.setattr(quiet, "_seconds", lambda action: next(durations))
+    with threads(1):
+        found = quiet.look(size=2)
+    assert (found.load, found.spread, found.enough) == (1.5, 1.0, False)
+
+
+def test_the_time_to_a_target_is_that_of_the_first_round_that_reaches_it() -> None:
+    import time_to_accuracy as timed
+
+    runs = {
+        "feddf, FedAvg, seed 0": {"rounds": [(5.0, 0.1), (6.0, 0.31), (7.0, 0.29), (8.0, 0.4)], "failure": ""},
+        "feddf, FedAvg, seed 1": {"rounds": [(5.0, 0.3)], "failure": ""},
+        "feddf, FedDF, seed 0": {"rounds": [], "failure": "no such package"},
+    }
+    assert [timed.reached(runs["feddf, FedAvg, seed 0"], target) for target in (0.1, 0.3, 0.5)] == [5.0, 6.0, None]
+    text = timed.table({"targets": [0.3, 0.4], "runs": runs})
+    assert "| | 30.0% | 40.0% | best within the budget | rounds |" in text
+    assert "| feddf, FedAvg | **5.5** (6.0, 5.0) | (8.0, –) | 40.0%, 30.0% | 4, 1 |" in text
+    assert "| feddf, FedDF | (–) | (–) | 0.0% | 0 |" in text

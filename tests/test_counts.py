@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,11 +35,15 @@ from feddf import (
 )
 from feddf.admit import admit
 from feddf.client import local_update
+from feddf.config import load
 from feddf.data.datasets import Pixels
 from feddf.engines.jobs import SharedStates, packed
 from feddf.outputs import classes
+from feddf.runs.build import build
 from feddf.runs.methods import feddf
+from feddf.runs.run import run_experiment
 from feddf.runs.spool import DiskSpool
+from feddf.runs.store import RunFolder
 from feddf.states import n_bytes
 
 CLIENTS, EXAMPLES = 6, 25
@@ -149,6 +154,18 @@ def test_an_update_is_admitted_and_kept_without_a_copy(work: Any, jobs: list[Job
     files = [path.stat().st_size for path in (tmp_path / "spool").iterdir()]
     assert len(files) == CLIENTS
     assert max(files) <= n_bytes(jobs[0].state) + 12_000
+
+
+def test_nothing_of_a_round_is_left_after_the_next_one(tmp_path: Path) -> None:
+    """A run's memory does not grow with its rounds: as many tensors are alive after the fifth as after the second."""
+    few = ["rounds=5", "local.epochs=1", "fusion.method=fedavg", "data.train_size=200", "data.test_size=20"]
+    parts = build(load("demo", [*few, "clients.total=4", "run.engine=in-process", "pool.size=20"]))
+    first = next(iter(parts.server.models["cnn-wide"].values())).shape
+    alive = []
+    for _ in run_experiment(parts, RunFolder.create(tmp_path / "run", parts.experiment)):
+        gc.collect()
+        alive.append(sum(type(thing) is torch.Tensor and thing.shape == first for thing in gc.get_objects()))
+    assert alive[4] <= alive[1]
 
 
 def test_a_fusion_asks_each_teacher_once_about_each_input(prototypes: dict[str, Prototype], jobs: list[Job]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterable
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -46,12 +47,13 @@ def train(message: Message, context: Context) -> Message:
     optimizer = torch.optim.SGD(model.parameters(), lr=work.rate)
     model.train()
     running = 0.0
-    for images, labels in DataLoader(data, batch_size=work.batch, shuffle=True):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        running += loss.item()
+    for _ in range(work.epochs):
+        for images, labels in DataLoader(data, batch_size=work.batch, shuffle=True):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            running += loss.item()
     metrics = MetricRecord({"train_loss": running, "num-examples": len(data)})
     content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
     return Message(content=content, reply_to=message)
@@ -70,9 +72,9 @@ class Timed(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         found = super().aggregate_train(server_round, replies)
-        watch.end()
         if found[0] is not None:
             last.update(found[0].to_torch_state_dict())
+        watch.end(Work.given(), lambda: last)
         return found
 
 
@@ -91,6 +93,8 @@ def main(grid: Grid, context: Context) -> None:
 
 if __name__ == "__main__":
     given = Work.given()
+    torch.manual_seed(given.seed)
+    random.seed(given.seed)  # draws the clients
     backend = {
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
         "init_args": {"num_cpus": given.workers, "include_dashboard": False},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import pickle
 import select
 import signal
 import subprocess
@@ -258,6 +259,46 @@ def test_a_result_that_cannot_travel_is_the_jobs_failure(one_worker: Processes) 
     assert isinstance(bad, Failure)
     assert "pickle" in bad.reason
     assert good == "fine"
+
+
+def of_size(job: Number) -> tuple[Tensor, str]:
+    return torch.full((job.value,), job.value % 256, dtype=torch.uint8), "end"
+
+
+def test_results_of_any_size_follow_one_another(one_worker: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each result is written over the one before it, and a very large one's memory is given back."""
+    monkeypatch.setattr(processes, "MOST_KEPT", 50_000)
+    for size, kept in ((10, False), (90_000, False), (0, False), (40_000, True), (3, True)):
+        ((tensor, word),) = one_worker(of_size, [Number(size)])
+        assert (len(tensor), set(tensor.tolist()) - {size % 256}, word) == (size, set(), "end")
+        tensor += 1  # it is the caller's own
+        file = one_worker._team[0]._results.fileno()
+        assert (os.fstat(file).st_size >= 40_000) == kept
+
+
+def test_a_result_that_was_cut_short_is_the_jobs_failure(
+    one_worker: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(file: Any) -> object:
+        os.ftruncate(file.fileno(), 5_000)
+        return pickle.Unpickler(file).load()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(processes.pickle, "load", cut)
+        (failure,) = one_worker(of_size, [Number(90_000)])
+    assert isinstance(failure, Failure)
+    assert failure.reason.startswith("its result cannot be read: ")
+    ((tensor, _),) = one_worker(of_size, [Number(90_000)])
+    assert len(tensor) == 90_000
+
+
+def test_results_lie_in_files_that_end_with_their_workers() -> None:
+    before = set(Path("/proc/self/fd").iterdir())
+    with Processes(1) as engine:
+        ((tensor, _),) = engine(of_size, [Number(90_000)])
+        assert len(tensor) == 90_000
+        assert len(list(engine(partial(fill, killed=True), [Number(2), Number(3)]))) == 2
+    assert len(set(Path("/proc/self/fd").iterdir()) - before) == 0
 
 
 def test_workers_can_be_ended_before_all_outcomes_are_read() -> None:

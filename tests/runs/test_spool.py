@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import resource
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -197,16 +199,15 @@ def test_what_the_gate_refuses_is_not_kept_for_a_second_chance(
     assert not (tmp_path / "spool").exists()
 
 
-def test_a_full_disk_is_said_and_leaves_nothing_half_written(
-    tiny: Tiny, jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, content: bytes) -> int:
-        raise OSError(28, "No space left on device")
-
-    update = update_of(tiny.local(jobs[0]))
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match="No space left"):
-        DiskSpool(tmp_path).keep(jobs[0], update)
+def test_a_full_disk_is_said_and_leaves_nothing_half_written(tiny: Tiny, jobs: list[Job], tmp_path: Path) -> None:
+    """A limit of the process stands for the disk's: writing fails in the middle of a file."""
+    update, before = update_of(tiny.local(jobs[0])), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"round-0001-c0-.*File too large"):
+            DiskSpool(tmp_path).keep(jobs[0], update)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -289,3 +290,15 @@ def test_other_weights_are_another_job_whatever_a_payload_is_called(
     spool.keep(job, update_of(tiny.local(jobs[0])))
     assert spool.recall(job) is not None
     assert spool.recall(replace(job, state={key: tensor + 1 for key, tensor in job.state.items()})) is None
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_what_is_durable_is_on_disk_before_it_is_used(
+    tiny: Tiny, jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    spool = DiskSpool(tmp_path, durable)
+    spool.keep(jobs[0], update_of(tiny.local(jobs[0])))
+    assert len(synced) == (2 if durable else 0)  # the file and its folder
+    assert spool.recall(jobs[0]) is not None

@@ -54,6 +54,11 @@ class Dataset:
         return self.classes if by_labels or self.train.outputs.counts_classes else ()
 
     @property
+    def unit(self) -> str:
+        """What that is called: class or group."""
+        return "class" if self.train.outputs.counts_classes else "group"
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one encoded input."""
         return tuple(self.train.inputs.batch(torch.zeros(1, dtype=torch.int64)).shape[1:])
@@ -209,7 +214,7 @@ def _mnist_5k_arrays() -> tuple[Tensor, Tensor]:
 
 
 def digits(data: DataConfig) -> Dataset:
-    """1,797 digits of 8×8 pixels, written by other people than MNIST's, that come with scikit-learn.
+    """1,797 digits of 8×8 pixels, in other handwriting than MNIST's, that come with scikit-learn.
 
     They fill their frame; a blank border of two pixels gives them the margins that MNIST's digits have.
     """

@@ -1,7 +1,8 @@
 """Persistent worker processes with one torch thread each.
 
-What a function holds (data sets, the pool) goes to each worker once, through shared memory; jobs and their
-results travel as bytes. A worker that dies or is late is replaced, and its job becomes a failure.
+What a function holds (data sets, the pool) goes to each worker once, through shared memory. Jobs travel as bytes, and
+results through a file without a name, whose pages each writes over: a pipe would hand a model over in a hundred pieces.
+A worker that dies or is late is replaced, and its job becomes a failure.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from functools import partial
 from multiprocessing import connection, forkserver
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
 import torch
 import torch.multiprocessing as multiprocessing
 
 from feddf.config.errors import reason
-from feddf.engines.jobs import SharedStates, carry_out, loaded, packed
+from feddf.engines.jobs import PlainPickler, SharedStates, carry_out, loaded, packed
 from feddf.runtime.device import this_is_worker
 from feddf.runtime.packages import keep_freed_memory
 from feddf.types import Engine, Failure, J, R, WorkerDied
@@ -36,7 +38,8 @@ START = "forkserver" if sys.platform == "linux" else "spawn"
 """How workers start: a fork of a process with running threads can hang, and so does one of Apple's libraries. On Linux
 they are forks of one that has imported everything and computed nothing: they share its pages, and import nothing."""
 PRELOADED = ["feddf.engines.processes", "feddf.runs.run"]
-LOOK = 5.0  # seconds between two looks whether somebody has stopped a worker
+MOST_KEPT = 1 << 26  # bytes of a result that was read that stay in memory to be overwritten
+LOOK = 5.0  # seconds between two looks whether a worker was stopped
 
 
 class Processes:
@@ -61,11 +64,11 @@ class Processes:
         self._functions[id(function)] = function
         states, waiting = SharedStates(jobs), deque(jobs)
         busy: dict[_Worker, J] = {}
-        if not self._team:
-            threading.Thread(target=self._wake, daemon=True).start()
         while len(self._team) < min(self.workers, len(jobs)):
             free = set(range(self.workers)) - {worker.number for worker in self._team}
             self._team.append(_Worker(min(free)))  # devices are dealt by number, so that each has as many workers
+            if len(self._team) == 1:
+                threading.Thread(target=self._wake, daemon=True).start()
         try:
             while waiting or busy:
                 for worker in self._team:
@@ -90,7 +93,7 @@ class Processes:
             self._team = [worker for worker in self._team if worker not in busy]
 
     def _wake(self) -> None:
-        """Let workers go on that somebody has stopped (SIGSTOP): without a deadline a round would wait for ever."""
+        """Let workers go on that were stopped from outside (SIGSTOP): without a deadline a round would never end."""
         time.sleep(LOOK)
         while self._team:
             for worker in list(self._team):
@@ -145,7 +148,9 @@ class _Worker:
         self.number = number
         context: Any = multiprocessing.get_context(START)
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, number), daemon=True, name="feddf-worker")
+        with TemporaryFile() as file:  # a Connection is what multiprocessing knows how to send
+            self._results = connection.Connection(os.dup(file.fileno()))
+        self._process = context.Process(None, _serve, "feddf-worker", (theirs, number, self._results), daemon=True)
         self._process.start()
         theirs.close()
         self._functions: set[int] = set()  # that it has, and the shared states of the last call
@@ -183,7 +188,12 @@ class _Worker:
             return _READY
         self.idle = True
         try:
-            return pickle.loads(said)
+            with open(self._results.fileno(), "rb", closefd=False) as file:
+                file.seek(0)
+                outcome = pickle.load(file)
+                if file.tell() > MOST_KEPT:
+                    os.ftruncate(file.fileno(), 0)
+                return outcome
         except Exception as error:
             return Failure(job.id, f"its result cannot be read: {reason(error)}")
 
@@ -205,9 +215,18 @@ class _Worker:
             self._process.kill()
         self._process.join()
         self.pipe.close()
+        self._results.close()
 
 
-def _serve(pipe: connection.Connection, number: int) -> None:
+def _left_in(results: connection.Connection, outcome: Any) -> bytes:
+    """Write an outcome into the file that the server reads (mapped, one cut short would be a bus error); say so."""
+    with open(results.fileno(), "wb", closefd=False) as file:
+        file.seek(0)  # server and worker have one position in it, and take turns
+        PlainPickler(file, pickle.HIGHEST_PROTOCOL).dump(outcome)
+    return b"done"
+
+
+def _serve(pipe: connection.Connection, number: int, results: connection.Connection) -> None:
     """The worker's loop: answer jobs until the server closes the pipe; nothing means that a new function is loaded."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the server decides
     torch.set_num_threads(1)
@@ -228,7 +247,7 @@ def _serve(pipe: connection.Connection, number: int) -> None:
         if body:
             functions[function] = loaded(body)
             pipe.send_bytes(b"")
-        pipe.send_bytes(carry_out(functions[function], rest, states.get(name)))
+        pipe.send_bytes(carry_out(functions[function], rest, states.get(name), partial(_left_in, results)))
 
 
 def _end() -> NoReturn:
@@ -237,7 +256,7 @@ def _end() -> NoReturn:
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-    finally:  # a stream may be closed, or nobody may read it any more
+    finally:  # a stream may be closed, or not be read any more
         os._exit(0)
 
 

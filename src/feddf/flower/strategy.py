@@ -118,14 +118,16 @@ class FedDF(Strategy):
         with folder.locked(), open_engines(run) as engines:
             resources = replace(self._resources, n_clients=self._n_clients)
             method, prototypes = build_method(resources, self.settings, engines.server, self._initial)
-            rounds = self._rounds(grid, method, told_in_training(self.settings, method.parts), DiskSpool(folder.spool))
+            spool = DiskSpool(folder.spool)
+            rounds = self._rounds(grid, method, told_in_training(self.settings, method.parts), spool)
             self._restore(folder, prototypes)
             self.summary()
             if self._state.round == 0:
                 self._evaluate(evaluate_fn, 0, result)
             recorder = Recorder(engines.server, prototypes, self._test, self._validation, run)
             extend = partial(self._evaluated_by_clients, {**(evaluate_config or {}), **parts_config(method.parts)})
-            for record in record_rounds(rounds, self._state, folder, self.settings, recorder, extend, _log.warning):
+            known = self._state, folder, spool, self.settings, recorder, extend, _log.warning
+            for record in record_rounds(rounds, *known):
                 _tell(result, record, self.settings.rounds)
                 self._evaluate(evaluate_fn, record["round"], result)
         result.arrays = packed(self.models)

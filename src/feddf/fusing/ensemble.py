@@ -102,7 +102,7 @@ def agree_on_outputs(
 
 
 def _share_something(teachers: Sequence[TrainedModel], classes: Sequence[str], background: int | None) -> None:
-    """Raise :class:`TeacherError` for a teacher whose classes nobody else knows, or that has no background."""
+    """Raise :class:`TeacherError` for a teacher whose classes no other knows, or that has no background."""
     lists = [set(columns_of(one.classes, classes).tolist()) for one in teachers]
     for number, (teacher, own) in enumerate(zip(teachers, lists, strict=True)):
         listed, others = ", ".join(teacher.classes[:6]), set().union(*lists[:number], *lists[number + 1 :])

@@ -25,7 +25,7 @@ from feddf.engines.open import DeferredEngine
 from feddf.evaluate import output_shape
 from feddf.models.small import build_network
 from feddf.outputs import Outputs
-from feddf.privacy.noise import Source, system
+from feddf.privacy.noise import Noise
 from feddf.rounds import Federation
 from feddf.runs.loading import PoolTask, check_vocabulary, load_dataset, load_named, pool_of, with_tokenizer
 from feddf.runs.loggers import check_installed
@@ -85,13 +85,13 @@ class Parts:
     privacy: Private | None = None
 
 
-def build(experiment: Experiment, *, trust: bool = False, secrets: Source = system) -> Parts:
+def build(experiment: Experiment, *, trust: bool = False, noise: Callable[[float], Noise] = Noise) -> Parts:
     """Return the experiment's parts, or raise :class:`ConfigError` where names and data do not fit together.
 
     Args:
         experiment: the configuration, as :func:`feddf.load` returns it.
         trust: run programs in files that the experiment names (a generator's ``.pt2``).
-        secrets: where the noise of ``[privacy]`` is from; no seed decides it.
+        noise: makes the noise of ``[privacy]`` of its planned multiplier; no seed decides it.
     """
     check_installed(experiment.run.loggers)
     task, seed = build_task(experiment, trust=trust), experiment.seed
@@ -105,17 +105,15 @@ def build(experiment: Experiment, *, trust: bool = False, secrets: Source = syst
     augment = flip_crop if experiment.pool.augment else None
     resources = Resources(prototypes, task.pool, task.validation, augment, task.train.outputs, counts.__getitem__)
     engine = DeferredEngine()
-    private = make_private(experiment, resources, models, secrets)
+    private = make_private(experiment, resources, models, noise)
     method, fitted = build_method(resources, asked_for_channels(experiment, task.data), engine, models)
-    if private:
-        method = private.protect(method, experiment, resources, engine)
+    method = private.protect(method, experiment, resources, engine) if private else method
     federation = Federation(clients, experiment.clients, seed, method.rounds_per_cohort)
     half = combine_halves([part.half for part in method.parts])
     cropped = flip_crop if augments(experiment, task.data) else None
     local = partial(local_update, prototypes=fitted, train=task.train, local=experiment.local)
     train: LocalTrain = partial(local, half=half, augment=cropped, execution=of_clients(experiment.run))
-    if private:
-        train = private.local(train, task.train)
+    train = private.local(train, task.train) if private else train
     server = ServerState(0, models)
     warned = () if private else _warnings(task)  # they tell what clients hold
     parts = Parts(experiment, task, fitted, federation, server, train, method, engine, warned, None, private)
@@ -150,7 +148,7 @@ def _warnings(task: Task) -> tuple[str, ...]:
         return ()
     held = set(torch.unique(task.train.labels[torch.cat(task.shards)]).tolist())
     absent = [str(label) for label in range(task.train.n_classes) if label not in held]
-    text = f"no client holds an example of class {', '.join(absent[:10])}: nobody can teach it"
+    text = f"no client holds an example of class {', '.join(absent[:10])}: it cannot be learned"
     return (text,) if absent else ()
 
 

@@ -67,7 +67,7 @@ def run_experiment(
     with folder.locked(), open_engines(experiment.run, experiment.clients.timeout) as engines:
         server = folder.latest(parts.server.models)[0] or parts.server
         folder.forget_after(server.round)
-        if not parts.privacy:  # with privacy, who holds what is told to nobody
+        if not parts.privacy:  # with privacy, who holds what is not told
             held = {"classes": task.data.group_names, "counts": task.counts().tolist()}
             write_atomically(folder.path / "partition.json", json.dumps(held).encode())
         tried = staged(engines.server, "evaluate")
@@ -83,7 +83,8 @@ def run_experiment(
         kept.forget_others([client.id for client in federation.clients] if keeps else [])
         engine = kept.engine(engine) if keeps else engine
         # attackers look at all updates of a round: one that was interrupted begins anew
-        spool: Spool | None = None if parts.attack else DiskSpool(folder.spool)
+        disk = DiskSpool(folder.spool)
+        spool: Spool | None = None if parts.attack else disk
         if parts.privacy and spool:
             engine, spool = parts.privacy.open(folder.path, folder.records(), engine, spool)
         rounds = run_rounds(
@@ -92,11 +93,10 @@ def run_experiment(
 
         def extend(record: Record, server: ServerState) -> Record:
             record = {**record, "kept_by_clients": kept.size()} if keeps else record
-            if parts.privacy:
-                record = parts.privacy.noted(record)
+            record = parts.privacy.noted(record) if parts.privacy else record
             return {**record, "attack": dict(parts.attack.note(record, server))} if parts.attack else record
 
-        yield from record_rounds(rounds, server, folder, experiment, recorder, extend, complain)
+        yield from record_rounds(rounds, server, folder, disk, experiment, recorder, extend, complain)
         describe(parts, folder, recorder)
 
 
@@ -104,6 +104,7 @@ def record_rounds(
     rounds: Iterable[Round],
     server: ServerState,
     folder: RunFolder,
+    spool: DiskSpool,
     settings: Settings,
     recorder: Recorder,
     extend: Callable[[Record, ServerState], Record],
@@ -111,9 +112,9 @@ def record_rounds(
 ) -> Iterator[Record]:
     """Record each round that is left, write it down, track it and yield its record; at the end write the models.
 
-    ``server`` is the state before the first of them. ``extend`` may add to a record before it is written.
+    ``server`` is the state before the first of them, ``spool`` holds a round's updates, ``extend`` may add to a record.
     """
-    spool, run = DiskSpool(folder.spool), settings.run
+    run = settings.run
     config = flat(settings.model_dump(mode="json", exclude_none=True))
     with open_loggers(run.loggers, folder.path, config, server.round, complain) as track:
         for closed in islice(rounds, max(0, settings.rounds - server.round)):
@@ -341,5 +342,4 @@ def describe(parts: Parts, folder: RunFolder, recorder: Recorder) -> None:
 
         learning_curves([run], path / CURVES)
     said = parts.privacy.said() if parts.privacy else ""
-    unit = "class" if outputs.counts_classes else "group"
-    write_atomically(path / CARD, card(run, models, names, counts, confusion, said, unit).encode())
+    write_atomically(path / CARD, card(run, models, names, counts, confusion, said, data.unit).encode())
