@@ -1,4 +1,4 @@
-"""Model files of seven makers: each is made and inspected, and some are fused with nothing said about their inputs.
+"""Model files of eight makers: each is made and inspected, and some are fused with nothing said about their inputs.
 
     pip install -c constraints.txt 'feddf[onnx,text,demo,tables]' skl2onnx
     pip install --no-deps xgboost onnxmltools onnxconverter-common      # without them that file is left out
@@ -386,7 +386,7 @@ def main(out: Path, epochs: int) -> None:
             continue
         print(f"made {file}: {percent(own[file])}", flush=True)
     print(
-        markdown_table(["file", "how it was fed (who said so)", "outputs", "own", "inspected"], inspected(out, own)),
+        markdown_table(["file", "how it was fed (source)", "outputs", "own", "inspected"], inspected(out, own)),
         flush=True,
     )
     teachers = [one for one in ("sklearn-zipmap.onnx", "xgboost.onnx", "vit", "timm-resnet18") if one in own]

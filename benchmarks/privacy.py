@@ -27,6 +27,7 @@ from feddf.config import DataConfig, parse
 from feddf.config.keys import nested
 from feddf.data.datasets import Dataset
 from feddf.outputs import classes
+from feddf.privacy.noise import Noise
 from feddf.runs.build import build
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
@@ -116,9 +117,9 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def silent(n: int) -> bytes:
-    """Return bytes of which noise is made that is nearly 0."""
-    return b"\xff" * n
+def silent(multiplier: float) -> Noise:
+    """Return no noise."""
+    return Noise(0.0)
 
 
 def accuracy(name: str, epsilon: float | None, seed: int, changes: dict[str, Any]) -> float | str:
@@ -130,7 +131,7 @@ def accuracy(name: str, epsilon: float | None, seed: int, changes: dict[str, Any
         values = nested(values, {"privacy": {**privacy, "epsilon": epsilon or 8.0}})
     experiment = parse(nested(values, changes))
     try:
-        parts = build(experiment) if epsilon is not None else build(experiment, secrets=silent)
+        parts = build(experiment) if epsilon is not None else build(experiment, noise=silent)
     except Exception as error:
         return str(error)
     with tempfile.TemporaryDirectory() as folder:

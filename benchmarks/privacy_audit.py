@@ -18,14 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.privacy import FEATURES, silent
+from benchmarks.privacy import FEATURES
 from feddf.config.privacy import PrivacyConfig
-from feddf.privacy.accountant import noise_for
+from feddf.privacy.accountant import make_plan, noise_for
 from feddf.privacy.audit import canary_scores, lower_bounds
-from feddf.privacy.heads import private_heads
-from feddf.privacy.membership import roc as rates
-from feddf.privacy.noise import Noise, system
-from feddf.privacy.plan import make_plan
+from feddf.privacy.audit import roc as rates
+from feddf.privacy.noise import Noise
+from feddf.privacy.records import extended, released, solve_heads
 
 mpl.use("svg")
 from matplotlib import pyplot as plt
@@ -91,11 +90,10 @@ def lira(epsilon: float | None, regularization: float) -> Curve:
     pool, features, labels = x[:POOL], x[POOL : POOL + RECORDS], y[POOL : POOL + RECORDS]
     draw = torch.Generator().manual_seed(1)
     inside = torch.rand(SHADOWS + 32, RECORDS, generator=draw) < 0.5  # the last 32 are attacked
-    noise = Noise(noise_for(epsilon or 8.0, 1e-5), system if epsilon else silent)
+    noise = Noise(noise_for(epsilon, 1e-5) if epsilon else 0.0)
     rows = features.expand(len(inside), -1, -1)
-    heads = private_heads(
-        rows, labels.expand(len(inside), -1).where(inside, -1), 4, noise=noise, clip=1.0, regularization=regularization
-    )
+    solved = solve_heads(extended(rows, 1.0), labels.expand(len(inside), -1).where(inside, -1), 4, regularization)
+    heads = released(solved, noise, PrivacyConfig(regularization=regularization))
     scores = confidences(features, labels, heads, pool)
     shadows, there = scores[:SHADOWS], inside[:SHADOWS]
     likelihoods = []

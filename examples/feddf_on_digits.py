@@ -33,7 +33,7 @@ from feddf import (
 )
 from feddf.models.small import CNN
 
-# Data: the clients' private digits, the server's validation part, and a pool that nobody labeled.
+# Data: the clients' private digits, the server's validation part, and a pool without labels.
 digits, others = (DATASETS[name](DataConfig(name=name)) for name in ("mnist-5k", "digits"))
 pool = match_inputs(others.train.inputs.raw, like=digits.train.inputs)
 rest, held_out = split(len(digits.train), 0.1, seed=0)

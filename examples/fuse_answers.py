@@ -1,4 +1,4 @@
-"""One network out of a random forest, an ONNX file and a table of answers; nobody hands out data.
+"""One network out of a random forest, an ONNX file and a table of answers; no data is handed out.
 
 pip install 'feddf[demo,images,onnx]' skl2onnx && python examples/fuse_answers.py
 
@@ -26,7 +26,7 @@ def feddf(*words: str) -> None:
     subprocess.run([sys.executable, "-m", "feddf", *words], check=True)
 
 
-# The agreed images, which nobody labeled, and labeled ones that only the report sees: as files, 8×8 pixels each.
+# The agreed images, without labels, and labeled ones that only the report sees: as files, 8×8 pixels each.
 pixels, labels = load_digits(return_X_y=True)
 images = np.round(pixels * 255 / 16).astype(np.uint8)
 sites, pool, test = np.split(np.random.default_rng(0).permutation(len(images)), [700, 1500])

@@ -166,7 +166,7 @@ FIG4 = Artifact(
     all_above((f"{data}, FedDF", f"{data}, FedAvg") for data in PHOTOGRAPHS),
     small_task="photographs",
     as_claimed=feddf_above,
-    reduction="CIFAR-10 only, with ResNet-8, a narrower ResNet-14 and a small CNN, 9 clients",
+    reduction="CIFAR-10 only, nine clients instead of ten, with ResNet-8, a narrower ResNet-14 and a small CNN",
     reduced={
         "cpu": {
             "prototypes": (

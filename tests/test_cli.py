@@ -293,6 +293,11 @@ MISTAKES = {  # the exit code, and the key with its value and the remedy
     "resume nowhere": (1, "nowhere is not a run folder"),
     "report out --out x.xyz": (2, "--out = 'x.xyz': ... .png, .svg, .pdf"),
     "presets demmo": (2, "'demmo'; did you mean 'demo'?"),
+    "config alhpa": (2, "no key or section is called 'alhpa'; did you mean 'alpha'?"),
+    "fuse --teacher a --student cnn --unlabeled photo": (
+        2,
+        "--unlabeled = 'photo': ...; nor is there a file or folder of that name",
+    ),
     "run small.toml data.name=ast:NodeVisitor": (2, "data.name = 'ast:NodeVisitor': ... returns a feddf.Dataset"),
     "run small.toml sources=3": (2, "pool.sources = 3: must be a list, for instance"),
     "run typo.toml": (2, "unknown section [distlil]; did you mean 'distill'?"),
@@ -320,6 +325,10 @@ def test_words_that_are_no_command_are_explained(place: Path) -> None:
     assert done.returncode == 2
     assert "No such command" in done.stderr
     assert "Traceback" not in done.stderr
+    assert feddf("preset", cwd=place).stderr.lower().count("did you mean") <= 1
+    alone = feddf(cwd=place)
+    assert (alone.returncode, alone.stderr.count("error")) == (2, 0)
+    assert "Start with: feddf compare demo" in alone.stdout + alone.stderr
 
 
 def test_resuming_a_finished_run_changes_nothing(place: Path) -> None:
@@ -404,6 +413,9 @@ def test_partition_draws_and_measures_several_alphas(tmp_path: Path) -> None:
         assert mistake.returncode == 2
         assert said in mistake.stderr
     assert "cifar11" in feddf("partition", "cifar11", cwd=tmp_path).stderr
+    values = feddf("partition", "diabetes", "clients.total=3", cwd=tmp_path).stdout  # whose clients differ by no class
+    assert "groups" in values
+    assert "class" not in values
 
 
 @pytest.mark.parametrize(("app", "command"), [(cli.app, "resume"), (reproduction_app, "bound")])

@@ -251,7 +251,7 @@ def test_a_stranger_who_fails_is_recorded_with_the_reason() -> None:
 
     _, failures = collect(engine, lambda job: job, [])
     assert failures[0].client_id == "unknown"
-    assert failures[0].reason.startswith("somebody who was not asked: xxx")
+    assert failures[0].reason.startswith("a client that was not asked: xxx")
     assert len(failures[0].reason) == 300
 
 

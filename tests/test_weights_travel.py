@@ -129,7 +129,7 @@ def at_the_gate(state: Any, parts: Sequence[Part]) -> Update | str:
 
 @pytest.mark.parametrize("state", [STATE, {"w": STATE["w"]}, {"x": 3}, None, 7, [("w", STATE["w"])]])
 def test_weights_that_nobody_asked_for_are_refused(state: Any) -> None:
-    assert at_the_gate(state, [Part(), Part(weights_up=False)]) == "it sent weights, which nobody asked for"
+    assert at_the_gate(state, [Part(), Part(weights_up=False)]) == "it sent weights, which were not asked for"
 
 
 def test_weights_that_are_due_must_come() -> None:

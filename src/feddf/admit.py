@@ -1,4 +1,4 @@
-"""The gate: every update passes it before it is fused, whatever engine brought it and whoever sent it."""
+"""The gate: every update passes it before it is fused, from whatever engine and client it comes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def weights_due(parts: Sequence[Part]) -> bool:
 def _weights(state: State, manifest: State, due: bool) -> str | None:
     if due:
         return _form(state, manifest) or _values(state, manifest)
-    return None if isinstance(state, Mapping) and len(state) == 0 else "it sent weights, which nobody asked for"
+    return None if isinstance(state, Mapping) and len(state) == 0 else "it sent weights, which were not asked for"
 
 
 def _form(state: State, manifest: State) -> str | None:

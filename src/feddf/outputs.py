@@ -61,7 +61,7 @@ class Outputs:
         wrong: (labels, outputs) -> what is wrong with the labels, or ``None``.
         groups: (labels, outputs) -> a number for each example, such that examples of one number are alike.
         restrict: (raw outputs, known channels) -> those of a model that knows no others.
-        hide: (labels, known channels) -> the labels where nobody looks for others.
+        hide: (labels, known channels) -> the labels where no others are looked for.
         center: (raw outputs, known channels) -> raw outputs that can be averaged with those of other teachers.
         guesses: one over the score of guessing: the number of classes; infinite where guessing scores 0.
         numbers: the raw numbers in each channel: 2 for values with variances.
@@ -163,7 +163,7 @@ class Outputs:
         """
         known = known.to(outputs.device)
         counts = known.to(accumulation_dtype(outputs.device)).repeat(self.numbers)
-        counts = counts.clamp_min(1e-30)  # so that a class that nobody knows keeps a logit that is none
+        counts = counts.clamp_min(1e-30)  # so that a class that no teacher knows keeps a logit that is none
         return self.center(self.restrict(outputs, known), known), channelwise(counts, outputs)
 
     def forget(self, target: Tensor, known: Tensor) -> Tensor:
@@ -254,7 +254,7 @@ def classes(
 
 
 def with_background(outputs: Outputs, background: int) -> Outputs:
-    """Return classes one of which is the background: it has what others leave, and the place of what nobody knows."""
+    """Return classes one of which is the background: it has what others leave, and the place of what is unknown."""
     normalize = partial(losses.rest_to_background, background=background)
     return replace(outputs, normalize=normalize, distance=partial(_distance_of_known, outputs=outputs))
 

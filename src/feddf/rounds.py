@@ -1,6 +1,6 @@
 """The outer loop of Algorithms 1 and 3, as a generator. It knows no algorithm, no file and no screen.
 
-Evaluating, logging, checkpointing and stopping belong to whoever iterates.
+Evaluating, logging, checkpointing and stopping belong to the code that iterates.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _size(job: Job) -> int:
 
 def _known(failure: Failure, asked: Mapping[str, Job]) -> Failure:
     known = isinstance(failure.client_id, str) and failure.client_id in asked
-    return failure if known else Failure("unknown", f"somebody who was not asked: {failure.reason}"[:300])
+    return failure if known else Failure("unknown", f"a client that was not asked: {failure.reason}"[:300])
 
 
 def jobs_for(

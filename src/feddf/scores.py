@@ -18,7 +18,7 @@ from feddf.runtime.device import CPU, accumulation_dtype
 from feddf.runtime.packages import scikit_learn
 
 CHANNELS = 1  # the dimension of outputs along which one answer is given: the positions come after it
-IGNORED = -100  # the label of what has no class: padding, or a class that nobody has looked for
+IGNORED = -100  # the label of what has no class: padding, or a class that was not looked for
 
 Score = Callable[[Tensor, Tensor], Tensor]
 """(raw outputs, labels) -> one number."""

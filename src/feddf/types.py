@@ -443,8 +443,7 @@ class Resources:
     """What the server has to fuse with: architectures, an unlabeled pool, and perhaps labeled validation examples.
 
     ``augment`` changes raw batches of the pool before students and teachers see them. ``outputs`` is what
-    the models' outputs mean, and ``n_clients`` says how many clients have an architecture. ``known`` has a mask of
-    channels for each client that does not know all, by its id.
+    the models' outputs mean, and ``n_clients`` says how many clients have an architecture.
     """
 
     prototypes: Mapping[str, Prototype]
@@ -453,7 +452,6 @@ class Resources:
     augment: Augment | None = None
     outputs: Outputs = classes()
     n_clients: Callable[[str], int] | None = None
-    known: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def labeled(self) -> Examples:

@@ -116,7 +116,9 @@ def make(kind: Kind, changes: dict[str, Any], n: int = 24) -> Made:
     for mask, known in zip(masks, kind.known, strict=True):
         mask[list(known)] = True
     known = {f"c{k}": masks[k % len(masks)] for k in range(4)} if masks else {}
-    resources = Resources(prototypes, pool, validation, outputs=kind.outputs, known=known)
+    resources = Resources(prototypes, pool, validation, outputs=kind.outputs)
+    if kind.known:
+        settings = with_values(settings, {"fusion.parts": (*settings.fusion.parts, "known-channels")})
     method, fitted = build_method(resources, settings, in_process, server.models)
     half = combine_halves([part.half for part in method.parts])
     names = sorted(prototypes)
@@ -143,7 +145,7 @@ def test_a_round_goes_through_or_one_line_says_what_does_not_fit(name: str, chan
         parts=made.method.parts,
     )  # fmt: skip
     test, run = kind.examples(24, 2), make_tiny().settings.run
-    record = Recorder(in_process, made.prototypes, test, test, run, made.resources.known).record(closed)
+    record = Recorder(in_process, made.prototypes, test, test, run).record(closed)
     assert record["score"] == kind.outputs.metric
     assert not record["dropped"]
     for prototype, state in closed.server.models.items():
@@ -177,7 +179,10 @@ def test_clients_learn_and_students_learn_from_them(name: str) -> None:
     kind = KINDS[name]
     changes = {"local.epochs": 40, "local.lr": 0.01, "local.optimizer": "adam", "distill.steps": 60}
     made = make(kind, {**changes, "distill.lr": 0.01, "distill.eval_every": 60, "distill.init": "previous"}, 48)
-    closed = run_round(made.server, made.federation, engine=in_process, train=made.train, fuse=made.method.fuse)
+    parts = made.method.parts
+    closed = run_round(
+        made.server, made.federation, engine=in_process, train=made.train, fuse=made.method.fuse, parts=parts
+    )
     test = kind.examples(24, 2)
     for prototype, state in closed.server.models.items():
         before, after = (

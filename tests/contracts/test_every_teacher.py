@@ -150,7 +150,7 @@ def test_answers_are_the_model_s_own_and_a_student_learns_from_them(format: str,
     assert predictions.meaning(teacher).title == kind.outputs.title
     fused = feddf.fuse([teacher, other(name)], student, pool, distill=QUICK, cache=tmp_path / "cache")
     assert fused.report.metric == kind.outputs.metric or name == "tokens"
-    assert fused.model(pool.first(3, spec.preprocess).batch(torch.arange(3))).shape[1:] == kind.outputs.shape
+    assert fused.model(pool.first(3).inputs(spec.preprocess).batch(torch.arange(3))).shape[1:] == kind.outputs.shape
     assert fused.spec is not None
     assert fused.spec.outputs.title == kind.outputs.title
 

@@ -112,6 +112,18 @@ def test_an_address_that_leads_nowhere_is_one_line(server: Server, target: Path,
     assert not target.exists()
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_failed_fetch_leaves_no_folder_of_its_own(tmp_path: Path, there: bool) -> None:
+    folder = tmp_path / "data"
+    if there:
+        folder.mkdir()
+    entry = Entry("set", ("set/a",), "", (Download("http://127.0.0.1:1/set.zip", "set", ("set/a",), SHA256),))
+    with pytest.raises(DownloadError):
+        catalog.get(entry, folder)
+    assert folder.exists() == there
+    assert not (folder / "set").exists()
+
+
 def tar_of(path: Path, *members: tuple[str, bytes]) -> Path:
     with tarfile.open(path, "w:gz") as tar:
         for name, content in members:

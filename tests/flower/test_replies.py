@@ -219,10 +219,10 @@ def at_the_gate(message: Message, parts: Sequence[Part] = COUNTED) -> Update | s
 
 
 PAYLOADS: dict[str, tuple[Callable[[], Message], str]] = {
-    "another name": (lambda: telling(name="gradients/w"), "'gradients/w', which nobody asked for"),
-    "another tensor": (lambda: telling(name="class counts/more"), "'class counts/more', which nobody asked for"),
-    "no name": (lambda: telling(name=""), "'', which nobody asked for"),
-    "a name that harms": (lambda: telling(name="\x1b[2J" + 999 * "x"), r"'\?\[2Jx{56}', which nobody"),
+    "another name": (lambda: telling(name="gradients/w"), "'gradients/w', which was not asked for"),
+    "another tensor": (lambda: telling(name="class counts/more"), "'class counts/more', which was not asked for"),
+    "no name": (lambda: telling(name=""), "'', which was not asked for"),
+    "a name that harms": (lambda: telling(name="\x1b[2J" + 999 * "x"), r"'\?\[2Jx{56}', which was"),
     "too many": (lambda: telling((2, 2, 1)), r"int64 \(3,\), and .*int64 \(2,\)"),
     "too few": (lambda: telling((5,)), r"int64 \(1,\), and"),
     "a matrix": (lambda: telling(((2, 3),)), r"int64 \(1, 2\), and"),
@@ -269,7 +269,7 @@ def test_a_part_of_a_payload_is_not_enough() -> None:
 
 @pytest.mark.parametrize("name", [COUNTS, "", "w", "payload", "/"])
 def test_a_payload_that_nobody_asked_for_is_refused(name: str) -> None:
-    assert "which nobody asked for" in str(at_the_gate(telling(name=name), parts=()))
+    assert "which was not asked for" in str(at_the_gate(telling(name=name), parts=()))
 
 
 def test_a_second_record_of_weights_is_no_payload() -> None:

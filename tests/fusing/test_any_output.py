@@ -20,14 +20,17 @@ from feddf import cli
 from feddf.config import ConfigError, DistillConfig
 from feddf.config.errors import FeddfError
 from feddf.config.fuse_config import FuseEnsembleConfig, TeacherConfig
+from feddf.config.names import MODELS
 from feddf.data.datasets import plain
 from feddf.data.text import CHARACTERS, characters
-from feddf.fusing import ensemble
+from feddf.fusing import ensemble, onnx_files
+from feddf.fusing.folder import write_onnx
 from feddf.fusing.fuse import StudentSpec
 from feddf.fusing.inputs import RawInputs
 from feddf.fusing.predictions import PredictionCache, in_order
 from feddf.fusing.teachers import TrainedModel, of_module, read_teacher
 from feddf.models.positions import UNet
+from feddf.models.small import build_network
 from feddf.outputs import classes, labels, values
 from feddf.runtime.packages import transformers
 from feddf.saved.model import Features, Images, ModelSpec, Tokens
@@ -106,7 +109,7 @@ MISTAKES = {
     "another kind": ([ORGAN, with_head(labels(2), "l", ("a", "b"))], {}, "outputs are 'labels', and those of organ"),
     "another size": (
         [ORGAN, of_module(segmenter(1, side=4), "s", classes=ORGANS[1], preprocess=Images((1, 4, 4), (0.4,), (0.3,)))],
-        {}, "at 4×4 positions, and those of organ are 'classes' at 8×8",
+        {}, "those of organ are 'classes' at 8×8 positions; one kind is needed, at the same positions; say the size",
     ),
     "no common class": (
         [of_module(segmenter(k), f"t{k}", classes=tuple(one), preprocess=ENCODE) for k, one in enumerate(("ab", "cd"))],
@@ -284,6 +287,32 @@ def test_masks_are_written_as_pictures(tmp_path: Path, capsys: pytest.CaptureFix
     )  # type: ignore[misc]
     assert main(["fuse", "--check", *places, "--student", student, "--unlabeled", str(pool)]) == 0
     assert "2 logits of classes at 8×8 positions" in capsys.readouterr().out
+
+
+STUDENTS: dict[str, tuple[str, feddf.Outputs, Tensor, dict[str, Any]]] = {
+    "masks": ("unet", classes(3, (8, 8), background=0), torch.randn(4, 1, 8, 8), {"width": 4, "depth": 1}),
+    "tokens, attention": ("gpt", classes(6, (5,)), torch.randint(0, 6, (4, 5)), {"width": 8, "heads": 2}),
+    "tokens, recurrent": ("gru", classes(6, (5,)), torch.randint(0, 6, (4, 5)), {"width": 8}),
+    "labels": ("cnn", labels(3), torch.randn(4, 1, 8, 8), {"width": 4}),
+    "values": ("mlp", values(2), torch.randn(4, 3), {"width": 8}),
+    "variances": ("linear", values(2, variance=True), torch.randn(4, 3), {}),
+}
+
+
+@pytest.mark.parametrize(("model", "outputs", "inputs", "options"), STUDENTS.values(), ids=STUDENTS)
+def test_a_student_of_every_kind_is_written_as_onnx(
+    model: str, outputs: feddf.Outputs, inputs: Tensor, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """In the labels' units too: the center and scale of values are part of the file."""
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    network = build_network(MODELS[model], tuple(inputs.shape[1:]), outputs, options)
+    if outputs.has_units:
+        network.standardize(torch.tensor([[100.0, 3.0], [300.0, 5.0]]))
+    assert write_onnx(network, inputs, tmp_path / "m.onnx") < 1e-3
+    session = onnx_files.open_session(tmp_path / "m.onnx")
+    (found,) = session.run(None, {"inputs": inputs[:3].numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), network.eval()(inputs[:3]), atol=1e-2, rtol=1e-3)
 
 
 def test_tokens_labels_and_values_are_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""How a teacher is fed, and who said so: one value, whoever says what; and what its outputs are."""
+"""How a teacher is fed and from where that is known, which is one value; and what its outputs are."""
 
 from __future__ import annotations
 

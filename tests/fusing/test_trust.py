@@ -1,4 +1,4 @@
-"""No file of somebody else's runs code that nobody asked for: programs of torch.export, and folders of transformers."""
+"""No file made elsewhere runs code unasked: programs of torch.export, and folders of transformers."""
 
 from __future__ import annotations
 

@@ -199,8 +199,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], list[str]]
         append(path, line)
         counting(path)
 
-    for module in ("runtime.atomic", "runs.spool"):
-        monkeypatch.setattr(f"feddf.{module}.new_file", Counting)
+    monkeypatch.setattr("feddf.runtime.atomic.new_file", Counting)
     monkeypatch.setattr("feddf.runtime.atomic.append_line", appending)
 
     def kill_at(number: int | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import sqrt
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from sources import Counted
 from torch import Tensor
 
+from feddf.config.privacy import PrivacyConfig
 from feddf.fusion.average import fedavg, uniform_average
 from feddf.fusion.ensemble import CachedTargets, EnsembleTargets
 from feddf.outputs import classes
@@ -31,17 +33,14 @@ from feddf.privacy.clients import (
     split_noise,
     votes,
 )
-from feddf.privacy.noise import Noise, system
-from feddf.types import Fused, ServerState, State, Update, WeightedLogits
+from feddf.privacy.noise import Noise
+from feddf.privacy.releases import Releases
+from feddf.types import Fused, ServerState, Update, WeightedLogits
 
 
 def zero(n: int) -> bytes:
     """Bytes for which normal numbers are nearly 0: u is nearly 1 in all of them."""
     return b"\xff" * n
-
-
-def fresh(number: int, what: str, make: Callable[[], State]) -> State:
-    return make()
 
 
 def client(k: int, *values: float, prototype: str = "m") -> Update:
@@ -59,8 +58,8 @@ def fused(updates: Sequence[Update], seen: list[Update] | None = None, **keys: o
             seen.extend(given)
         return inner(server, given, seed)
 
-    given = {"noise": Noise(1.0, zero), "clip": 2.0, "groups": 1, "quantile": None, **keys}
-    return noisy_groups(spy, fresh, **given)(SERVER, updates, 5)  # type: ignore[arg-type]
+    config = PrivacyConfig.model_validate({"clip": 2.0, **keys})
+    return noisy_groups(spy, Releases(), noise=Noise(1.0, zero), config=config)(SERVER, updates, 5)
 
 
 def test_without_noise_it_is_the_average_of_clipped_changes() -> None:
@@ -81,7 +80,9 @@ def test_a_client_moves_the_sum_by_the_clip_at_the_most(values: list[list[float]
 def test_the_noise_on_weights_has_the_planned_deviation() -> None:
     server = ServerState(0, {"m": {"w": torch.zeros(20_000)}})
     updates = [Update(f"c{k}", "m", 1, {"w": torch.zeros(20_000)}, 1) for k in range(5)]
-    fuse = noisy_groups(fedavg(uniform_average), fresh, noise=Noise(3.0, Counted()), clip=0.5, groups=1, quantile=None)
+    fuse = noisy_groups(
+        fedavg(uniform_average), Releases(), noise=Noise(3.0, Counted()), config=PrivacyConfig(clip=0.5)
+    )
     after = fuse(server, updates, 0).server.models["m"]["w"]
     assert float(after.std()) == pytest.approx(3.0 * 0.5 / 5, rel=0.03)
 
@@ -107,9 +108,9 @@ def test_an_adaptive_clip_goes_to_the_quantile_and_costs_the_same() -> None:
             client(k, float(server.models["m"]["w"][0] + size), float(server.models["m"]["w"][1]))
             for k, size in enumerate(sizes)
         ]
-        one = noisy_groups(
-            fedavg(uniform_average), fresh, noise=Noise(1.0, Counted()), clip=0.2, groups=1, quantile=0.5
-        )(server, updates, 1)
+        config = PrivacyConfig(clip=0.2, quantile=0.5)
+        fuse = noisy_groups(fedavg(uniform_average), Releases(), noise=Noise(1.0, Counted()), config=config)
+        one = fuse(server, updates, 1)
         server = one.server
         clips.append(float(one.notes["clip"]))
     assert clips[0] == pytest.approx(0.2)
@@ -129,20 +130,19 @@ def ensemble_of(tables: Tensor) -> Callable[..., EnsembleTargets]:
     return lambda updates, seed, past: EnsembleTargets(CachedTargets(tables[: len(updates)].mean(dim=0)), None, {})
 
 
-def answers_of(tables: Tensor, noise: float, source: Callable[[int], bytes] = system) -> Tensor:
+def answers_of(tables: Tensor, noise: float, source: Callable[[int], bytes] = os.urandom) -> Tensor:
     updates = [client(k, 0.0, 0.0) for k in range(len(tables))]
-    released: list[State] = []
+    released: list[Tensor] = []
 
-    def release(number: int, what: str, make: Callable[[], State]) -> State:
-        released.append(make())
+    def draw(mean: Tensor, clients: int) -> Tensor:
+        released.append(noisy_answers(mean, clients, noise=Noise(noise, source), config=PrivacyConfig()))
         return released[0]
 
-    draw = partial(noisy_answers, noise=Noise(noise, source))
-    taught = noisy_targets(ensemble_of(tables), release, draw)(updates, 0, {})
+    taught = noisy_targets(ensemble_of(tables), Releases(), draw)(updates, 0, {})
     assert taught.ensemble is None
     assert isinstance(taught.targets, CachedTargets)
     assert torch.allclose(taught.targets.probabilities.sum(dim=1), torch.ones(tables.shape[1]), atol=1e-5)
-    return released[0]["answers"]
+    return released[0]
 
 
 def test_noise_on_answers_is_for_the_sensitivity_over_the_whole_pool() -> None:
@@ -179,9 +179,10 @@ def test_the_projection_is_the_nearest_point_of_the_simplex(row: list[float]) ->
 
 def voted(counts: Tensor, clients: int, source: Callable[[int], bytes], **keys: float) -> Tensor:
     updates = [client(k, 0.0, 0.0) for k in range(clients)]
-    noise, given = Noise(keys.pop("noise", 1.0), source), {"threshold": 0.6, "answered": 5, **keys}
+    noise = Noise(keys.pop("noise", 1.0), source)
+    config = PrivacyConfig.model_validate({"threshold": 0.6, "answered": 5, **keys})
     inner = lambda updates, seed, past: EnsembleTargets(CachedTargets(counts / clients), None, {})  # noqa: E731
-    taught = noisy_targets(inner, fresh, partial(noisy_votes, noise=noise, **given))(updates, 0, {})
+    taught = noisy_targets(inner, Releases(), partial(noisy_votes, noise=noise, config=config))(updates, 0, {})
     assert isinstance(taught.targets, CachedTargets)
     return taught.targets.probabilities
 
@@ -214,4 +215,4 @@ def test_noise_on_votes_costs_what_the_plan_says() -> None:
 def test_votes_are_counted() -> None:
     logits = torch.tensor([[[3.0, 1.0]], [[0.0, 1.0]], [[5.0, 1.0]]])
     found = votes((WeightedLogits(one) for one in logits), 1.0, classes(2))
-    torch.testing.assert_close(found, torch.tensor([[2 / 3, 1 / 3]]).double())
+    torch.testing.assert_close(found, torch.tensor([[2 / 3, 1 / 3]]))

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sources import Counted
 
-from feddf.privacy.heads import BIAS, TOLERANCE, extended, private_heads, sensitivity, solve_heads
+from feddf.config.privacy import PrivacyConfig
 from feddf.privacy.noise import Noise
+from feddf.privacy.records import BIAS, TOLERANCE, extended, released, sensitivity, solve_heads
 
 
 def sphere(n: int, d: int, seed: int) -> torch.Tensor:
@@ -118,10 +119,10 @@ def test_to_replace_a_record_moves_a_head_by_twice_the_sensitivity_at_the_most(c
 
 def test_noise_is_of_the_sensitivity_and_heads_are_for_the_features_as_they_are() -> None:
     inputs, labels = 4 * sphere(40, 30, 1)[None], (torch.arange(40) % 10)[None]
-    exact = private_heads(inputs, labels, 10, noise=Noise(0.0), clip=4.0, regularization=2.0)
-    drawn = private_heads(inputs, labels, 10, noise=Noise(3.0, Counted()), clip=4.0, regularization=2.0)
+    config = PrivacyConfig(clip=4.0, regularization=2.0)
+    heads = solve_heads(extended(inputs, 4.0), labels, 10, 2.0)
+    exact, drawn = released(heads, Noise(0.0), config), released(heads, Noise(3.0, Counted()), config)
     spread = float((drawn[0] - exact[0]).std()) * 4 / sqrt(1 - BIAS**2)
     assert spread == pytest.approx(3.0 * sensitivity(2.0), rel=0.1)
-    heads = solve_heads(extended(inputs, 4.0), labels, 10, 2.0)
     logits = inputs[0].double() @ exact[0][0].mT + exact[1][0]
     torch.testing.assert_close(logits, (extended(inputs, 4.0) @ heads.mT)[0], rtol=1e-6, atol=1e-8)

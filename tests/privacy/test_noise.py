@@ -7,7 +7,7 @@ import scipy.stats
 import torch
 from sources import Counted
 
-from feddf.privacy.noise import coins, normal, uniform
+from feddf.privacy.noise import normal, uniform
 
 
 def test_the_noise_is_standard_normal() -> None:
@@ -32,7 +32,7 @@ def test_a_seed_decides_nothing_and_a_source_everything() -> None:
     assert torch.equal(normal((50,), Counted()), normal((50,), Counted()))
 
 
-def test_coins_have_their_probability() -> None:
-    assert int(coins(10_000, 0.3, Counted()).sum()) == pytest.approx(3000, abs=150)
-    assert not coins(100, 0.0).any()
-    assert coins(100, 1.0).all()
+def test_uniform_numbers_have_finite_logarithms_and_their_chances() -> None:
+    ends = uniform(1, lambda n: b"\0" * n), uniform(1, lambda n: b"\xff" * n)
+    assert 0 < float(ends[0]) < 1e-15 < 1 - 1e-15 < float(ends[1]) <= 1
+    assert int((uniform(10_000, Counted()) < 0.3).sum()) == pytest.approx(3000, abs=150)

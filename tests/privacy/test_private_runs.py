@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ from feddf.cli import app
 from feddf.config import ConfigError, Experiment, parse
 from feddf.config.keys import nested
 from feddf.privacy.accountant import Mechanism, epsilon_of
-from feddf.privacy.noise import Source
+from feddf.privacy.noise import Noise, Source
 from feddf.privacy.releases import LEDGER, read_ledger
-from feddf.rounds import jobs_for, sample
+from feddf.rounds import QuorumError, jobs_for, sample
 from feddf.runs.build import build
+from feddf.runs.private import make_private
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
 from feddf.states import digest
-from feddf.types import Job, Reply
+from feddf.types import Job, Reply, Resources
 
 BASE: dict[str, Any] = {
     "rounds": 2,
@@ -55,7 +57,7 @@ def experiment(kind: str = "", changes: dict[str, Any] | None = None) -> Experim
 
 
 def ran(path: Path, given: Experiment, secrets: Source | None = None) -> list[Any]:
-    parts = build(given, secrets=secrets) if secrets else build(given)
+    parts = build(given, noise=partial(Noise, source=secrets)) if secrets else build(given)
     return list(run_experiment(parts, RunFolder.create(path, given)))
 
 
@@ -144,7 +146,9 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], str]] = {
     "less noise than ε allows": ("weights", {"privacy.noise": 0.06}, "would accept that"),
     "hardly any noise": ("weights", {"privacy.noise": 0.01}, "cost ε = inf"),
     "δ that allows to publish a client": ("weights", {"privacy.delta": 0.09, "clients.total": 16}, "below 1/16"),
-    "nothing that noise could do": ("weights", {"privacy.epsilon": 1e-6, "privacy.delta": 1e-30}, "cannot meet it"),
+    "δ that allows to publish a record": ("dp-sgd", {"privacy.delta": 0.09, "clients.total": 16}, "below 1/16"),
+    "a head that hardly any noise hides": ("heads", {"privacy.regularization": 0.001}, "greater than or equal to 0.01"),
+    "nothing that noise could do": ("weights", {"privacy.epsilon": 1e-6, "privacy.delta": 1e-30}, "would accept that"),
 }
 
 
@@ -156,6 +160,52 @@ def test_what_cannot_be_private_is_one_line_before_any_training(mistake: str) ->
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
     assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize("kind", ["answers", "votes"])
+def test_sums_of_classes_that_few_clients_know_are_refused(kind: str) -> None:
+    """The mean of a class is over those who know it, so that one client moves it by more than the noise is for."""
+    given, parts = experiment(kind), build(experiment(kind))
+    known = {"client-0": torch.arange(10) < 5}
+    resources = Resources(parts.prototypes, parts.task.pool, outputs=parts.task.train.outputs, known=known)
+    with pytest.raises(ConfigError, match="all clients know"):
+        make_private(given, resources, parts.server.models, Noise)
+    assert make_private(given, replace(resources, known={}), parts.server.models, Noise) is not None
+
+
+def test_what_the_gate_refuses_counts_and_is_not_asked_for_again(tmp_path: Path) -> None:
+    """The server has seen it: with a second version in the next attempt, a round would cost what two do."""
+    given = experiment("dp-sgd", {"rounds": 1, "clients.fraction": 1.0, "clients.attempts": 3, "clients.quorum": 1.0})
+    parts, asked = build(given), []
+
+    def train(job: Job) -> Reply:
+        asked.append(job.id)
+        reply = parts.train(job)
+        bad = {key: value * float("nan") for key, value in reply.state.items()}
+        return replace(reply, state=bad) if job.id == asked[0] else reply
+
+    with pytest.raises(QuorumError, match="would spend twice"):
+        list(run_experiment(replace(parts, train=train), RunFolder.create(tmp_path / "run", given)))
+    assert sorted(asked) == [client.id for client in parts.federation.clients]
+    assert parts.privacy.releases.counts() == dict.fromkeys(asked, 1)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("kind", "said"), [("weights", "withheld"), ("dp-sgd", "1.23e+04")])
+def test_why_a_client_was_left_out_is_not_told_where_clients_are_protected(
+    kind: str, said: str, tmp_path: Path
+) -> None:
+    given = experiment(kind, {"rounds": 1, "clients.fraction": 1.0})
+    parts = build(given)
+
+    def train(job: Job) -> Reply:
+        reply = parts.train(job)
+        large = {key: value + 12_345 for key, value in reply.state.items()}
+        return replace(reply, state=large) if job.id == "client-3" else reply
+
+    (record,) = run_experiment(replace(parts, train=train), RunFolder.create(tmp_path / "run", given))
+    (dropped,) = record["dropped"]
+    assert dropped["client"] == "client-3"
+    assert said in dropped["reason"]
 
 
 def test_how_many_clients_would_be_needed_would_do() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,17 @@ import pytest
 import torch
 
 from feddf.config.privacy import PrivacyConfig
-from feddf.privacy.accountant import Mechanism, PrivacyError
-from feddf.privacy.plan import Plan
-from feddf.privacy.releases import LEDGER, LedgerSpool, Releases, planned_noise, read_ledger
+from feddf.privacy.accountant import Mechanism, Plan, PrivacyError
+from feddf.privacy.releases import LEDGER, Releases, read_ledger
 from feddf.runs.spool import DiskSpool
-from feddf.types import Client, Failure, Job, State, Update
+from feddf.types import Client, Failure, Job, Reply, State, Update
 
 PLAN = Plan(PrivacyConfig(level="client"), Mechanism(2.0), 5)
 
 
-def opened(folder: Path, told: int = 0) -> Releases:
-    releases = Releases(PLAN)
-    releases.open(folder, told)
+def opened(folder: Path, told: int = 0, plan: Plan = PLAN, store: str = "releases") -> Releases:
+    releases = Releases()
+    releases.open(folder, plan, DiskSpool(folder / store), told)
     return releases
 
 
@@ -41,9 +40,9 @@ def test_a_release_is_made_once_and_found_again(tmp_path: Path) -> None:
     assert torch.equal(first.once(1, "weights", never)["w"], made["w"])
     again = opened(tmp_path)
     assert torch.equal(again.once(1, "weights", never)["w"], made["w"])
-    assert (len(again), again.rounds_spent()) == (1, 1)
+    assert again.counts() == {"weights": 1}
     again.once(2, "weights", noisy)
-    assert opened(tmp_path).rounds_spent() == 2
+    assert opened(tmp_path).counts() == {"weights": 2}
 
 
 def test_a_release_that_was_stored_and_not_written_down_is_used_and_not_made_again(tmp_path: Path) -> None:
@@ -51,9 +50,9 @@ def test_a_release_that_was_stored_and_not_written_down_is_used_and_not_made_aga
     releases.write_down = lambda *given: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         releases.once(1, "weights", noisy)
-    assert opened(tmp_path).rounds_spent() == 0
+    assert not opened(tmp_path).counts()
     opened(tmp_path).once(1, "weights", never)
-    assert opened(tmp_path).rounds_spent() == 1
+    assert opened(tmp_path).counts() == {"weights": 1}
 
 
 def test_a_release_that_is_written_down_and_lost_is_not_made_again(tmp_path: Path) -> None:
@@ -101,7 +100,7 @@ def test_a_line_that_a_crash_cut_off_was_never_used(tmp_path: Path) -> None:
     with (tmp_path / LEDGER).open("a") as ledger:
         ledger.write('{"round": 2, "wh')
     releases = opened(tmp_path)
-    assert releases.rounds_spent() == 1
+    assert releases.counts() == {"weights": 1}
     releases.once(2, "weights", noisy)
     assert [line.get("round") for line in read_ledger(tmp_path)] == [None, 1, 2]
 
@@ -118,15 +117,15 @@ def test_a_ledger_that_is_gone_while_releases_are_here_is_refused(place: str, tm
 def test_fewer_steps_or_rarer_records_than_were_used_are_another_plan(change: dict[str, Any], tmp_path: Path) -> None:
     opened(tmp_path)
     with pytest.raises(PrivacyError, match="another plan"):
-        Releases(replace(PLAN, a_round=replace(PLAN.a_round, **change))).open(tmp_path)
+        opened(tmp_path, plan=replace(PLAN, a_round=replace(PLAN.a_round, **change)))
 
 
 def test_another_plan_is_refused_and_the_noise_is_remembered(tmp_path: Path) -> None:
-    assert planned_noise(tmp_path) is None
+    assert read_ledger(tmp_path) == []
     opened(tmp_path)
-    assert planned_noise(tmp_path) == 2.0
+    assert read_ledger(tmp_path)[0]["plan"]["noise"] == 2.0
     with pytest.raises(PrivacyError, match="another plan"):
-        Releases(replace(PLAN, a_round=Mechanism(1.0))).open(tmp_path)
+        opened(tmp_path, plan=replace(PLAN, a_round=Mechanism(1.0)))
 
 
 def job(name: str, number: int = 1) -> Job:
@@ -134,13 +133,11 @@ def job(name: str, number: int = 1) -> Job:
 
 
 def test_updates_are_written_down_before_they_are_used_and_nobody_trains_twice(tmp_path: Path) -> None:
-    releases = opened(tmp_path)
-    spool = LedgerSpool(DiskSpool(tmp_path / "spool"), releases)
-    kept = spool.keep(job("a"), Update("a", "mlp", 1, {"w": torch.ones(3)}, 1))
+    kept = opened(tmp_path, store="spool").keep(job("a"), Update("a", "mlp", 1, {"w": torch.ones(3)}, 1))
     assert isinstance(kept, Update)
     assert json.loads((tmp_path / LEDGER).read_text().splitlines()[-1])["what"] == "a"
-    again = opened(tmp_path)
-    recalled = LedgerSpool(DiskSpool(tmp_path / "spool"), again).recall(job("a"))
+    again = opened(tmp_path, store="spool")
+    recalled = again.recall(job("a"))
     assert recalled is not None
     assert torch.equal(recalled.state["w"], torch.ones(3))
     trained = list(again.engine(lambda function, jobs: map(function, jobs))(lambda one: one.id, [job("a"), job("b")]))
@@ -149,9 +146,23 @@ def test_updates_are_written_down_before_they_are_used_and_nobody_trains_twice(t
     assert list(again.engine(lambda function, jobs: map(function, jobs))(lambda one: one.id, [job("a", 2)])) == ["a"]
 
 
+def test_a_reply_that_nobody_kept_is_written_down_all_the_same(tmp_path: Path) -> None:
+    releases = opened(tmp_path)
+    replies = {name: Reply(name, "mlp", 1, noisy(), 1) for name in "ab"}
+
+    def train(function: object, jobs: list[Job]) -> Iterator[Reply | Failure]:
+        yield from (replies[one.id] for one in jobs if one.id != "c")
+        yield from (Failure(one.id, "it died") for one in jobs if one.id == "c")
+
+    for outcome in releases.engine(train)(lambda one: one, [job("a"), job("b"), job("c")]):  # type: ignore[arg-type]
+        if isinstance(outcome, Reply) and outcome.client_id == "a":
+            releases.keep(job("a"), Update("a", "mlp", 1, outcome.state, 1))
+    assert opened(tmp_path).counts() == {"a": 1, "b": 1}  # the third has released nothing
+
+
 def test_what_is_spent_is_by_client() -> None:
-    releases = Releases(replace(PLAN, privacy=PrivacyConfig(level="record")))
+    releases = Releases()
     for number, names in ((1, "ab"), (2, "bc"), (3, "b")):
         for name in names:
-            releases.write_down(number, name, "digest")
-    assert releases.rounds_spent() == 3
+            releases.write_down(Reply(name, "m", number, {}, 1))
+    assert releases.counts() == {"a": 1, "b": 3, "c": 1}

@@ -17,6 +17,7 @@ from feddf.engines import in_process
 from feddf.outputs import classes
 from feddf.rounds import jobs_for
 from feddf.runs.build import Parts, build
+from feddf.runs.loading import load_dataset
 from feddf.runs.methods import fedavg
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
@@ -75,6 +76,19 @@ def one_sample(data: DataConfig) -> Dataset:
     return Dataset("one", plain.train.take(torch.tensor([3])), plain.test)
 
 
+def ragged(data: DataConfig) -> Dataset:
+    """Images of two sizes, which a tensor cannot hold."""
+    rows: Any = [torch.zeros(1, 8 + k % 2, 8) for k in range(30)]
+    part = Examples(Inputs(rows, lambda raw: raw), torch.zeros(30, 8, 8, dtype=torch.int64), classes(2, (8, 8)))
+    return Dataset("ragged", part, part)
+
+
+def masks(data: DataConfig) -> Dataset:
+    rows = torch.zeros(30, 1, 8, 8, dtype=torch.uint8)
+    part = Examples(Inputs(rows, lambda raw: raw), torch.zeros(30, 8, 8, dtype=torch.int64), classes(2, (8, 8)))
+    return Dataset("masks", part, part)
+
+
 def nothing(data: DataConfig) -> int:
     return 3
 
@@ -95,6 +109,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "image model on points": ({"prototypes": ["resnet8"]}, r"does not work on inputs of shape \(2,\)"),
     "too many clients": ({"clients.total": 100}, r"clients\.total = 100: with at least 10 examples each .* 540"),
     "more classes than data": ({"data.name": "test_build:crowded"}, "1000 classes are more than its 60 examples"),
+    "images of different sizes": ({"data.name": "test_build:ragged"}, "images of different sizes .* fill them up and"),
+    "resized images, not their masks": (
+        {"data.name": "test_build:masks", "data.image_size": 4},
+        r"data\.image_size = 4: the labels are one for each pixel",
+    ),
     "labels out of range": ({"data.name": "test_build:mislabeled"}, "has labels from -1 to 1, and must have 0 to 2"),
     "a lambda and workers": (
         {"data.name": "test_build:local_encode", "run.engine": "processes"},
@@ -181,6 +200,12 @@ def test_what_does_not_fit_together_is_one_line_before_any_training(name: str) -
     with pytest.raises(ConfigError, match=said) as error:
         build(experiment(values))
     assert "\n" not in str(error.value)
+
+
+def test_masks_that_have_the_size_are_taken() -> None:
+    """As ``feddf fuse`` asks for labeled data at the size of its pool."""
+    name = "test_build:masks"
+    assert load_dataset("data.name", name, DataConfig(name=name, image_size=8)).shape == (1, 8, 8)
 
 
 def test_the_same_config_gives_the_same_parts() -> None:

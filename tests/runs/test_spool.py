@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import resource
 from dataclasses import replace
@@ -289,3 +290,15 @@ def test_other_weights_are_another_job_whatever_a_payload_is_called(
     spool.keep(job, update_of(tiny.local(jobs[0])))
     assert spool.recall(job) is not None
     assert spool.recall(replace(job, state={key: tensor + 1 for key, tensor in job.state.items()})) is None
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_what_is_durable_is_on_disk_before_it_is_used(
+    tiny: Tiny, jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    spool = DiskSpool(tmp_path, durable)
+    spool.keep(jobs[0], update_of(tiny.local(jobs[0])))
+    assert len(synced) == (2 if durable else 0)  # the file and its folder
+    assert spool.recall(jobs[0]) is not None

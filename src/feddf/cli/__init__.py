@@ -28,10 +28,10 @@ app = App(
     pretty_exceptions_enable=False,
 )
 for command in (run, resume, compare, watch, report, config, tune, partition, audit, doctor, fuse, inspect, predict):
-    app.command()(command)
+    app.command(gives=command not in (watch, tune))(command)
 for further in (pool, ask, contributions):
-    app.command()(further)
-app.command("presets")(list_presets)
+    app.command(gives=True)(further)
+app.command("presets", gives=True)(list_presets)
 app.add_typer(data_app, name="data")
 
 
@@ -78,6 +78,8 @@ def guarded(action: Callable[[], Any]) -> int:
         message = getattr(error, "format_message", None)  # typer's own complaints about the command's words
         if message is None:
             raise
-        complain(f"{' '.join(message().split())} (--help lists what is allowed)", "error")
+        said = " ".join(message().partition(" (Did you mean")[0].split())  # which click says a second time
+        if said:  # there is nothing to say where no command was named, and help was shown
+            complain(f"{said} (--help lists what is allowed)", "error")
         return int(getattr(error, "exit_code", 2))
     return int(result or 0)

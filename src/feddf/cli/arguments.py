@@ -19,10 +19,15 @@ from feddf.config.errors import ConfigError
 
 
 class PlainConsole(Console):
-    """Prints what is said as it is: no name of a folder, a model or a client is markup or an escape sequence."""
+    """Prints what is said as it is: no name of a folder, a model or a client is markup or an escape sequence.
+
+    With ``as_json``, results are printed for programs, and nothing is said.
+    """
+
+    as_json = False
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(markup=False, highlight=False, **settings)
+        super().__init__(markup=False, highlight=False, emoji=False, **settings)
 
     def render_str(self, text: str, **settings: Any) -> Text:
         """Return the text with every character that is not printable as a question mark."""
@@ -53,10 +58,11 @@ def complain(text: str, kind: Literal["warning", "error"] = "warning") -> None:
     err_console.print(shown, soft_wrap=True)
 
 
-def print_json(found: object) -> None:
-    """Print a result for programs: JSON alone on the standard output."""
-    text = json.dumps(found, indent=2, ensure_ascii=False)
-    print(text if text == plain(text) else json.dumps(found, indent=2))
+def give(found: object) -> None:
+    """Print a command's result for programs where ``--json`` asks for it: JSON alone on the standard output."""
+    if out_console.as_json:
+        text = json.dumps(found, indent=2, ensure_ascii=False)
+        print(text if text == plain(text) else json.dumps(found, indent=2))
 
 
 class Command(TyperCommand):
@@ -74,34 +80,36 @@ class Command(TyperCommand):
 
 
 class App(typer.Typer):
-    """A group of such commands, each of which has the option ``--quiet``."""
+    """A group of such commands, each with the option ``--quiet``, and ``--json`` if its function calls :func:`give`."""
 
-    def command(self, name: str | None = None, **rest: Any) -> Callable[[Any], Any]:
+    def command(self, name: str | None = None, *, gives: bool = False, **rest: Any) -> Callable[[Any], Any]:
         """Return a decorator that adds a command."""
         add = super().command(name, **{"cls": Command, **rest})
-        return lambda function: add(with_quiet(function))
+        return lambda function: add(with_output(function, gives))
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 
 
-def with_quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command's function with one parameter more, ``quiet``, in the signature that typer reads.
+def with_output(function: Callable[..., Any], gives: bool) -> Callable[..., Any]:
+    """Return a command's function with ``quiet`` and perhaps ``as_json`` added to the signature that typer reads.
 
     Options are made by typer alone: the constructors of its classes differ from version to version.
     """
 
     @wraps(function)
-    def command(*, quiet: bool = False, **given: Any) -> Any:
-        before = out_console.quiet
-        out_console.quiet = before or quiet
+    def command(*, quiet: bool = False, as_json: bool = False, **given: Any) -> Any:
+        before = out_console.quiet, out_console.as_json
+        out_console.quiet, out_console.as_json = before[0] or quiet or as_json, as_json
         try:
             return function(**given)
         finally:
-            out_console.quiet = before
+            out_console.quiet, out_console.as_json = before
 
-    more = Parameter("quiet", Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
-    parameters = [*signature(function, eval_str=True).parameters.values(), more]
+    options = {"as_json": AsJson, "quiet": Quiet} if gives else {"quiet": Quiet}
+    more = [Parameter(one, Parameter.KEYWORD_ONLY, default=False, annotation=kind) for one, kind in options.items()]
+    parameters = [*signature(function, eval_str=True).parameters.values(), *more]
     setattr(command, "__signature__", Signature(parameters))  # noqa: B010 (typing knows no such attribute)
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command
@@ -114,7 +122,6 @@ NameOrFile = Annotated[str, argument(help="A preset's name or a TOML file.")]
 Overrides = Annotated[
     list[str] | None, argument(metavar="[KEY=VALUE]...", help="Values to replace, as in alpha=0.1 local.epochs=5.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Run code that files made elsewhere (.pt2, ...) hold or name.")]
 Seeds = Annotated[str, typer.Option(help="Seeds, with commas between them.")]
 Out = Annotated[Path | None, typer.Option(help="The folder to write to (default: a new one below runs/).")]

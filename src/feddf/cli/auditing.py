@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from math import sqrt
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from feddf.cli.arguments import AsJson, NameOrFile, Overrides, print_json, say
+from feddf.cli.arguments import NameOrFile, Overrides, give, say
 
 
 def audit(
@@ -16,18 +15,16 @@ def audit(
     overrides: Overrides = None,
     canaries: Annotated[int, typer.Option(help="Coin flips; 1,000 at least.", min=1000)] = 20_000,
     scale: Annotated[float, typer.Option(help="Use so much of the planned noise, to see it fail.", min=1e-9)] = 1.0,
-    clients: Annotated[int, typer.Option(help="Attack answers of so many clients too (64, say).", min=0)] = 0,
+    clients: Annotated[int | None, typer.Option(help="Attack answers of so many clients too (64, say).", min=8)] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw ROC curves: FILE.png, FILE.svg or FILE.pdf.")] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Attack the privacy that a configuration claims: a lower bound on ε above the claim is an error."""
     import torch
 
-    from feddf.config import ConfigError, load, with_values
-    from feddf.privacy.accountant import MOST_EPSILON, PrivacyError
-    from feddf.privacy.audit import canary_scores, least_epsilon, lower_bounds
-    from feddf.privacy.membership import membership, roc
-    from feddf.privacy.plan import make_plan
+    from feddf.config import ConfigError, load
+    from feddf.privacy.accountant import PrivacyError, make_plan
+    from feddf.privacy.audit import canary_scores, least_epsilon, lower_bounds, membership, roc
+    from feddf.privacy.noise import Noise
     from feddf.report.plots import roc_curves
     from feddf.runs.build import build
 
@@ -35,20 +32,13 @@ def audit(
     privacy = experiment.privacy
     if privacy.level == "none":
         raise ConfigError.at("privacy.level", "none", "there is nothing to audit; set it to 'record' or 'client'")
-    if 0 < clients < 8:
-        raise PrivacyError(f"--clients {clients}: a quarter is attacked and the others are compared; 8 at least")
     if clients and privacy.level == "client":
-        raise ConfigError.at(
-            "privacy.level", "client", "single clients' answers are not protected; it must be 'record'"
-        )
+        raise ConfigError.at("privacy.level", "client", "there the server sees single answers; it must be 'record'")
     plan = make_plan(privacy, experiment.rounds, experiment.local.epochs)
     attacks = {"canaries": canary_scores(plan, canaries, scale)}
     found = lower_bounds(plan, *attacks["canaries"])
     if clients:
-        noise = max(
-            plan.a_round.noise * scale, 0.03 * sqrt(plan.a_round.times * plan.rounds)
-        )  # less would cost no finite ε
-        parts = build(with_values(experiment, {"privacy.noise": noise, "privacy.epsilon": MOST_EPSILON}))
+        parts = build(experiment, noise=lambda z: Noise(z * scale))
         task, (name, prototype) = parts.task, next(iter(parts.prototypes.items()))
         if task.pool is None:
             raise ConfigError.at("pool.sources", [], "clients answer a pool; set it, for instance to ['train']")
@@ -59,6 +49,7 @@ def audit(
     found |= {f"AUC of {name}": float(torch.trapezoid(true, false)) for name, (false, true) in curves.items()}
     if picture:
         roc_curves(curves, found["claimed"], picture)
-    print_json(found) if as_json else say(", ".join(f"{name} {value:.3g}" for name, value in found.items()))
+    give(found)
+    say(", ".join(f"{name} {value:.3g}" for name, value in found.items()))
     if max(value for name, value in found.items() if "bound" in name) > found["claimed"]:
         raise PrivacyError("the audit refutes the claimed ε: less is private than the plan says")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import typer
 
-from feddf.cli.arguments import AsJson, err_console, print_json, say
+from feddf.cli.arguments import err_console, give, say
 
 EXTRAS = {
     "demo": "sklearn", "fedma": "scipy", "images": "PIL", "tables": "pyarrow", "text": "transformers",
@@ -32,16 +32,14 @@ assert all(isinstance(answer, str) for answer in answers), answers
 """
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor() -> None:
     """Check devices, extras, data and disk on this machine."""
     found: dict[str, str] = {}
     err_console.print("trying what this machine can do ...", style="dim")
     for name, line in _examine():
         found[name] = line
-        if not as_json:
-            say(f"{name:<10} {line}")
-    if as_json:
-        print_json(found)
+        say(f"{name:<10} {line}")
+    give(found)
     if not found["cpu"].startswith("works"):
         raise typer.Exit(1)
 

@@ -15,23 +15,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Column, Table
 
 from feddf.cli.arguments import (
-    AsJson,
     Overrides,
     Trust,
     argument,
     complain,
+    give,
     option,
     out_console,
     plain,
-    print_json,
     remark,
     say,
 )
 from feddf.config.errors import ConfigError, FeddfError, one_line
 from feddf.config.foreign import parse_json, parse_toml, validated
+from feddf.report.tables import percent, table_of
 from feddf.runtime.atomic import read_regular, write_atomically
 
 if TYPE_CHECKING:
@@ -60,7 +59,6 @@ def fuse(
     device: Annotated[str | None, option(help="Where to compute: auto (the default), cpu, cuda, ...")] = None,
     resume: Annotated[bool, typer.Option("--resume", help=_RESUME)] = False,
     check: Annotated[bool, typer.Option("--check", help=_CHECK)] = False,
-    json: AsJson = False,
     trust: Trust = False,
 ) -> None:
     """Fuse trained models of any architecture into one.
@@ -85,14 +83,13 @@ def fuse(
     if out is None and not check:
         raise ConfigError("name the folder to write with --out")
     given = load_fuse(config, {key: value for key, value in values.items() if value is not None}, words)
-    out_console.quiet = out_console.quiet or json
     if check or out is None:
-        _check(given, json, trust)
+        _check(given, trust)
     else:
-        _fuse(given, out, resume, json, trust)
+        _fuse(given, out, resume, trust)
 
 
-def _fuse(config: FuseConfig, out: Path, resume: bool, as_json: bool, trust: bool) -> None:
+def _fuse(config: FuseConfig, out: Path, resume: bool, trust: bool) -> None:
     from feddf.fusing.folder import fuse_to_folder, is_result_of, plan
     from feddf.fusing.inputs import FeedingWarning
 
@@ -112,11 +109,10 @@ def _fuse(config: FuseConfig, out: Path, resume: bool, as_json: bool, trust: boo
         raise
     _print_summary(result)
     say(f"model: {out}; its card: {out / 'README.md'}")
-    if as_json:
-        print_json({"folder": str(out), **asdict(result.report)})
+    give({"folder": str(out), **asdict(result.report)})
 
 
-def _check(config: FuseConfig, as_json: bool, trust: bool) -> None:
+def _check(config: FuseConfig, trust: bool) -> None:
     from feddf.fusing.folder import check, plan
 
     found = check(config, plan(config, trust=trust))
@@ -127,8 +123,7 @@ def _check(config: FuseConfig, as_json: bool, trust: bool) -> None:
     memory = found["bytes_of_memory"]
     cost = f"{answers:.0f} s for the teachers' answers to {found['pool_size']} inputs and the labeled ones"
     say(f"about {cost}, {steps:.0f} s for all {config.distill.steps} steps, {memory / 2**20:.0f} MB of memory")
-    if as_json:
-        print_json(found)
+    give(found)
 
 
 def _asked(teacher: str, unlabeled: list[str], overrides: list[str] | None) -> FuseConfig:
@@ -146,7 +141,6 @@ def pool(
     unlabeled: Annotated[list[str], option(help=_POOL)],
     out: Annotated[Path, option(help="The file to write, pool.json.")],
     overrides: Overrides = None,
-    json: AsJson = False,
     trust: Trust = False,
 ) -> None:
     """Write down which inputs a pool has, in order, so that all sites answer for the same ones.
@@ -155,14 +149,12 @@ def pool(
     """
     from feddf.fusing.asking import pool_identity
 
-    out_console.quiet = out_console.quiet or json
-    found = pool_identity(_asked("nobody", unlabeled, overrides), trust=trust)
+    found = pool_identity(_asked("none", unlabeled, overrides), trust=trust)
     write_atomically(out, found.describe().encode())
     if found.duplicates:
         complain(f"{found.duplicates} of {len(found.hashes)} inputs are there twice")
     say(f"{len(found.hashes)} inputs, fingerprint {found.fingerprint[:16]}: {out}")
-    if json:
-        print_json({"pool": str(out), "inputs": len(found.hashes), "fingerprint": found.fingerprint})
+    give({"pool": str(out), "inputs": len(found.hashes), "fingerprint": found.fingerprint})
 
 
 def ask(
@@ -173,7 +165,6 @@ def ask(
     pool: Annotated[Path | None, option(help="A pool.json that the inputs must be.")] = None,
     bits: Annotated[int, option(help="16, or 8.", min=8, max=16)] = 16,
     largest: Annotated[int | None, option(help="Store only so many classes of each input, the largest.", min=1)] = None,
-    json: AsJson = False,
     trust: Trust = False,
 ) -> None:
     """Let a model answer for unlabeled inputs: a site hands out the answers, and keeps the model.
@@ -184,7 +175,6 @@ def ask(
 
     if bits not in (8, 16):
         raise ConfigError.at("--bits", bits, "must be 8 or 16")
-    out_console.quiet = out_console.quiet or json
     with _progress() as progress:
         given = _asked(model, unlabeled, overrides)
         found = asking.ask(given, out, bits=bits, largest=largest, agreed=pool, progress=progress, trust=trust)
@@ -192,12 +182,11 @@ def ask(
         complain(f"{found['duplicates']} of {found['inputs']} inputs are there twice")
     say(f"fed {found['fed']}; classes: {', '.join(found['classes'][:12])}")
     say(f"{found['inputs']} answers, {found['bytes'] / 1000:.1f} kB, rounded by at most {found['lost']:.1e}: {out}")
-    if json:
-        print_json(found)
+    give(found)
 
 
 def contributions(
-    folder: Annotated[Path, argument(metavar="FOLDER", help="A folder that feddf fuse wrote.")], json: AsJson = False
+    folder: Annotated[Path, argument(metavar="FOLDER", help="A folder that feddf fuse wrote.")],
 ) -> None:
     """Show what each teacher of a fusion added: what the ensemble would lose without it.
 
@@ -206,19 +195,18 @@ def contributions(
     with one_line(FeddfError, f"{folder} holds no report of a fusion", (OSError, ValueError, KeyError)):
         report = parse_json(read_regular(folder / "report.json"))
         found: dict[str, dict[str, float]] = validated(dict[str, dict[str, float]], report["contributions"])
-    table = Table("teacher", *(f"{which} %" for which in found))
-    for name in dict.fromkeys(name for one in found.values() for name in one):
-        table.add_row(name, *(f"{100 * one[name]:.1f}" if name in one else "" for one in found.values()))
-    print_json(found) if json else out_console.print(table)
+    give(found)
+    names = dict.fromkeys(name for one in found.values() for name in one)
+    rows = [[name, *(percent(one[name]) if name in one else "" for one in found.values())] for name in names]
+    say(table_of(["teacher"], [f"{which} %" for which in found], rows))
 
 
 def inspect(
     models: Annotated[list[str], argument(metavar="MODEL...", help=_TEACHER)],
     labeled: Annotated[str | None, option(help=f"Labeled data to try them on: {_LABELED}")] = None,
-    json: AsJson = False,
     trust: Trust = False,
 ) -> int:
-    """Say what models are before they are fused: how each is fed and who said so, what it returns, how good and fast.
+    """Say what models are before they are fused: how each is fed (and its source), what it returns, how good and fast.
 
     For instance: feddf inspect site-a/ site-b.onnx --labeled digits
     """
@@ -227,7 +215,6 @@ def inspect(
     from feddf.fusing.inspecting import inspect_teacher
     from feddf.fusing.teachers import read_teacher
 
-    out_console.quiet = out_console.quiet or json
     given = LabeledConfig.model_validate(_value(labeled, "name")) if labeled else None
     found: list[dict[str, Any]] = []
     for one in models:
@@ -240,8 +227,7 @@ def inspect(
         except FeddfError as error:  # the others are looked at all the same
             complain(str(error), "error")
             found.append({"source": one, "error": str(error)})
-    if json:
-        print_json(found)
+    give(found)
     return 2 if any("error" in one for one in found) else 0
 
 
@@ -269,7 +255,6 @@ def predict(
     prototype: Annotated[str | None, option(help="One model of a run that has several.")] = None,
     trust: Trust = False,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, ...")] = "auto",
-    json: AsJson = False,
 ) -> None:
     """Classify images or texts with a fused model.
 
@@ -284,82 +269,70 @@ def predict(
         raise ConfigError.at("--out", str(out), f"must end in .csv or .jsonl{', or be a folder for masks' * masks}")
     found = inputs_of(model, inputs)
     predicted = dict(zip(found, model.predict(list(found.values())), strict=True))
-    if len(model.spec.outputs.positions) == 1:
-        rows = [row for name, one in predicted.items() for row in _tokens(model, name, found[name], one)]
-    else:
-        rows = [_as_json(model, name, one) for name, one in predicted.items()]
+    parts = [part for name, one in predicted.items() for part in _parts(model, name, found[name], one)]
+    rows = [{**said, **({"probabilities": shares} if shares else {})} for said, shares in parts]
     if out is not None and masks and not out.suffix:
         _write_masks(model, predicted, out)
         out /= "masks.csv"
     if out and out.suffix == ".jsonl":
         text = "".join(f"{dumps(row, ensure_ascii=False)}\n" for row in rows)
     else:
-        shares = [row.get("probabilities", {}) for row in rows]
-        kept = ({name: one for name, one in row.items() if name != "probabilities"} for row in rows)
-        lines = [{**row, **more} for row, more in zip(kept, shares, strict=True)] or [{"input": ""}]
+        lines = [{**said, **shares} for said, shares in parts] or [{"input": ""}]
         numbers = ([f"{one:.6f}" if isinstance(one, float) else one for one in line.values()] for line in lines)
         csv.writer(file := io.StringIO(), lineterminator="\n").writerows([list(lines[0]), *numbers])
         text = file.getvalue()
-    if json:
-        print_json(rows)
-        out_console.quiet = True
+    give(rows)
     if out is None:
-        print("" if json else plain(text), end="")
+        out_console.out(plain(text), end="", highlight=False)
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, text.encode("utf-8", "replace"))
     say(f"{len(found)} predictions: {out}")
 
 
-def _tokens(model: LoadedModel, name: str, text: Any, one: Prediction) -> Iterator[dict[str, Any]]:
-    """Yield each token of a text with its class, its labels or its values."""
+def _parts(model: LoadedModel, name: str, given: Any, one: Prediction) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Yield what is said of an input (or of each token of a text), and the probabilities of its classes, if it has any.
+
+    Values are said under their own names.
+    """
     from feddf.saved.model import Tokens
 
+    outputs, shares = model.spec.outputs, {each: round(value, 6) for each, value in one.probabilities.items()}
+    if len(outputs.positions) != 1:
+        yield ({"input": name, **shares}, {}) if outputs.has_units else ({"input": name, "class": one.label}, shares)
+        return
     if not isinstance(model.preprocess, Tokens) or one.mask is None:
-        raise ConfigError(
-            f"the answers of a model at {model.spec.outputs.positions[0]} places of no text are not written"
+        raise ConfigError(f"the answers of a model at {outputs.positions[0]} places of no text are not written")
+    words = model.preprocess.words(model.preprocess.read([given]))[0]
+    for place, (word, said) in enumerate(zip(words, one.mask.movedim(-1, 0), strict=True)):
+        each = (
+            {"class": model.classes[int(said)]}
+            if said.ndim == 0
+            else dict(zip(model.classes, said.tolist(), strict=True))
         )
-    places = one.mask.movedim(-1, 0) if one.mask.ndim > 1 else one.mask
-    for place, (word, said) in enumerate(
-        zip(model.preprocess.words(model.preprocess.read([text]))[0], places, strict=True)
-    ):
-        if word and said.ndim == 0:
-            yield {"input": name, "place": place, "token": word, "class": model.classes[int(said)]}
-        elif word:
-            yield {"input": name, "place": place, "token": word, **dict(zip(model.classes, said.tolist(), strict=True))}
+        if word:
+            yield {"input": name, "place": place, "token": word, **each}, {}
 
 
 def _write_masks(model: LoadedModel, predicted: dict[str, Prediction], out: Path) -> None:
     """Write masks as PNG files of a palette, at the size that the model sees; of labels, a file each."""
-    from PIL import Image  # whoever gave images has it
+    from PIL import Image  # who gives images has it
 
     if model.spec.outputs.has_units or len(model.classes) > 256:
-        raise ConfigError.at(
-            "--out", str(out), "pixels of PNG files are up to 256 classes; use feddf.load_model for others"
-        )
+        allowed = "pixels of PNG files are up to 256 classes; use feddf.load_model for others"
+        raise ConfigError.at("--out", str(out), allowed)
     out.mkdir(parents=True, exist_ok=True)
     stems = [Path(name).stem for name in predicted]
     for number, (stem, one) in enumerate(zip(stems, predicted.values(), strict=True)):
         name = stem if len(set(stems)) == len(stems) else f"{number}-{stem}"
         assert one.mask is not None, "the model answers at every pixel"
-        parts = (
-            {name: one.mask}
-            if one.mask.ndim == 2
-            else dict(zip((f"{name}-{label}" for label in model.classes), one.mask, strict=True))
-        )
-        for each, mask in parts.items():
+        masks = one.mask[None] if one.mask.ndim == 2 else one.mask
+        names = [name] if one.mask.ndim == 2 else [f"{name}-{label}" for label in model.classes]
+        for each, mask in zip(names, masks, strict=True):
             picture = Image.fromarray(mask.byte().numpy())
             picture.putpalette([factor * index % 256 for index in range(256) for factor in (37, 151, 83)])
             picture.save(out / f"{each}.png")
     say(f"{len(predicted)} masks: {out}")
-
-
-def _as_json(model: LoadedModel, name: str, one: Prediction) -> dict[str, Any]:
-    """Return a prediction as JSON: a class and its probabilities, or values under their own names."""
-    numbers = {each: round(value, 6) for each, value in one.probabilities.items()}
-    if model.spec.outputs.has_units:
-        return {"input": name, **numbers}
-    return {"input": name, "class": one.label, "probabilities": numbers}
 
 
 def _source(text: str) -> Any:
@@ -369,7 +342,10 @@ def _source(text: str) -> Any:
     if not text.lstrip().startswith("{"):
         from feddf.config.names import SOURCES
 
-        SOURCES.check(text, "--unlabeled")
+        try:
+            SOURCES.check(text, "--unlabeled")
+        except ConfigError as error:
+            raise ConfigError(f"{error}; nor is there a file or folder of that name") from None
     return _value(text)
 
 
@@ -412,17 +388,12 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _print_summary(result: FusionResult) -> None:
-    from feddf.fusing.card import kept_start, matched
+    from feddf.fusing.card import all_figures, kept_start, matched
 
     report = result.report
-    for which, figures in report.sets.items():
-        titles = (f"{report.metric} %", f"of its {report.outputs.get('kind', 'classes')} %", "calibration error %")
-        numbers = [Column(name, justify="right") for name in titles]
-        table = Table(Column("model", overflow="fold"), *numbers, title=f"On {report.sizes[which]} {which} examples")
-        for name, one in figures.items():
-            scores = (one.accuracy, one.own_accuracy, one.ece)
-            table.add_row(name, *("–" if value is None else f"{100 * value:.1f}" for value in scores))
-        out_console.print(table)
+    for which in report.sets:
+        (first, *numbers), rows = all_figures(report, which)
+        say(table_of([first], numbers, rows, fold=True, title=f"On {report.sizes[which]} {which} examples"))
     evaluated = len(result.evaluated)
     say(f"teachers evaluated: {evaluated}; with cached predictions or tables: {len(report.teachers) - evaluated}")
     if learned := kept_start(report):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from feddf.cli.arguments import AsJson, argument, option, print_json, remark, say
+from feddf.cli.arguments import argument, give, option, out_console, plain, remark, say
 from feddf.config.errors import ConfigError, nearest
 from feddf.config.experiment import presets, read
 from feddf.config.keys import all_keys, find, markdown
@@ -27,19 +27,17 @@ def report(
     runs: Runs = None,
     out: Annotated[Path | None, option(help="Draw the learning curves: FILE.png, FILE.svg or FILE.pdf.")] = None,
     html: Annotated[Path | None, option(help="Write one page with everything, to be opened or mailed.")] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Print the results of runs; write plots (--out) or a page (--html)."""
     if out:
         check_picture(out)
     paths = runs or _default_folder()
-    summary(paths, out, as_json)  # first: there may be no room for what is written
+    summary(paths, out)  # first: there may be no room for what is written
     if html:
         from feddf.watch.page import write_page
 
         write_page(paths, html)
-        if not as_json:
-            say(f"page: {html}")
+        say(f"page: {html}")
 
 
 def _default_folder() -> list[Path]:
@@ -54,14 +52,12 @@ def check_picture(path: Path) -> None:
         raise ConfigError.at("--out", str(path), "a picture's name must end in .png, .svg, .pdf")
 
 
-def summary(paths: list[Path], picture: Path | None = None, as_json: bool = False) -> None:
+def summary(paths: list[Path], picture: Path | None = None) -> None:
     """Print the tables of runs, and draw the learning curves of each experiment if a picture is named."""
     runs, skipped = collect(paths)
     for reason in skipped:
         remark(f"skipped: {reason}")
-    if as_json:
-        print_json(tables.results(runs))
-        return
+    give(tables.results(runs))
     for mine in grouped(runs, lambda run: f"{run.value('name')} {run.score}").values():  # one scale in each table
         say(tables.runs_table(mine))
     done = [run for run in runs if run.records]
@@ -116,17 +112,15 @@ def watch(
 
 def list_presets(
     name: Annotated[str | None, argument(metavar="[NAME]", help="Print this preset as TOML.")] = None,
-    as_json: AsJson = False,
 ) -> None:
     """List the experiments that come with feddf, or print one."""
     known = presets()
     if name is not None and name not in known:
         raise ConfigError(f"no preset is called '{name}'; {nearest(name, known)}")
     about = {preset: str(read(preset).get("description", "")) for preset in known}
-    if as_json:
-        print_json(about if name is None else read(name))
-    elif name is not None:
-        print(known[name], end="")
+    give(about if name is None else read(name))
+    if name is not None:
+        out_console.out(plain(known[name]), end="", highlight=False)
     else:
         say(tables.table_of(["", ""], [], about.items(), show_header=False, **PLAIN))
 
@@ -134,17 +128,12 @@ def list_presets(
 def config(
     word: Annotated[str | None, argument(metavar="[KEY]", help="A key, the last part of one, or a section.")] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print all keys as Markdown tables.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Explain configuration keys, for instance: feddf config distill"""
     if as_markdown:
         print(markdown(), end="")
         return
     keys = find(word) if word else list(all_keys().values())
-    if as_json:
-        print_json(
-            {key.name: {"default": key.shown_default, "allowed": key.allowed, "meaning": key.meaning} for key in keys}
-        )
-        return
+    give({key.name: {"default": key.shown_default, "allowed": key.allowed, "meaning": key.meaning} for key in keys})
     rows = [(key.name, key.shown_default, f"{key.meaning}\n    {key.allowed}") for key in keys]
     say(tables.table_of(["key", "default", "meaning; allowed values"], [], rows, **PLAIN, header_style="bold"))

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from feddf.cli.arguments import AsJson, NameOrFile, Out, Overrides, Trust, argument, complain, out_console, remark, say
+from feddf.cli.arguments import NameOrFile, Out, Overrides, Trust, argument, complain, out_console, remark, say
 from feddf.cli.reporting import summary
 from feddf.config import Experiment, differences, load, parse
 from feddf.config.keys import flat
@@ -35,7 +34,6 @@ def run(
     out: Out = None,
     trust: Trust = False,
     profile: Annotated[bool, typer.Option("--profile", help="Write a timeline that Perfetto opens.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Run an experiment, for instance: feddf run demo alpha=1 seed=3"""
     from feddf.engines.open import Profile
@@ -50,7 +48,7 @@ def run(
     equal = None if out or profile or private else equal_folder(place, {"": experiment}, is_complete)
     if equal:
         remark(f"an equal run is finished, {equal}, and would be repeated bit for bit; --out FOLDER runs it again")
-        _show(equal, as_json)
+        _show(equal)
         return
     path = out or unused(place)
     if (path / "config.toml").exists() and (changed := differences(RunFolder.open(path).experiment(), experiment)):
@@ -58,8 +56,8 @@ def run(
     parts = build(experiment, trust=trust)  # before the folder is made: a mistake leaves nothing behind
     timeline = Profile() if profile else None
     try:
-        run_to_the_end(parts, RunFolder.create(path, experiment), timeline, quiet=as_json)
-        _show(path, as_json)
+        run_to_the_end(parts, RunFolder.create(path, experiment), timeline)
+        _show(path)
     finally:  # a run that was interrupted has a timeline too
         if timeline and path.is_dir():
             timeline.write(path / "trace.json")
@@ -71,7 +69,6 @@ def resume(
     overrides: Annotated[list[str] | None, argument(metavar="[rounds=T] [KEY=VALUE]...", help=MORE)] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse where the result could differ in a bit.")] = False,
     trust: Trust = False,
-    as_json: AsJson = False,
 ) -> None:
     """Continue an interrupted run, or add rounds to a finished one.
 
@@ -86,16 +83,15 @@ def resume(
     check_versions(folder, experiment, strict)
     parts = build.build(experiment, trust=trust)
     warn(*folder.continue_as(experiment))
-    say_progress(folder, parts, as_json)
-    run_to_the_end(parts, folder, quiet=as_json)
-    _show(folder.path, as_json)
+    say_progress(folder, parts)
+    run_to_the_end(parts, folder)
+    _show(folder.path)
 
 
-def _show(path: Path, as_json: bool) -> None:
+def _show(path: Path) -> None:
     """Show the results of a finished run."""
-    summary([path], as_json=as_json)
-    if not as_json:
-        say(f"learning curves: {path / 'curves.png'}; card: {path / 'README.md'}")
+    summary([path])
+    say(f"learning curves: {path / 'curves.png'}; card: {path / 'README.md'}")
 
 
 def warn(*warnings: str) -> None:
@@ -104,12 +100,11 @@ def warn(*warnings: str) -> None:
         complain(warning)
 
 
-def say_progress(folder: RunFolder, parts: Parts, quiet: bool) -> None:
+def say_progress(folder: RunFolder, parts: Parts) -> None:
     """Say how far a run is that is about to be continued, and what is damaged in its folder."""
     server, complaints = folder.latest(parts.server.models)
     warn(*complaints, *folder.damage())
-    if not quiet:
-        say(f"{folder.path}: {server.round if server else 0} of {parts.experiment.rounds} rounds are done")
+    say(f"{folder.path}: {server.round if server else 0} of {parts.experiment.rounds} rounds are done")
 
 
 def check_versions(folder: RunFolder, experiment: Experiment, strict: bool) -> None:
@@ -125,7 +120,7 @@ def check_versions(folder: RunFolder, experiment: Experiment, strict: bool) -> N
 
 
 def run_to_the_end(
-    parts: Parts, folder: RunFolder, timeline: Profile | None = None, *, title: str = "", again: str = "", quiet: bool,
+    parts: Parts, folder: RunFolder, timeline: Profile | None = None, *, title: str = "", again: str = "",
     later: Callable[[float], float] = lambda a_round: 0.0,
 ) -> None:  # fmt: skip
     """Run what is left of a run, showing every round.
@@ -137,14 +132,13 @@ def run_to_the_end(
 
     experiment = parts.experiment
     warn(*parts.warnings)
-    console = Console(quiet=True) if quiet else out_console
     metric, device = parts.task.train.outputs.metric, versions(experiment)["device"]
     means = ", mean over the prototypes (each of them)" if len(parts.prototypes) > 1 else ""
-    console.print(f"device: {device}; test {metric} in %{means}", soft_wrap=True)
+    say(f"device: {device}; test {metric} in %{means}")
     if parts.privacy:
-        console.print(str(parts.privacy.plan), soft_wrap=True)
+        say(str(parts.privacy.plan))
     title = title or f"{experiment.name}, {method_name(flat(experiment.model_dump()))}"
-    view = View(f"{title}, seed {experiment.seed}", experiment.rounds, len(folder.records()), later, console)
+    view = View(f"{title}, seed {experiment.seed}", experiment.rounds, len(folder.records()), later)
     try:
         with view.progress:
             for record in run_experiment(parts, folder, view.watch, timeline, complain):
@@ -158,11 +152,11 @@ def run_to_the_end(
 class View:
     """What a run looks like: a line for each finished round, and below them, in a terminal, how far the next one is."""
 
-    def __init__(self, title: str, rounds: int, done: int, later: Callable[[float], float], console: Console) -> None:
+    def __init__(self, title: str, rounds: int, done: int, later: Callable[[float], float]) -> None:
         self.title, self.rounds, self._later = title, rounds, later
         self._first, self._round, self._began = done, done + 1, time.monotonic()
         columns = TextColumn("{task.description}"), BarColumn(bar_width=30), TextColumn("{task.fields[detail]}")
-        self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.progress = Progress(*columns, console=out_console, transient=True, disable=not out_console.is_terminal)
         self._task = self.progress.add_task("starting", total=1, detail="")
 
     def watch(self, stage: str, done: int, total: int) -> None:
@@ -180,10 +174,9 @@ class View:
         dropped = f" ({len(record['dropped'])} dropped)" if record["dropped"] else ""
         clients = f"{len(record['clients'])}{dropped}{' (guard)' if record.get('guard') else ''}"
         self._round = number + 1
-        self.progress.console.print(
+        say(
             f"{self.title}: round {number}/{self.rounds}, {clients} clients, averaged {averaged}, "
-            f"ensemble {ensemble}, fused {fused}{named}, {self.seconds_left()}",
-            soft_wrap=True,
+            f"ensemble {ensemble}, fused {fused}{named}, {self.seconds_left()}"
         )
 
     def seconds_left(self) -> str:

@@ -14,14 +14,13 @@ import tomli_w
 import typer
 
 from feddf.cli.arguments import (
-    AsJson,
     NameOrFile,
     Out,
     Seeds,
     Trust,
     argument,
     complain,
-    print_json,
+    give,
     remark,
     say,
     seeds_of,
@@ -58,7 +57,6 @@ def compare(
     ] = None,
     out: Out = None,
     trust: Trust = False,
-    as_json: AsJson = False,
 ) -> None:
     """Run several methods on the same shards and seeds; print one table."""
     from feddf.runs.many import equal_folder, grid, unfinished, unused
@@ -80,11 +78,11 @@ def compare(
         state = goes_on if left else "finished, and would be repeated bit for bit"
         remark(f"equal runs are in {equal}: {state}; --out FOLDER runs them anew")
     if left or not equal:
-        _run_variations(variations, again, trust, as_json)
-    _show_comparison(variations, target, goal, list(swept), as_json)
+        _run_variations(variations, again, trust)
+    _show_comparison(variations, target, goal, list(swept))
 
 
-def _run_variations(variations: Mapping[Path, Variation], again: str, trust: bool, as_json: bool) -> None:
+def _run_variations(variations: Mapping[Path, Variation], again: str, trust: bool) -> None:
     """Run all experiments of a comparison, one after the other; ``again`` is the command that continues it."""
     from feddf.runs.build import build
     from feddf.runs.many import run_many
@@ -96,10 +94,10 @@ def _run_variations(variations: Mapping[Path, Variation], again: str, trust: boo
         one, folder, parts = variations[path], RunFolder.open(path), build(experiment, trust=trust)
         if folder.records():
             check_versions(folder, experiment, strict=False)
-            say_progress(folder, parts, as_json)
+            say_progress(folder, parts)
         place = f"run {list(variations).index(path) + 1} of {len(variations)}"
         title = f"{place}: {', '.join(filter(None, [one.method, one.setting]))}"
-        run_to_the_end(parts, folder, title=title, again=again, later=later(path), quiet=as_json)
+        run_to_the_end(parts, folder, title=title, again=again, later=later(path))
 
     def later(path: Path) -> Callable[[float], float]:
         """Tell how long the runs after one take: each round as long as in their method's runs before, or in this."""
@@ -113,7 +111,7 @@ def _run_variations(variations: Mapping[Path, Variation], again: str, trust: boo
 
 
 def _show_comparison(
-    variations: Mapping[Path, Variation], target: Path, goal: float | None, swept: Sequence[str], as_json: bool
+    variations: Mapping[Path, Variation], target: Path, goal: float | None, swept: Sequence[str]
 ) -> None:
     """Write the table and the pictures of a comparison, and print the table."""
     runs: dict[str, dict[str, list[Run]]] = {}
@@ -129,9 +127,7 @@ def _show_comparison(
     if len(swept) == 1:
         pictures[f"accuracy by {swept[0]}"] = path = target / f"by-{swept[0].rpartition('.')[2]}.png"
         plots.sweep(every, swept[0], path)
-    if as_json:
-        print_json({"folder": str(target), "title": result.title, "results": list(result.numbers)})
-        return
+    give({"folder": str(target), "title": result.title, "results": list(result.numbers)})
     say(result.table())
     say("\n  ".join(["run folders:", *(str(run.path) for run in every)]))
     say(f"table: {', '.join(map(str, files))}")
@@ -213,7 +209,6 @@ def partition(
     name: Annotated[str, argument(help="A data set, a preset or a TOML file.")],
     words: Annotated[list[str] | None, argument(metavar="[KEY=VALUE[,VALUE]...]...", help=DRAWN)] = None,
     out: Annotated[Path, typer.Option(help="The picture to write: .png, .svg or .pdf.")] = Path("partition.png"),
-    as_json: AsJson = False,
 ) -> None:
     """Plot which client holds how many examples of each class."""
     check_picture(out)
@@ -231,18 +226,17 @@ def partition(
         task = build_task(experiment)
         panels.append((_title(experiment), task.counts()))
         skews.append(skew(task.counts()))
-    partition_dots(panels, out, task.data.group_names)
-    if as_json:
-        both = zip(panels, skews, strict=True)
-        results = [{"partition": title, **asdict(one), "counts": counts.tolist()} for (title, counts), one in both]
-        print_json({"picture": str(out), "partitions": results})
-        return
-    numbers = ["top-class share %", "effective classes", "shard: least", "median", "most", "absent classes"]
+    partition_dots(panels, out, task.data.group_names, task.data.unit)
+    both = zip(panels, skews, strict=True)
+    results = [{"partition": title, **asdict(one), "counts": counts.tolist()} for (title, counts), one in both]
+    give({"picture": str(out), "partitions": results})
+    unit, units = task.data.unit, "classes" if task.data.unit == "class" else "groups"
+    numbers = [f"top-{unit} share %", f"effective {units}", "shard: least", "median", "most", f"absent {units}"]
     rows = []
     for (title, _), one in zip(panels, skews, strict=True):
         sizes = [str(one.smallest), f"{one.median:g}", str(one.largest), str(one.absent)]
         rows.append([title, tables.percent(one.top_class_share), f"{one.effective_classes:.2f}", *sizes])
-    say(tables.table_of([""], numbers, rows, fold=True, title=f"Label skew of {base.data.name}"))
+    say(tables.table_of([""], numbers, rows, fold=True, title=f"Skew of {base.data.name}"))
     say(f"picture: {out}")
 
 

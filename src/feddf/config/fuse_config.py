@@ -143,7 +143,12 @@ class FuseConfig(Section):
         twice = [name for name in student.classes if student.classes.count(name) > 1]
         unnamed = student.model is None and student.init in ("new", "average")
         for wrong, name, given, allowed in (
-            (not pool.sources, "pool.sources", None, "name unlabeled inputs: a data set, or folder:DIR of images"),
+            (
+                not pool.sources,
+                "pool.sources",
+                None,
+                "name unlabeled inputs: a data set, or images:DIR (--unlabeled DIR)",
+            ),
             (self.distill.init != "average", "distill.init", self.distill.init, "say it with student.init"),
             (unnamed, "student.model", None, "name an architecture, or a teacher as student.init"),
             (twice, "student.classes", list(student.classes), f"'{''.join(twice[:1])}' is named twice"),

@@ -171,7 +171,8 @@ def find(word: str) -> list[Key]:
     found = [key for name, key in known.items() if name == word or name.startswith(f"{word}.")]
     found = found or [key for key in known.values() if key.last == word]
     if not found:
-        raise ConfigError(f"no key or section is called '{word}'; {nearest(word, known)}")
+        last = [key.last for key in known.values()]
+        raise ConfigError(f"no key or section is called '{word}'; {nearest(word, dict.fromkeys([*known, *last]))}")
     return found
 
 

@@ -87,9 +87,11 @@ METHODS = Names("fusion.method", {
 })  # fmt: skip
 """(resources, settings, engine) -> a fusion, or a method that also asks something of its clients."""
 
-PARTS = Names(
-    "fusion.parts", {"class-counts": "feddf.fusion.weights:class_counts", "scaffold": "feddf.fusion.scaffold:scaffold"}
-)
+PARTS = Names("fusion.parts", {
+    "class-counts": "feddf.fusion.weights:class_counts",
+    "known-channels": "feddf.fusion.knowledge:known_channels",
+    "scaffold": "feddf.fusion.scaffold:scaffold",
+})  # fmt: skip
 """(resources) -> a part: both halves of what is added to a method, and what travels between them."""
 
 METHOD_PARTS = Names("fusion.method", {

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
 
-from feddf.config.keys import flat
 from feddf.config.sections import Section, method_key
 
 if TYPE_CHECKING:
     from feddf.config.experiment import Experiment, Mistake
 
-MECHANISMS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "dp-sgd": ("record", ("clip", "sampling")),
-    "heads": ("record", ("clip", "regularization")),
-    "weights": ("client", ("clip", "groups", "quantile")),
-    "answers": ("client", ()),
-    "votes": ("client", ("threshold", "answered")),
+MECHANISMS = {
+    "dp-sgd": ("record", "each step's sum of clipped gradients"),
+    "heads": ("record", "each client's head"),
+    "weights": ("client", "the sum of clipped changes of weights"),
+    "answers": ("client", "the sum of answers on the pool"),
+    "votes": ("client", "votes on the pool, and the test of their majority"),
 }
-"""The level that each protects, and the keys that it looks at; a level's first is what 'auto' stands for."""
+"""The level that each protects, and what has noise on it; a level's first is what 'auto' stands for."""
 
 
 class PrivacyConfig(Section):
@@ -32,7 +31,7 @@ class PrivacyConfig(Section):
         "auto", "record: 'dp-sgd' or 'heads'; client: noise on 'weights', 'answers' or 'votes'; 'auto': the first"
     )
     sampling: float = method_key(0.05, "a record's chance of being in a batch; 1/sampling steps an epoch", gt=0, le=1)
-    regularization: float = method_key(10.0, "Λ of the loss Σ ℓ + Λ/2 ‖w‖² of a private head", gt=0)
+    regularization: float = method_key(10.0, "Λ of the loss Σ ℓ + Λ/2 ‖w‖² of a private head", ge=0.01)
     groups: int = method_key(1, "noisy averages of so many groups of clients, which teach ('weights')", ge=1)
     quantile: float | None = method_key(None, "the clip goes to this quantile of norms ('weights')", gt=0, lt=1)
     threshold: float = method_key(0.6, "the share of votes from which an input is answered ('votes')", gt=0, le=1)
@@ -42,57 +41,39 @@ class PrivacyConfig(Section):
     @property
     def chosen(self) -> str:
         """The mechanism that 'auto' stands for, or the one that is named."""
-        return self.mechanism if self.mechanism != "auto" else _mechanisms(self.level)[0]
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The keys that the mechanism looks at, with their values."""
-        return {name: getattr(self, name) for name in MECHANISMS[self.chosen][1]}
-
-
-def _mechanisms(level: str) -> list[str]:
-    return [name for name, (protected, _) in MECHANISMS.items() if protected == level]
-
-
-_ALWAYS = {"fusion.exchange": "weights", "fusion.parts": (), "local.binary": "none", "attack.kind": "none"}
-_RECORD = {"local.logit_adjustment": 0.0, "local.lr_schedule": "none"}
-_SINGLE = {"fusion.defense": "none", "fusion.trust": "none", "fusion.drop_worst": "none", "fusion.guard": None}
-_CLIENT = {**_SINGLE, "run.log_clients": False}
-_START = {"fusion.method": "feddf", "distill.init": "previous", "fusion.momentum": 0.0, "fusion.batchnorm": "average"}
-_SUM = {
-    "ensemble.combine": "probabilities",
-    "ensemble.weights": "uniform",
-    "ensemble.cache": True,
-    "ensemble.groups": 0,
-}
-_ANSWERS = {**_START, **_SUM, "ensemble.ema": 0.0, "ensemble.swag_samples": 0}
-"""What keys must be, and why not otherwise: below."""
+        first = next(name for name, (level, _) in MECHANISMS.items() if level == self.level)
+        return first if self.mechanism == "auto" else self.mechanism
 
 
 def privacy_mistakes(experiment: Experiment) -> Iterator[Mistake]:
     """Yield what privacy rules out: whatever leaves a client, or looks at one, without being accounted for."""
-    privacy, values = experiment.privacy, flat(experiment.model_dump())
+    privacy, changed, total = experiment.privacy, experiment.changed, experiment.clients.total
     if (level := privacy.level) == "none":
         return
-    mechanism, allowed = privacy.chosen, _mechanisms(level)
+    mechanism, fusion = privacy.chosen, experiment.fusion
+    allowed = [name for name, (protected, _) in MECHANISMS.items() if protected == level]
     yield privacy.epsilon is None, "privacy.epsilon", "say how much may be spent, for instance 8"
     yield mechanism not in allowed, "privacy.mechanism", f"at {level} level it must be {' or '.join(allowed)}"
-    yield values["fusion.method"] not in ("fedavg", "feddf"), "fusion.method", "with privacy it is fedavg or feddf"
-    for name in ("fusion.aggregation", "ensemble.weights"):
-        yield values[name] == "class-counts", name, "class counts are withheld; choose another"
-    ruled: list[tuple[Mapping[str, object], str]] = [(_ALWAYS, "what it makes of clients is not accounted for")]
+    yield privacy.delta >= 1 / total, "privacy.delta", f"publishing one client would do; it must be below 1/{total}"
+    yield fusion.method not in ("fedavg", "feddf"), "fusion.method", "with privacy it is fedavg or feddf"
+    for name, value in (("fusion.aggregation", fusion.aggregation), ("ensemble.weights", experiment.ensemble.weights)):
+        yield value == "class-counts", name, "class counts are withheld; choose another"
+    unknown = "what it makes of clients is not accounted for"
+    yield from changed(["fusion.exchange", "fusion.parts", "local.binary", "attack.kind"], unknown)
     if level == "record":
-        ruled += [(_RECORD, "it follows from all of a client's examples, which no clipping bounds")]
-        linear = all(prototype.model == "linear" for prototype in experiment.prototypes)
-        yield mechanism == "heads" and not linear, "prototypes", "private heads are linear; set prototypes = ['linear']"
-        once = "a head is solved once, and further rounds would only spend more; it must be 1"
-        yield mechanism == "heads" and experiment.rounds > 1, "rounds", once
+        whole = "it follows from all of a client's examples, which no clipping bounds"
+        yield from changed(["local.logit_adjustment", "local.lr_schedule"], whole)
     else:
-        ruled += [(_CLIENT, "it looks at single clients")]
-        total = experiment.clients.total
-        yield privacy.delta >= 1 / total, "privacy.delta", f"publishing one client would do; it must be below 1/{total}"
-        if mechanism != "weights":
-            ruled += [(_ANSWERS, f"students know the noisy {mechanism} alone, or privacy.mechanism is 'weights'")]
-    for table, why in ruled:
-        for name, wanted in table.items():
-            yield values.get(name) != wanted, name, f"{why}; it must be {wanted!r}"
+        judges = ["fusion.defense", "fusion.trust", "fusion.drop_worst", "fusion.guard", "run.log_clients"]
+        yield from changed(judges, "it looks at single clients")
+    if mechanism == "heads":
+        linear = all(prototype.model == "linear" for prototype in experiment.prototypes)
+        yield not linear, "prototypes", "private heads are linear; set prototypes = ['linear']"
+        yield experiment.rounds > 1, "rounds", "a head is solved once: more rounds would only spend; it must be 1"
+    if mechanism in ("answers", "votes"):
+        why = f"students know the noisy {mechanism} alone, or privacy.mechanism is 'weights'"
+        yield fusion.method != "feddf", "fusion.method", f"{why}; it must be 'feddf'"
+        yield experiment.distill.init != "previous", "distill.init", f"{why}; it must be 'previous'"
+        yield experiment.ensemble.combine != "probabilities", "ensemble.combine", f"{why}; it must be 'probabilities'"
+        alone = ["ensemble.weights", "ensemble.cache", "ensemble.groups", "ensemble.ema", "ensemble.swag_samples"]
+        yield from changed(["fusion.momentum", "fusion.batchnorm", *alone], why)

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -155,9 +156,15 @@ def get(entry: Entry, folder: Path, progress: Progress = lambda download, done, 
 
 def _bring(download: Download, folder: Path, progress: Progress) -> None:
     archive = folder / download.into / download.name
-    if not archive.is_file() or mismatch(archive, download.checksum):
-        fetch(download.url, archive, download.checksum, partial(progress, download))
-    unpack(archive)
+    new = [one for one in (archive.parent, *archive.parent.parents) if not one.exists()]
+    try:
+        if not archive.is_file() or mismatch(archive, download.checksum):
+            fetch(download.url, archive, download.checksum, partial(progress, download))
+        unpack(archive)
+    finally:
+        for one in new:  # a download that fails leaves no folder behind
+            with suppress(OSError):  # it has something in it
+                one.rmdir()
     for path in (archive, *archive.parent.glob(f".{archive.name}.*{LEFTOVER}")):  # what killed downloads left
         path.unlink()
 

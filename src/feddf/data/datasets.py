@@ -54,6 +54,11 @@ class Dataset:
         return self.classes if by_labels or self.train.outputs.counts_classes else ()
 
     @property
+    def unit(self) -> str:
+        """What that is called: class or group."""
+        return "class" if self.train.outputs.counts_classes else "group"
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one encoded input."""
         return tuple(self.train.inputs.batch(torch.zeros(1, dtype=torch.int64)).shape[1:])
@@ -82,6 +87,9 @@ def wrong_parts(data: Dataset) -> str | None:
 def wrong_labels(examples: Examples) -> str | None:
     """Return what is wrong with the labels of some examples, or ``None``."""
     count, labels, outputs = len(examples.inputs), examples.labels, examples.outputs
+    if not isinstance(labels, Tensor) or not hasattr(examples.inputs.raw, "shape"):
+        remedy = "resize them, or fill them up and give what was added a label that is ignored (docs/how-to/outputs.md)"
+        return f"inputs or labels that are no tensor; images of different sizes have to be brought to one: {remedy}"
     if not 0 < count == len(labels) or (outputs.counts_classes and labels.dtype != torch.int64):
         kind = "int64 labels" if outputs.counts_classes else "labels"
         return f"{count} inputs and {len(labels)} labels of {labels.dtype}; as many {kind} as inputs are needed"
@@ -206,7 +214,7 @@ def _mnist_5k_arrays() -> tuple[Tensor, Tensor]:
 
 
 def digits(data: DataConfig) -> Dataset:
-    """1,797 digits of 8×8 pixels, written by other people than MNIST's, that come with scikit-learn.
+    """1,797 digits of 8×8 pixels, in other handwriting than MNIST's, that come with scikit-learn.
 
     They fill their frame; a blank border of two pixels gives them the margins that MNIST's digits have.
     """

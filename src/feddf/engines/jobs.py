@@ -76,7 +76,7 @@ _NUMPY = {torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, t
 
 
 def packed(thing: Any) -> bytes:
-    """Return a thing as bytes; whoever reads them must trust who wrote them."""
+    """Return a thing as bytes; to read them is to trust where they come from."""
     buffer = io.BytesIO()
     PlainPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(thing)
     return buffer.getvalue()

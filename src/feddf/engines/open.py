@@ -87,7 +87,7 @@ def with_retries(engine: Engine) -> Engine:
     """Return the engine for the server's own work: a job that failed is run once more.
 
     One whose worker died both times is run twice more, alone: a model that is asked here is not to blame for a worker
-    that somebody killed, and a model that kills its worker each time is.
+    that was killed from outside, and a model that kills its worker each time is.
     """
     return _again(_again(engine, Failure, alone=False), WorkerDied, alone=True)
 

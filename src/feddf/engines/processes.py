@@ -39,7 +39,7 @@ START = "forkserver" if sys.platform == "linux" else "spawn"
 they are forks of one that has imported everything and computed nothing: they share its pages, and import nothing."""
 PRELOADED = ["feddf.engines.processes", "feddf.runs.run"]
 MOST_KEPT = 1 << 26  # bytes of a result that was read that stay in memory to be overwritten
-LOOK = 5.0  # seconds between two looks whether somebody has stopped a worker
+LOOK = 5.0  # seconds between two looks whether a worker was stopped
 
 
 class Processes:
@@ -93,7 +93,7 @@ class Processes:
             self._team = [worker for worker in self._team if worker not in busy]
 
     def _wake(self) -> None:
-        """Let workers go on that somebody has stopped (SIGSTOP): without a deadline a round would wait for ever."""
+        """Let workers go on that were stopped from outside (SIGSTOP): without a deadline a round would never end."""
         time.sleep(LOOK)
         while self._team:
             for worker in list(self._team):
@@ -256,7 +256,7 @@ def _end() -> NoReturn:
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-    finally:  # a stream may be closed, or nobody may read it any more
+    finally:  # a stream may be closed, or not be read any more
         os._exit(0)
 
 

@@ -234,7 +234,7 @@ def _own_signals() -> Iterator[None]:
 
 
 def _call(address: str) -> None:
-    """Raise if nobody listens at a ``host:port``; other forms ("auto", "ray://...") are left to Ray."""
+    """Raise if nothing listens at a ``host:port``; other forms ("auto", "ray://...") are left to Ray."""
     host, colon, port = address.rpartition(":")
     if not colon or "/" in host or not port.isdigit():
         return

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from feddf import evaluate
+from feddf.admit import form_of
 from feddf.client import combine_halves, local_update
 from feddf.config import ConfigError, Experiment
 from feddf.data.datasets import flip_crop
@@ -30,6 +31,7 @@ from feddf.flower.settings import (
     settings_of,
 )
 from feddf.flower.wire import CONFIG, COUNT, METRICS, job_from, reply_content
+from feddf.fusion.knowledge import KNOWN_CHANNELS
 from feddf.runs.build import Parts, augments, build, client_name
 from feddf.runs.methods import fit_prototypes
 from feddf.runs.spool import ClientStates
@@ -74,6 +76,7 @@ def client_app(
     device: str | Execution = "auto",
     parts: Mapping[str, MakePart] | None = None,
     states: Callable[[Context], Path] | None = None,
+    known: Callable[[Context], Sequence[int]] | None = None,
 ) -> ClientApp:
     """Return a ClientApp that trains one of the prototypes on data that never leave their place.
 
@@ -86,15 +89,16 @@ def client_app(
     A method may have parts on the client's side. Those that come with feddf are known by name; ``parts`` are one's own,
     by the name that the server gives them: nothing that a server names is imported. A part that keeps a state between
     rounds needs a folder of this client's own, which ``states`` returns. Where clients send answers instead of weights,
-    ``pool`` returns the agreed inputs, in the server's order.
+    ``pool`` returns the agreed inputs, in the server's order. ``known`` returns the channels that this client's labels
+    tell apart, where others have labels of more; its server asks for them (``fusion.parts = ["known-channels"]``).
     """
-    known = as_prototypes(prototypes)
-    if prototype is None and len(known) > 1:
-        raise ConfigError.at("prototype", None, f"say which of {', '.join(known)} this client has")
-    chosen = prototype if prototype is not None else next(iter(known))
+    architectures = as_prototypes(prototypes)
+    if prototype is None and len(architectures) > 1:
+        raise ConfigError.at("prototype", None, f"say which of {', '.join(architectures)} this client has")
+    chosen = prototype if prototype is not None else next(iter(architectures))
     execution = Execution(device=device) if isinstance(device, str) else device
     limited = partial(on_threads, threads) if threads else nullcontext
-    node = _Node(known, chosen, data, test, pool, augment, limited, execution, parts or {}, states)
+    node = _Node(architectures, chosen, data, test, pool, augment, limited, execution, parts or {}, states, known)
     app = announce(ClientApp(), chosen, name)
     app.train()(node.train)
     app.evaluate()(node.evaluate)
@@ -115,6 +119,7 @@ class _Node:
     execution: Execution
     parts: Mapping[str, MakePart]
     states: Callable[[Context], Path] | None
+    known: Callable[[Context], Sequence[int]] | None
 
     def train(self, message: Message, context: Context) -> Message:
         """Train as the server says, and send what came of it."""
@@ -126,7 +131,11 @@ class _Node:
             update = partial(update, half=half, augment=self.augment, execution=self.execution)
             if any(part.keeps for part in parts):
                 update = partial(_update_with_state, update, self.states(context) if self.states else None, told)
-            return Message(reply_content(update(job_from(message, own.name, len(examples)))), reply_to=message)
+            job = job_from(message, own.name, len(examples))
+            if self.known is not None:
+                mask = _mask(self.known(context), examples.n_classes, KNOWN_CHANNELS in form_of(job, parts))
+                job = replace(job, client=replace(job.client, known=mask))
+            return Message(reply_content(update(job)), reply_to=message)
 
     def evaluate(self, message: Message, context: Context) -> Message:
         """Try the server's model on this client's own test data."""
@@ -148,6 +157,15 @@ class _Node:
         resources = Resources({own.name: own}, None if pool is None else as_inputs(pool))
         parts = parts_in(told, resources, self.parts)
         return told, fit_prototypes(resources, parts).prototypes[own.name], parts
+
+
+def _mask(known: Sequence[int], channels: int, asked: bool) -> Tensor:
+    """Return the channels that this client knows as a mask; raise where that would be lost."""
+    if wrong := [channel for channel in known if not 0 <= channel < channels]:
+        raise ValueError(f"this client's 'known' has the channel {wrong[0]}; there are 0 to {channels - 1}")
+    if not asked and len(set(known)) < channels:
+        raise ValueError("this client knows only some channels; its server must set fusion.parts = ['known-channels']")
+    return torch.zeros(channels, dtype=torch.bool).index_fill(0, torch.tensor(known, dtype=torch.int64), True)
 
 
 def _update_with_state(update: LocalTrain, folder: Path | None, told: Mapping[str, Any], job: Job) -> Reply:
@@ -186,6 +204,10 @@ def client_app_of(
         assert indices is not None, "the clients of an experiment have their examples here"
         return built().task.train.take(indices)
 
+    def known(context: Context) -> list[int]:
+        client, channels = built().federation.clients[_number(context)], built().task.train.n_classes
+        return list(range(channels)) if client.known is None else client.known.nonzero().flatten().tolist()
+
     def augment(images: Tensor, generator: torch.Generator) -> Tensor:
         return flip_crop(images, generator) if augments(experiment, built().task.data) else images
 
@@ -199,6 +221,7 @@ def client_app_of(
         device=Execution(device=run.device, precision=run.precision, deterministic=run.deterministic),
         parts=parts,
         states=None if states is None else lambda context: Path(states),
+        known=known,
     )
 
 

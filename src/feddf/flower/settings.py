@@ -75,7 +75,7 @@ class FlowerSettings(Settings):
 
 
 def settings_of(experiment: Experiment) -> FlowerSettings:
-    """Return the settings of an experiment for a run over Flower; nobody there would keep what ``[privacy]`` says."""
+    """Return the settings of an experiment for a run over Flower; what ``[privacy]`` says would not be kept there."""
     if (level := experiment.privacy.level) != "none":
         raise ConfigError.at("privacy.level", level, "over Flower it must be 'none': only simulated runs have privacy")
     return parse(experiment.model_dump(include=set(Settings.model_fields)), FlowerSettings)

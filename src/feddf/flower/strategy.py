@@ -23,7 +23,7 @@ from feddf.flower.transport import ClientRegistry, MessageQueue, exchange
 from feddf.flower.wire import job_message, packed, reply_from, unpacked
 from feddf.robust.defense import bounded_counts
 from feddf.rounds import Federation, collect, run_round, sample
-from feddf.runs.build import build
+from feddf.runs.build import asked_for_channels, build
 from feddf.runs.methods import build_method
 from feddf.runs.run import Recorder, mean_metrics, record_rounds
 from feddf.runs.spool import DiskSpool
@@ -42,7 +42,8 @@ class FedDF(Strategy):
     and ``validation`` stay on the server, as does ``test``, on which rounds are evaluated (default: the validation
     data). The run is kept in ``folder`` like any other: started again, it goes on after the last whole round;
     ``feddf report`` reads it. ``client_names`` gives names to Flower's node ids and lets only those take part. A client
-    that is not connected has ``wait`` seconds to connect, in the beginning and in every round.
+    that is not connected has ``wait`` seconds to connect, in the beginning and in every round. Where clients know
+    different channels, ``fusion.parts = ["known-channels"]`` asks them which.
 
     Clients are not trusted, so ``fusion.defense`` is 'robust' unless the settings say otherwise.
     FedAvg, FedProx, FedAvgM and drop-worst are settings: ``fusion.method``, ``local.prox_mu``, ``fusion.momentum``,
@@ -236,12 +237,10 @@ def strategy_of(
     ``trust``, the pool may be of a ``.pt2`` file.
     """
     usual, parts = settings_of(experiment), build(experiment, trust=trust)
-    if parts.task.data.known:
-        allowed = "its sites know different channels, which is not supported over Flower"
-        raise ConfigError.at("data.name", experiment.data.name, allowed)
+    asked = asked_for_channels(settings or usual, parts.task.data)
     pool, validation, test = parts.task.pool, parts.task.validation, parts.task.data.test
     given = {"pool": pool, "validation": validation if len(validation) else None, "test": test, **options}
-    return FedDF(parts.prototypes, settings or usual, folder=folder, **given)
+    return FedDF(parts.prototypes, asked, folder=folder, **given)
 
 
 def _train_remotely(job: Job) -> Reply:

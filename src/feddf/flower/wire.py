@@ -77,7 +77,7 @@ def from_payload(records: Mapping[str, ArrayRecord], form: Form | None = None) -
         elif expected := form.get(name, {}).get(key):
             tensor = _read_tensor(place, array, expected.shape, expected.dtype)
         else:
-            raise ValueError(f"its payload has '{printable(place)[:60]}', which nobody asked for")
+            raise ValueError(f"its payload has '{printable(place)[:60]}', which was not asked for")
         found.setdefault(name, {})[key] = tensor
     return found
 
@@ -157,7 +157,7 @@ def reply_from(message: Message | Exception, job: Job, parts: Sequence[Part] = (
         if weights_due(parts):
             state = from_arrays(_only(records, "array record"), job.state)
         elif records:
-            raise ValueError("it sent weights, which nobody asked for")
+            raise ValueError("it sent weights, which were not asked for")
         count, metrics = _counted(_only(message.content.metric_records, "metric record"))
     except Exception as error:  # whatever a hostile record does when it is looked at, the round goes on
         return Failure(job.id, printable(f"its reply could not be read: {reason(error)}"))

@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,11 +24,11 @@ from feddf.config.foreign import parse_json, validated
 from feddf.config.fuse_config import FuseConfig, FuseEnsembleConfig, TeacherConfig
 from feddf.data.files import image_files
 from feddf.data.tables import read_table
-from feddf.fusing.answer_files import SUFFIX, AnswerFile, Coding, write_answers
+from feddf.fusing.answer_files import SUFFIX, AnswerFile, Coding
 from feddf.fusing.beside import About
 from feddf.fusing.feeding import assumed
 from feddf.fusing.inputs import load_pool, own_rows, pool_form
-from feddf.fusing.predictions import Progress, as_logits, kind_of, open_teacher, quiet
+from feddf.fusing.predictions import PredictionCache, Progress, open_teacher, quiet
 from feddf.fusing.teachers import OutputKind, TeacherError, TrainedModel, read_teachers
 from feddf.runtime.atomic import read_regular
 
@@ -117,29 +116,16 @@ def ask(
         identity.check(agreed)
     teacher = teacher.fed_like(assumed(pool_form(config)))
     pool = load_pool(config, [teacher.preprocess], trust=trust)
-    progress(teacher.id, 0, len(pool))
+    about: dict[str, Any] = {"pool": identity.fingerprint, "model": teacher.content or "", "name": teacher.id}
+    about |= {"names": teacher.classes} if teacher.classes else {}
+    about["made"] = datetime.now(UTC).isoformat("T", "seconds")
+    coding = partial(Coding.of, bits=bits, largest=largest)
     with open_teacher(teacher, teacher.preprocess) as predict:
-        batches, done = predict(pool), 0
-        first = next(batches)
-        outputs, names = teacher.meaning(first.shape), teacher.classes
-        kind = teacher.outputs or kind_of(teacher.id, first, outputs.kind)
-        teacher.check_outputs(outputs.channels or 0)
-
-        def logits() -> Iterator[Tensor]:
-            nonlocal done
-            for batch in chain([first], batches):
-                done += len(batch)
-                progress(teacher.id, done, len(pool))
-                yield as_logits(teacher, kind, batch)
-
-        numbers = [str(number) for number in range(outputs.channels or 0)]
-        about = {"names": names or numbers, "pool": identity.fingerprint}
-        made = datetime.now(UTC).isoformat("T", "seconds")
-        about |= {"model": teacher.content or "", "name": teacher.id, "made": made}
-        coding = Coding.of(outputs, bits, largest)
-        lost = write_answers(out, logits(), len(pool), coding, about)
+        lost = PredictionCache(out.parent, out.parent, {"pool": pool}, None, progress).write(
+            teacher, predict, pool, out, coding, **about
+        )
     found = {"answers": str(out), "inputs": len(pool), "duplicates": identity.duplicates, "bytes": out.stat().st_size}
-    return {**found, "classes": list(about["names"]), "fed": teacher.feeding.line, "lost": lost}
+    return {**found, "classes": list(AnswerFile(out).about.names), "fed": teacher.feeding.line, "lost": lost}
 
 
 def check_tables(teachers: Sequence[TrainedModel], ensemble: FuseEnsembleConfig, views: int) -> None:

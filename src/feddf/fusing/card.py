@@ -82,7 +82,7 @@ def _summary(report: Report, model: str) -> str:
     steps, count = report.notes.get("distillation", {}).get(STUDENT, {}), len(report.teachers)
     learned = f" in {steps['steps']} steps (the best after {steps['best_step']})" if steps else ""
     return (
-        f"A `{model}` of {len(report.classes)} {report.outputs.get('kind', 'classes')}"
+        f"A `{model}` of {len(report.classes)} {report.kind}"
         f"{' at every position' if report.outputs.get('positions') else ''}, fused from {count} "
         f"{'model that was' if count == 1 else 'models that were'} trained apart: "
         f"distilled{learned} from their answers to {report.pool_size} unlabeled inputs (FedDF's ensemble distillation, "
@@ -91,28 +91,27 @@ def _summary(report: Report, model: str) -> str:
 
 
 def _measured(report: Report, which: str) -> str:
-    figures = report.sets[which]
-    teachers = [one.accuracy for name, one in figures.items() if name not in (ENSEMBLE, STUDENT)]
-    scores = [
-        (name, (one.accuracy, one.own_accuracy, one.ece, *one.measures.values())) for name, one in figures.items()
-    ]
-    rows = [[name, *("–" if one is None else percent(one) for one in each)] for name, each in scores]
-    further = [f"{name} %" for name in next(iter(figures.values())).measures]
-    if teachers:  # tables of answers have none for these inputs
-        rows.insert(
-            len(teachers),
-            ["mean of the teachers", percent(sum(teachers) / len(teachers)), "", "", *[""] * len(further)],
-        )
     seen = ", which early stopping looked at" if which == "validation" else ""
-    kind = report.outputs.get("kind", "classes")
-    header = ["model", f"{report.metric} %", f"of {kind} that it knows %", "calibration error %", *further]
-    table = markdown_table(header, rows)
-    plot = f"\n\n![reliability]({plot_name(which)})" if figures[STUDENT].ece is not None else ""
-    return f"## On {report.sizes[which]} {which} examples{seen}\n\n{table}{plot}"
+    plot = f"\n\n![reliability]({plot_name(which)})" if report.sets[which][STUDENT].ece is not None else ""
+    return f"## On {report.sizes[which]} {which} examples{seen}\n\n{markdown_table(*all_figures(report, which))}{plot}"
+
+
+def all_figures(report: Report, which: str) -> tuple[list[str], list[list[str]]]:
+    """Return the columns and the rows of a table: what all models reach on some examples, and the teachers' mean."""
+    figures = report.sets[which]
+    header = ["model", f"{report.metric} %", f"of {report.kind} that it knows %", "calibration error %"]
+    header += [f"{name} %" for name in next(iter(figures.values())).measures]
+    scores = {name: (one.accuracy, one.own_accuracy, one.ece, *one.measures.values()) for name, one in figures.items()}
+    rows = [[name, *("–" if one is None else percent(one) for one in each)] for name, each in scores.items()]
+    teachers = [one.accuracy for name, one in figures.items() if name not in (ENSEMBLE, STUDENT)]
+    if teachers:  # tables of answers have none for these inputs
+        mean = ["mean of the teachers", percent(sum(teachers) / len(teachers))]
+        rows.insert(len(teachers), mean + [""] * (len(header) - 2))
+    return header, rows
 
 
 def _teachers(report: Report) -> str:
-    """Return whence the teachers are and what each contributes; then how all models are fed, and who said so."""
+    """Return whence the teachers are and what each contributes; then how all models are fed, with the sources."""
     gains = {f"contribution ({which})": found for which, found in report.contributions.items() if found}
     header = ["teacher", "from", "architecture", "SHA-256 begins", "license", *gains]
     rows = [
@@ -127,8 +126,8 @@ def _teachers(report: Report) -> str:
     fed = [[one["name"], one["fed"], one["outputs"]] for one in report.teachers]
     fed += [["student", report.student["fed"], "logits"]] if report.student else []
     said = [f"- {_cell(text)}" for text in [*report.notes.get("warnings", ()), *matched(report)]]
-    parts = ["## Teachers", markdown_table(header, rows), told if gains else "", "## How they are fed"]
-    return _joined([*parts, markdown_table(["model", "fed (who said so)", "outputs"], fed), "\n".join(said)])
+    parts = ["## Teachers", markdown_table(header, rows, range(5)), told if gains else "", "## How they are fed"]
+    return _joined([*parts, markdown_table(["model", "fed (source)", "outputs"], fed, range(3)), "\n".join(said)])
 
 
 def matched(report: Report) -> list[str]:
@@ -139,8 +138,8 @@ def matched(report: Report) -> list[str]:
 
 def _classes(report: Report) -> str:
     """Return who knows which class; and the accuracy on each, of the labeled data that are looked at last."""
-    kind, most = report.outputs.get("kind", "classes"), report.classes[:MOST_CHANNELS]
-    known = f"Every teacher knows all {kind}: {', '.join(map(_cell, most))}{', ...' * (most != report.classes)}."
+    most = report.classes[:MOST_CHANNELS]
+    known = f"Every teacher knows all {report.kind}: {', '.join(map(_cell, most))}{', ...' * (most != report.classes)}."
     if not all(all(knows) for knows in report.knows.values()):
         columns = [["•" if known else "" for known in knows] for knows in report.knows.values()]
         table = markdown_table(["class", *report.knows], zip(report.classes, *columns, strict=True))
@@ -151,19 +150,19 @@ def _classes(report: Report) -> str:
     shown = figures if len(figures) <= 12 else {name: figures[name] for name in (ENSEMBLE, STUDENT) if name in figures}
     columns = [[percent(value) for value in one.per_class] for one in shown.values()]
     table = markdown_table(["class", *shown], zip(report.classes, *columns, strict=True))
-    title = "Accuracy on each class" if kind == "classes" else f"{report.metric} of each of the {kind}"
+    title = "Accuracy on each class" if report.kind == "classes" else f"{report.metric} of each of the {report.kind}"
     return f"{known}\n\n## {title} ({which}, in %)\n\n{table}"
 
 
 def _agreement(report: Report) -> str:
-    """Return who agrees with whom (for more than 40 teachers that is in ``report.json`` only), and who with nobody."""
+    """Return who agrees with whom (for more than 40 teachers that is in ``report.json`` only), and who stands apart."""
     shares = zip(report.names, report.agreement, strict=True)
     rows = [[name, *(f"{100 * value:.0f}" for value in row)] for name, row in shares]
     what = "unlabeled inputs on which both name the same class"
     what = f"answers to {report.compared} unlabeled inputs that are the same" if report.outputs else what
-    what = "correlation of both" if report.outputs.get("kind") == "values" else f"share of the {what}"
+    what = "correlation of both" if report.kind == "values" else f"share of the {what}"
     title = f"## Who agrees with whom\n\nThe {what}, in %."
-    who = [title, markdown_table(["", *report.names], rows)] if len(rows) <= 42 else []
+    who = [title, markdown_table(["model", *report.names], rows)] if len(rows) <= 42 else []
     dropped = report.notes.get("dropped_worst", {})
     gone = {**dropped.get("clients", {}), **dropped.get("teachers", {})}
     lines = [f"- {_cell(name)} {why}." for name, why in report.outliers.items()]

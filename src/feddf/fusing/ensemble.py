@@ -78,7 +78,12 @@ def agree_on_outputs(
     for teacher, one in zip(teachers[1:], others, strict=True):
         if (one.title, one.numbers) != (first.title, first.numbers):
             both = f"its outputs are {one.title}, and those of {teachers[0].id} are {first.title}"
-            raise TeacherError(f"teacher {teacher.id}: {both}; one kind is needed, at the same positions")
+            size = (
+                "; say the size of its images with size = ..."
+                if len(one.positions) == len(first.positions) == 2
+                else ""
+            )
+            raise TeacherError(f"teacher {teacher.id}: {both}; one kind is needed, at the same positions{size}")
     longest = max(len(teacher.classes) for teacher in teachers)
     if first.positions and longest > MOST_CHANNELS and len({teacher.classes for teacher in teachers}) > 1:
         raise TeacherError("teachers have different vocabularies; tokens can be fused where all have the same")
@@ -97,7 +102,7 @@ def agree_on_outputs(
 
 
 def _share_something(teachers: Sequence[TrainedModel], classes: Sequence[str], background: int | None) -> None:
-    """Raise :class:`TeacherError` for a teacher whose classes nobody else knows, or that has no background."""
+    """Raise :class:`TeacherError` for a teacher whose classes no other knows, or that has no background."""
     lists = [set(columns_of(one.classes, classes).tolist()) for one in teachers]
     for number, (teacher, own) in enumerate(zip(teachers, lists, strict=True)):
         listed, others = ", ".join(teacher.classes[:6]), set().union(*lists[:number], *lists[number + 1 :])
@@ -221,10 +226,8 @@ def refuse_meaningless(
     """Raise :class:`ConfigError` for what has no meaning for outputs, or where teachers know different channels."""
     given = {**{f"ensemble.{name}": value for name, value in config}, "distill.temperature": temperature}
     partial_knowledge = not outputs.counts_classes and any(len(one.classes) != outputs.channels for one in models)
-    left = "teachers know different channels; only 'logits' and 'probabilities' leave each to those who know it"
-    robust = partial_knowledge and config.combine not in ("logits", "probabilities")
-    mistakes = ensemble_mistakes(config.weights, config.combine, temperature, outputs)
-    for wrong, name, why in (*mistakes, (robust, "ensemble.combine", left)):
+    chosen = config.weights, config.combine, temperature, outputs
+    for wrong, name, why in ensemble_mistakes(*chosen, partial_knowledge=partial_knowledge):
         if wrong:
             raise ConfigError.at(name, given[name], why)
 

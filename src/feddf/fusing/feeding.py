@@ -1,4 +1,4 @@
-"""How a model is fed, and who said so: one value for each model, which terminal, card, report and inspection all show.
+"""How a model is fed, and from where that is known: one value, which terminal, card, report and inspection show.
 
 Size, channels, mean, deviation, order of colors and layout are each said by hand, by the model's files, by the student
 or by the pool, or else assumed: what one voice leaves open, the next one fills.
@@ -25,7 +25,7 @@ Sizes = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Feeding:
-    """What is known of how a model is fed: every aspect with its value and with who said it.
+    """What is known of how a model is fed: every aspect with its value and with its source.
 
     ``numbers`` is the length of a flat input, which is an image or a row of a table; :meth:`settled` decides.
 
@@ -56,11 +56,11 @@ class Feeding:
         return cls.said(who, features=preprocess.shape, mean=mean, std=std, columns=columns)
 
     def get(self, name: str) -> Any:
-        """Return the value of an aspect, ``None`` if nobody has said it."""
+        """Return the value of an aspect, ``None`` if it is not known."""
         return self.values.get(name, (None, ""))[0]
 
     def who(self, name: str) -> str:
-        """Return who said an aspect; nothing if nobody has."""
+        """Return from where an aspect is known; nothing if it is not."""
         return self.values.get(name, (None, ""))[1]
 
     def otherwise(self, other: Feeding) -> Feeding:
@@ -108,13 +108,13 @@ class Feeding:
 
     @property
     def is_assumed(self) -> bool:
-        """Whether nobody has said how the values of its images are normalized."""
+        """Whether it is only assumed how the values of its images are normalized."""
         said = self.who("mean"), self.who("std")
         return any(who.startswith(ASSUMED) for who in said) and isinstance(self.preprocess, Images)
 
     @property
     def line(self) -> str:
-        """All of it in one line, with who said what."""
+        """All of it in one line, with its sources."""
         return ", ".join(
             f"{', '.join(text for text, _ in group)} ({who})" if who else next(group)[0]
             for who, group in groupby(self._parts(), key=lambda part: part[1])

@@ -169,7 +169,7 @@ def _write(result: FusionResult, config: FuseConfig, pool: RawInputs, out: Path)
     with new_folder(out) as folder:
         note = ""
         if config.onnx:
-            few = pool.first(64, model.preprocess)
+            few = pool.first(64).inputs(model.preprocess)
             most = write_onnx(model.network, few.batch(torch.arange(len(few))), folder / "model.onnx")
             note = f"`model.onnx` is the same model: its outputs for {len(few)} inputs differ by at most {most:.1e}."
         write_model(folder, model.network, model.spec, facts)

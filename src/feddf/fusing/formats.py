@@ -6,8 +6,9 @@ Each is a function of an entry of ``[[teachers]]``, and of whether code in its f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -91,18 +92,16 @@ def _of_weights(path: Path, spec: ModelSpec, feeding: Feeding, id: str, folder: 
 
 
 def _with_outputs(spec: ModelSpec, state: State) -> ModelSpec:
-    """Return a description with as many classes as the weights have outputs; if no number fits, loading will say so."""
-    shapes = {key: tensor.shape for key, tensor in state.items()}
-    counts = {len(tensor) for tensor in state.values() if tensor.ndim in (1, 2)}
-    counts |= {len(tensor) for tensor in state.values() if spec.form and tensor.ndim == 4}  # convolutions are heads too
-    for count in sorted(counts, key=lambda one: (one != len(spec.classes), one)):  # what the user says is tried first
-        tried = spec.with_classes(tuple(str(number) for number in range(count)))
-        try:
-            found = tried.sizes()
-        except Exception:
-            break
-        if found == shapes:
-            return tried
+    """Return a description with as many classes as the weights have outputs; if it fits none, loading will say so.
+
+    Which of the weights have a size for each output shows where two and three outputs are compared.
+    """
+    with suppress(Exception):  # an architecture may refuse its options
+        two, three = (spec.with_classes(tuple("012"[:count])).sizes() for count in (2, 3))
+        for key, sizes in two.items():
+            for axis, (one, other) in enumerate(zip(sizes, three[key], strict=True)):
+                if one != other:
+                    return spec.with_classes(tuple(map(str, range(state[key].shape[axis]))))
     return spec.with_classes(spec.classes or ("0", "1"))
 
 
@@ -120,7 +119,7 @@ def of_program(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     returned = {node.name: node.meta.get("val") for node in program.graph.nodes}
     flat = getattr(returned.get(program.graph_signature.user_outputs[0]), "ndim", None) == 2
     rest: dict[str, Any] = {"takes": shown_sizes(sizes), "form": {"positions": []} if flat else {}}
-    return [_of_file(config, [path], partial(_load_program, path, config.id), About(of_sizes(sizes[1:])), **rest)]
+    return [of_file(config, [path], partial(_load_program, path, config.id), About(of_sizes(sizes[1:])), **rest)]
 
 
 def of_onnx(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -134,7 +133,7 @@ def of_onnx(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     graph = read_graph(path, config.id)
     load = partial(load_onnx, graph, path, config.id, config.tokenizer or about(path).feeding.get("tokenizer"))
     form: dict[str, Any] = {"positions": []} if graph.flat else {}
-    return [_of_file(config, files, load, graph.about, takes=graph.takes, moves=False, form=form)]
+    return [of_file(config, files, load, graph.about, takes=graph.takes, moves=False, form=form)]
 
 
 def of_bundle(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
@@ -151,11 +150,19 @@ def of_bundle(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
 
 def _existing(config: TeacherConfig) -> Path:
     if not config.file.is_file():
-        raise TeacherError(f"there is no teacher {config.file}")
+        raise TeacherError(f"there is no teacher {config.file}{_near(config.file)}")
     return config.file
 
 
-def _of_file(config: TeacherConfig, files: Sequence[Path], load: Load, said: About, **rest: Any) -> TrainedModel:
+def _near(path: Path) -> str:
+    """Return a question where something beside a path that is not there has nearly its name, else nothing."""
+    names = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    return f"; did you mean '{near[0]}'?" if (near := get_close_matches(path.name, names, n=1)) else ""
+
+
+def of_file(
+    config: TeacherConfig, files: Sequence[Path], load: Load, said: About, meant: str = "", **rest: Any
+) -> TrainedModel:
     """Return a program as a teacher, which is fed as is said by hand, in its file or beside it."""
 
     @contextmanager
@@ -167,7 +174,7 @@ def _of_file(config: TeacherConfig, files: Sequence[Path], load: Load, said: Abo
     more = about(files[0])
     feeding = by_hand(config).otherwise(said.feeding).otherwise(more.feeding)
     more = replace(more, feeding=feeding, classes=said.classes or more.classes)
-    return TrainedModel.of_files(config.id, opened, files, more, source=str(files[0]), **rest)
+    return TrainedModel.of_files(config.id, opened, files, more, meant, **{"source": str(files[0]), **rest})
 
 
 def _in_its_sizes(name: str, sizes: Sizes, predict: PredictBatch, inputs: Tensor) -> Tensor:
@@ -279,9 +286,10 @@ def _vocabulary(place: str, values: dict[str, Any]) -> tuple[str, ...]:
 def _place(config: TeacherConfig) -> str:
     """Return the folder, or the name on the hub, of a model."""
     path, folder = config.path, config.file
-    if not folder.is_dir() and (path.count("/") != 1 or path.startswith((".", "/", "~"))):
-        known = "folders of feddf or Hugging Face and files that end in .safetensors, .pt2 or .onnx"
-        raise TeacherError(f"there is no teacher {path}; known are {known}")
+    near = "" if folder.is_dir() else _near(folder)  # then no hub is asked for what is only misspelled
+    if not folder.is_dir() and (near or path.count("/") != 1 or path.startswith((".", "/", "~"))):
+        known = "; known are folders of feddf or Hugging Face and files that end in .safetensors, .pt2 or .onnx"
+        raise TeacherError(f"there is no teacher {path}{near or known}")
     if folder.is_dir() and not (folder / "config.json").is_file():
         found = [one for one in sorted(folder.rglob("*")) if one.suffix in TEACHER_FILES or one.name == "config.json"]
         inside = dict.fromkeys(str(one.parent if (one.parent / "config.json").is_file() else one) for one in found)

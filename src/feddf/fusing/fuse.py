@@ -19,7 +19,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -44,7 +43,7 @@ from feddf.fusing.inspecting import warning_of
 from feddf.fusing.predictions import PredictionCache, Progress, default_cache, quiet
 from feddf.fusing.report import STUDENT, Report, measure, some_masks
 from feddf.fusing.teachers import TrainedModel, as_teachers
-from feddf.fusion.distill import held_out_inputs, make_students, notes
+from feddf.fusion.distill import make_students, notes
 from feddf.fusion.ensemble import Targets
 from feddf.outputs import Outputs
 from feddf.runs.methods import lone_threads
@@ -63,7 +62,8 @@ class StudentSpec:
     ``init`` names its first weights: "new", "average" (of the teachers of the same architecture, classes and
     preprocessing), or a teacher's name. ``classes`` are all that some teacher knows, unless they are named. ``shape``
     is that of one encoded input, ``fits`` and ``form`` as in :class:`~feddf.saved.model.ModelSpec`: all follow from the
-    rest. ``feeding`` says who said how it is fed; ``background`` names the class of whatever is none of the others.
+    rest. ``feeding`` says how it is fed, and from where that is known; ``background`` names the class of whatever is
+    none of the others.
     """
 
     model: str | nn.Module | None
@@ -79,7 +79,7 @@ class StudentSpec:
 
     @property
     def fed(self) -> Feeding:
-        """How it is fed, and who said so: by hand, unless something else is known."""
+        """How it is fed, and from where that is known: by hand, unless something else is."""
         return self.feeding if self.feeding.values else Feeding.of(self.preprocess, HAND)
 
     @property
@@ -189,7 +189,7 @@ def _fuse(
     execution = of_students(run, 1, partial(lone_threads, resources, distill.batch_size))
     learn = make_students(resources, distill, in_process, execution)
     start = first_weights(student, models, ensemble.notes.get("dropped_worst", {}).get("clients", {}), seed)
-    learned = learn({STUDENT: [start]}, _shown(targets, predictions, distill), derive(seed, "fuse"))
+    learned = learn({STUDENT: [start]}, _shown(targets, predictions, distill.steps), derive(seed, "fuse"))
     predictions.progress(STUDENT, learned[STUDENT].steps, learned[STUDENT].steps)
     state, facts = learned[STUDENT].state, {"distillation": notes(learned), **ensemble.notes, **said}
     with of_answers(run).begun() as device:
@@ -205,23 +205,20 @@ def _fuse(
 
 
 def _warnings(models: Sequence[TrainedModel], classes: Sequence[str], validation: Labeled | None) -> list[str]:
-    """Warn of teachers that are fed as nobody said; where there are labels, with what would be better."""
-    found = [warning_of(one, validation, columns_of(one.classes, classes)) for one in models]
-    for text in filter(None, found):
+    """Warn of teachers whose feeding is assumed; where there are labels, with what would be better."""
+    found = [*filter(None, (warning_of(one, validation, columns_of(one.classes, classes)) for one in models))]
+    for text in found:
         warnings.warn(text, FeedingWarning, stacklevel=4)
-    return [text for text in found if text]
+    return found
 
 
-def _shown(targets: Targets, predictions: PredictionCache, config: DistillConfig) -> Targets:
-    """Return targets that show, by how often they are asked for, how far the student is; held-out inputs come first."""
-    pool = predictions.sets["pool"]
-    held_out = held_out_inputs(len(pool), config, pool.views)[1]
-    step = count(1 - ceil(len(held_out) / config.batch_size))
+def _shown(targets: Targets, predictions: PredictionCache, steps: int) -> Targets:
+    """Return targets that show, by how often they are asked for, about how far the student is."""
+    asked = count(1)
 
     def shown(chosen: Tensor, inputs: Tensor, /) -> Tensor:
-        done = next(step)
-        if 0 < done < config.steps and done % 10 == 0:
-            predictions.progress(STUDENT, done, config.steps)
+        if (done := next(asked)) < steps and done % 10 == 0:
+            predictions.progress(STUDENT, done, steps)
         return targets(chosen, inputs)
 
     return shown
@@ -252,7 +249,7 @@ def complete_student(
     if isinstance(student.model, str):
         MODELS.check(student.model)
         fed = student.preprocess
-        shape = fed.shape if fed else tuple(pool.first(1, None).batch(torch.tensor([0])).shape[1:])
+        shape = fed.shape if fed else tuple(pool.first(1).inputs(None).batch(torch.tensor([0])).shape[1:])
         fed = fed or (Features(shape) if pool.encode is plain else None)
         student = replace(student, preprocess=fed, shape=shape, feeding=student.fed.otherwise(Feeding.of(fed, POOL)))
     _try(student, outputs, pool)
@@ -277,15 +274,14 @@ def _as_teacher(student: StudentSpec, teachers: Sequence[TrainedModel], classes:
         raise ConfigError.at("student.init", start, allowed)
     if student.model not in (None, spec.model):
         raise ConfigError.at("student.model", student.model, f"it is to start as '{start}', which is '{spec.model}'")
-    as_it = StudentSpec(spec.model, spec.preprocess, spec.options, start, spec.classes, spec.shape, spec.fits)
-    return replace(as_it, feeding=Feeding.of(spec.preprocess, f"teacher {start}"), form=spec.form)
+    return StudentSpec(**vars(spec), init=start, feeding=Feeding.of(spec.preprocess, f"teacher {start}"))
 
 
 def _try(student: StudentSpec, outputs: Outputs, pool: RawInputs) -> None:
     """Try the untrained student on two inputs, before any teacher is evaluated."""
     name = student.model if isinstance(student.model, str) else "a module"
     with one_line(partial(ConfigError.at, "student", name), "it does not work on these inputs"):
-        shape = output_shape(student.prototype, pool.first(2, student.preprocess))
+        shape = output_shape(student.prototype, pool.first(2).inputs(student.preprocess))
     if shape != outputs.shape:
         there = f"there are {len(student.classes)} classes" if outputs.counts_classes else f"{outputs.shape} is needed"
         allowed = f"it cannot express all classes: its outputs have the shape {shape}, and {there}"

@@ -38,7 +38,7 @@ LINES = "lines:"
 
 
 class FeedingWarning(UserWarning):
-    """A teacher is fed, or its classes are read, as nobody said."""
+    """How a teacher is fed, or what its classes are, is assumed."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,6 @@ class RawInputs:
             return replace(inputs, raw=resize(all_rows(inputs.raw), preprocess.shape))
         return inputs
 
-    def part(self, size: int) -> RawInputs:
-        """Return the first few inputs."""
-        return RawInputs(self.rows[:size], self.encode, columns=self.columns)
-
     def take(self, chosen: Tensor) -> RawInputs:
         """Return some of the inputs."""
         if len(chosen) == len(self):
@@ -98,9 +94,9 @@ class RawInputs:
         some = self.rows[chosen] if isinstance(self.rows, Tensor) else tuple(self.rows[one] for one in chosen.tolist())
         return replace(self, rows=some, views=1)
 
-    def first(self, size: int, preprocess: Preprocess | None) -> Inputs:
-        """Return the first few inputs as a model with this preprocessing takes them."""
-        return self.part(size).inputs(preprocess)
+    def first(self, size: int) -> RawInputs:
+        """Return the first few inputs."""
+        return self.take(torch.arange(min(size, len(self))))
 
 
 @dataclass(frozen=True)

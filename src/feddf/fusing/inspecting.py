@@ -49,7 +49,7 @@ def inspect_teacher(
         question = "its file does not say how large its images are; say it with size = 32, or give --labeled data"
         raise TeacherError(f"teacher {teacher.id}: {question}")
     few = labeled.some(SAMPLE) if labeled else None
-    inputs = few.raw if few else (raw or made_up(teacher)).part(64)
+    inputs = few.raw if few else (raw or made_up(teacher)).first(64)
     with open_teacher(teacher, teacher.preprocess) as predict:
         for _ in range(2):  # a library's first answers take long: only the second pass counts
             begun = time.perf_counter()
@@ -120,7 +120,7 @@ def better_normalization(teacher: TrainedModel, labeled: Labeled, columns: Tenso
 
 
 def warning_of(teacher: TrainedModel, labeled: Labeled | None, columns: Tensor | None) -> str:
-    """Return the warning about a teacher that is fed as nobody said; nothing if somebody did."""
+    """Return the warning about a teacher whose normalization is assumed; nothing if it is known."""
     if not teacher.feeding.is_assumed:
         return ""
     hint = better_normalization(teacher, labeled, columns) if labeled and columns is not None else ""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ VERSION = 3
 
 ROUNDING = 2e-3
 """By which a sum of probabilities in float16 may miss one: a few units of its last place, 2⁻¹⁰."""
+
+MOST_PREDICTED = 2**24
+"""Numbers that a teacher answers at once, 64 MB: those for 512 masks of 64 × 64 × 8, or for 8 texts of 64 × 30,000."""
 
 Progress = Callable[[str, int, int], None]
 """(teacher, inputs done, all inputs) -> nothing; all of them at once where the predictions were cached."""
@@ -74,9 +78,7 @@ class PredictionCache:
     progress: Progress = quiet
     execution: Execution = Execution()
     evaluated: list[str] = field(default_factory=list)
-    _shown: set[Path] = field(default_factory=set)
-    _files: dict[Path, AnswerFile] = field(default_factory=dict)
-    _tables: dict[str, Any] = field(default_factory=dict)
+    _found: dict[Any, Any] = field(default_factory=dict)
     _meanings: dict[str, Outputs] = field(default_factory=dict)
 
     def logits(self, teacher: TrainedModel, name: str = "pool", rows: Tensor | None = None) -> Tensor:
@@ -102,16 +104,13 @@ class PredictionCache:
 
     def _meaning(self, teacher: TrainedModel) -> Outputs:
         name, inputs = next(iter(self.sets.items()))
-        known = None if teacher.table is not None else self._cached(self._path(teacher, name), len(inputs))
-        if known is not None:
-            return known.coding.outputs
-        if teacher.table is not None:
-            return teacher.meaning(self._answers(teacher, name)[torch.arange(1)].shape)
+        found = self._cached(teacher, name) if teacher.table is None else self._answers(teacher, name)
+        if found is not None:
+            return _told(teacher, found)
         if "positions" in teacher.form:  # its file says so; how many channels it has need not be known yet
-            seen = {"channels": len(teacher.classes) or None}
-            return from_description({"kind": "classes", **teacher.form, **seen})
+            return from_description({"kind": "classes", **teacher.form, "channels": len(teacher.classes) or None})
         with open_teacher(teacher, teacher.preprocess or self.student, self.execution) as predict:
-            return teacher.meaning(next(predict(inputs.part(2))).shape)
+            return teacher.meaning(next(predict(inputs.first(2))).shape)
 
     def answers(self, teacher: TrainedModel, name: str) -> bool:
         """Say whether a teacher can answer for a set: a table has answers for the pool alone."""
@@ -119,34 +118,28 @@ class PredictionCache:
 
     def _answers(self, teacher: TrainedModel, name: str) -> Any:
         """Return a teacher's answers for a set, of which some are read at a time."""
-        if teacher.table is not None:
-            if not self.answers(teacher, name):
-                said = f"it is a table of answers for the pool, and has none for {name} inputs"
-                raise TeacherError(f"teacher {teacher.id}: {said}; it cannot be weighed or left out by these")
-            if teacher.id not in self._tables:
-                self._tables[teacher.id] = teacher.table(len(self.sets[name]))
-            teacher.check_outputs(teacher.meaning(self._tables[teacher.id][torch.arange(1)].shape).channels or 0)
-            return self._tables[teacher.id]
-        path, count = self._path(teacher, name), len(self.sets[name])
-        found = self._cached(path, count)
-        if found is None:
-            self._evaluate(teacher)
-            found = self._cached(path, count)
-            assert found is not None, "it has just been written"
-        elif path not in self._shown:
-            self.progress(teacher.id, count, count)
-        self._shown.add(path)
-        teacher.check_outputs(found.coding.outputs.channels or 0)
-        return found
+        key, count = (self._path(teacher, name) if teacher.table is None else teacher.id), len(self.sets[name])
+        if not self.answers(teacher, name):
+            said = f"it is a table of answers for the pool, and has none for {name} inputs"
+            raise TeacherError(f"teacher {teacher.id}: {said}; it cannot be weighed or left out by these")
+        if key not in self._found:
+            if teacher.table is not None:
+                self._found[key] = teacher.table(count)
+            elif (found := self._cached(teacher, name)) is not None:
+                self._found[key] = found
+                self.progress(teacher.id, count, count)
+            else:
+                self._evaluate(teacher)
+        teacher.check_outputs(_told(teacher, self._found[key]).channels or 0)
+        return self._found[key]
 
-    def _cached(self, path: Path, count: int) -> AnswerFile | None:
-        """Return the answers in a file; ``None`` if there is none, or if it holds something else."""
-        if path not in self._files:
-            found = AnswerFile(path)
-            with suppress(TeacherError):
-                if path.is_file() and len(found) == count:
-                    self._files[path] = found
-        return self._files.get(path)
+    def _cached(self, teacher: TrainedModel, name: str) -> AnswerFile | None:
+        """Return a model's stored answers for a set; ``None`` if there are none, or if their file is something else."""
+        found = AnswerFile(self._path(teacher, name))
+        with suppress(TeacherError):
+            if found.path.is_file() and len(found) == len(self.sets[name]):
+                return found
+        return None
 
     def _path(self, teacher: TrainedModel, name: str) -> Path:
         inputs, preprocess = self.sets[name].fingerprint, teacher.preprocess or self.student
@@ -163,14 +156,23 @@ class PredictionCache:
         """Open a teacher, and write its outputs for every set that has none yet."""
         with open_teacher(teacher, teacher.preprocess or self.student, self.execution) as predict:
             for name, inputs in self.sets.items():
-                path = self._path(teacher, name)
-                if self._cached(path, len(inputs)) is None:
-                    self._write(teacher, inputs, predict, path)
-                    self._shown.add(path)
+                if self._cached(teacher, name) is None:
+                    path = self._path(teacher, name)
+                    with one_line(FeddfError, f"cannot cache predictions in {path.parent}", OSError):
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        self.write(teacher, predict, inputs, path)
+                    self._found[path] = self._cached(teacher, name)
         self.evaluated.append(teacher.id)
 
-    def _write(self, teacher: TrainedModel, inputs: RawInputs, predict: Predict, path: Path) -> None:
-        """Write logits as they come: large ones in half precision, and of many channels the largest."""
+    def write(
+        self, teacher: TrainedModel, predict: Predict, inputs: RawInputs, path: Path,
+        coding: Callable[[Outputs], Coding] | None = None, **about: Any,
+    ) -> float:  # fmt: skip
+        """Write a teacher's logits for some inputs as they come, and return what rounding has changed at most.
+
+        They are whole unless a function of what they mean says how they are stored; large ones are in half precision,
+        and of many channels the largest.
+        """
         self.progress(teacher.id, 0, len(inputs))
         batches = predict(inputs)
         first = next(batches)
@@ -179,17 +181,12 @@ class PredictionCache:
         due = self._meanings.get(teacher.id, outputs)
         if (outputs.title, outputs.channels) != (due.title, due.channels or outputs.channels):
             raise TeacherError(f"teacher {teacher.id}: it answers with {outputs.title}, and {due.title} are expected")
-        name, pool = next(iter(self.sets.items()))
-        earlier = self._cached(self._path(teacher, name), len(pool))  # what outputs are is decided by the first set
+        earlier = self._cached(teacher, next(iter(self.sets)))  # what outputs are is decided by the first set
         given = teacher.outputs or (earlier.about.given if earlier else kind_of(teacher.id, first, outputs.kind))
-        coding = Coding.of(outputs, 16 if outputs.is_large else 32)
-        about = {"names": [str(number) for number in range(outputs.channels or 0)], "given": given}
+        stored = coding(outputs) if coding else Coding.of(outputs, 16 if outputs.is_large else 32)
+        about = {"given": given, "names": [str(number) for number in range(outputs.channels or 0)], **about}
         logits = self._logits(teacher, given, chain([first], batches), len(inputs))
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_answers(path, logits, len(inputs), coding, about)
-        except OSError as error:
-            raise FeddfError(f"cannot cache predictions in {path.parent}: {error.strerror or error}") from error
+        return write_answers(path, logits, len(inputs), stored, about)
 
     def _logits(self, teacher: TrainedModel, kind: str, batches: Iterable[Tensor], total: int) -> Iterator[Tensor]:
         done = 0
@@ -201,6 +198,11 @@ class PredictionCache:
             yield as_logits(teacher, kind, outputs)
             done += len(outputs)
             self.progress(teacher.id, done, total)
+
+
+def _told(teacher: TrainedModel, found: Any) -> Outputs:
+    """Return what a teacher's answers mean: as their file says, or as those of a table look."""
+    return found.coding.outputs if teacher.table is None else teacher.meaning(found[torch.arange(1)].shape)
 
 
 @contextmanager
@@ -215,7 +217,9 @@ def open_teacher(
         def predict_all(raw: RawInputs) -> Iterator[Tensor]:
             with one_line(TeacherError, f"teacher {teacher.id}", ValueError):
                 inputs = raw.inputs(preprocess)
-            order = torch.arange(len(inputs)).split(BATCH if device == CPU else BATCH_ON_DEVICE)
+            size = len(teacher.classes) * prod(positions_of(preprocess, inputs.batch(torch.arange(1))))
+            usual = BATCH if device == CPU else BATCH_ON_DEVICE
+            order = torch.arange(len(inputs)).split(max(1, min(usual, MOST_PREDICTED // max(1, size))))
             for _, chunk in batches(inputs.raw, order, device):
                 batch = inputs.encode(chunk)
                 found = _predict(teacher, forward, batch)

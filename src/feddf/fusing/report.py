@@ -73,6 +73,11 @@ class Report:
     metric: str = "accuracy"
     compared: int = 0
 
+    @property
+    def kind(self) -> str:
+        """What the outputs are: classes, labels or values."""
+        return str(self.outputs.get("kind", "classes"))
+
 
 def measure(
     answer: Callable[[RawInputs], Tensor],

@@ -7,9 +7,7 @@ transformers, under other names.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -18,8 +16,9 @@ from torch import nn
 
 from feddf.config.errors import one_line
 from feddf.config.fuse_config import TeacherConfig
-from feddf.fusing.beside import about
-from feddf.fusing.feeding import assumed, by_hand
+from feddf.fusing.beside import About
+from feddf.fusing.feeding import Sizes
+from feddf.fusing.formats import of_file
 from feddf.fusing.teachers import PredictBatch, TeacherError, TrainedModel
 from feddf.runtime.packages import transformers
 from feddf.saved.model import ModelSpec
@@ -42,7 +41,7 @@ NAMES = (  # what timm calls the parts of a ResNet, and what transformers do
 def of_timm(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
     """Return the model in a folder of timm's format."""
     folder, name, weights = config.file, config.id, config.file / WEIGHTS
-    values, said = read_json(folder / "config.json"), about(folder)
+    values = read_json(folder / "config.json")
     architecture = str(values["architecture"])
     if not weights.is_file():
         raise TeacherError(f"teacher {name}: {folder} has no {WEIGHTS}")
@@ -50,17 +49,13 @@ def of_timm(config: TeacherConfig, trust: bool) -> list[TrainedModel]:
         remedy = "pip install timm, or export it to an .onnx file"
         raise TeacherError(f"teacher {name}: its architecture '{architecture}' is built by timm alone; {remedy}")
 
-    @contextmanager
-    def opened(device: torch.device) -> Iterator[PredictBatch]:
+    def load(device: torch.device) -> tuple[Sizes, PredictBatch]:
         state = read_state(ModelSpec(architecture, (), (), None), weights)
         with one_line(TeacherError, f"teacher {name}: {weights} is no '{architecture}'"):
             network = _built(architecture, int(values["num_classes"]), state).eval().to(device)
-        with torch.inference_mode():
-            yield lambda inputs: getattr(found := network(inputs), "logits", found)
+        return (None, None, None, None), lambda inputs: getattr(found := network(inputs), "logits", found)
 
-    said = replace(said, feeding=assumed(by_hand(config).otherwise(said.feeding)))
-    rest = {"outputs": "logits", "source": str(folder)}
-    return [TrainedModel.of_files(name, opened, [weights], said, architecture, **rest)]
+    return [of_file(config, [weights], load, About(), architecture, outputs="logits", source=str(folder))]
 
 
 def _timm() -> Any:

@@ -223,7 +223,7 @@ def distill(
                 if snapshots.enough(step, student, candidate):
                     break  # if it has diverged, what was best before is returned
     if snapshots.has_diverged and isinstance(targets, OnlineTargets):
-        targets.refuse_unfit()  # it may be the fault of a teacher that nobody has looked at since
+        targets.refuse_unfit()  # it may be the fault of a teacher that was not looked at since
     return snapshots.best
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from feddf.batches import device_copy
 from feddf.evaluate import Evaluation, Network, Predictions, Teacher, fold_batchnorm, teacher_of, weigh_known
 from feddf.fusion.groups import Groups, deal, group_averages
+from feddf.fusion.knowledge import told
 from feddf.fusion.swag import swag
 from feddf.outputs import Outputs, classes
 from feddf.runtime.device import accumulation_dtype, is_out_of_memory
@@ -214,7 +215,6 @@ def make_ensemble(
     groups: int = 0,
     swag_samples: int = 0,
     swag_scale: float = 0.5,
-    known: Mapping[str, Tensor] = {},
     as_teacher: Callable[[Update], Teacher] | None = None,
     execution: Execution = Execution(),
 ) -> MakeTargets:
@@ -233,7 +233,6 @@ def make_ensemble(
         groups: with it, the averages of so many groups of each prototype's clients teach, and not the clients.
         swag_samples: how many further teachers are drawn from a Gaussian over the clients' models.
         swag_scale: the factor of that Gaussian's covariance.
-        known: which channels a client knows, as a mask by its id, where it does not know all.
         as_teacher: makes a teacher of an update that has no weights but answers for the pool.
         execution: how models are executed.
 
@@ -251,7 +250,7 @@ def make_ensemble(
         make = as_teacher or partial(teacher_of, prototypes=prototypes)
         teachers = _teachers(group_averages(dealt) if groups else updates, sampled, make, weigh)
         made: Groups = {**{update.client_id: () for update in sampled}, **dealt}
-        ensemble = knowing(Ensemble(teachers, combine, temperature, outputs), known)
+        ensemble = knowing(Ensemble(teachers, combine, temperature, outputs))
         for_pool = any(isinstance(one.weight, Tensor) and one.weight.ndim > 1 for one in teachers)
         if each_batch:
             if for_pool:
@@ -282,15 +281,13 @@ def _teachers(
     return tuple(replace(one, weight=_trusted(weights[one.id], trust[one.id])) for one in asked)
 
 
-def knowing(ensemble: Ensemble, known: Mapping[str, Tensor]) -> Ensemble:
-    """Return an ensemble in which a teacher does not count for channels that it does not know (masks by its id)."""
-    if not known:
-        return ensemble
+def knowing(ensemble: Ensemble) -> Ensemble:
+    """Return an ensemble in which a teacher does not count for channels that it has told it does not know."""
+    known = {one.id: mask for one in ensemble.teachers if (mask := told(one)) is not None}
     votes = {id: partial(weigh_known, outputs=ensemble.outputs, known=mask) for id, mask in known.items()}
     teachers = tuple(replace(one, vote=votes.get(one.id, one.vote)) for one in ensemble.teachers)
-    masks = [known[one.id] for one in teachers if one.id in known]
-    everything = not masks or len(masks) < len(teachers) or bool(torch.stack(masks).any(dim=0).all())
-    return replace(ensemble, teachers=teachers, known=None if everything else torch.stack(masks).any(dim=0))
+    some = torch.stack(list(known.values())).any(dim=0) if len(known) == len(teachers) > 0 else None
+    return replace(ensemble, teachers=teachers, known=None if some is None or bool(some.all()) else some)
 
 
 def _trusted(weight: Weight, trust: float) -> Weight:

@@ -280,7 +280,7 @@ def match(clients: Sequence[Neurons], *, most: int, sweeps: int = 3, seed: int =
 
 
 def _assign(rows: Neurons, others: list[tuple[Neurons, Places]], most: int, score: Callable[..., Neurons]) -> Places:
-    """Return the best places for one client's neurons, given everybody else's."""
+    """Return the best places for one client's neurons, given all others'."""
     from scipy.optimize import linear_sum_assignment
 
     size = int(max(at.max() for _, at in others)) + 1

@@ -25,7 +25,7 @@ def swag(updates: Sequence[Update], seed: int, *, samples: int = 10, scale: floa
     take the place of its snapshots along one trajectory (FedDistill). For equal n_k, √(p_k K / (K − 1)) is SWAG's
     1/√(K − 1).
 
-    Only weights are sampled. BatchNorm's statistics are m's; they fit no sample, so whoever uses one must estimate
+    Only weights are sampled. BatchNorm's statistics are m's; they fit no sample, so a user of one must estimate
     them again, on unlabeled data (``recalibrate``). States are read one tensor at a time.
 
     Args:

@@ -126,9 +126,9 @@ def class_average(previous: State, updates: Sequence[Update]) -> State:
     """Return the average in which the last layer's row of class c is Σ n_kc x̂_kc / Σ n_kc: of those who have seen it.
 
     With a loss that is adjusted by a client's own class prior, the row of a class that the client lacks hardly moves,
-    so that FedAvg's average of a rare class's row is mostly of rows that nobody has trained. All else, and the row of
-    a class that nobody has, is averaged as in :func:`average`. The last layer is the only linear one with a row and a
-    bias for each class; where there are several, or none, it is averaged like the others.
+    so that FedAvg's average of a rare class's row is mostly of untrained rows. All else, and the row of a class that no
+    client has, is averaged as in :func:`average`. The last layer is the only linear one with a row and a bias for each
+    class; where there are several, or none, it is averaged like the others.
     """
     averaged, used = average(previous, updates), trained(updates)
     n_classes = number_of_classes(used)

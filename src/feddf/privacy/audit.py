@@ -8,10 +8,10 @@ is; and, canaries being independent trials of it, for the mechanism that is clai
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 from math import ceil, exp, inf, sqrt
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,22 +19,32 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from feddf.client import local_update
-from feddf.config.sections import LocalConfig
+from feddf.config.errors import one_line
+from feddf.config.sections import DistillConfig, LocalConfig
+from feddf.evaluate import logits
 from feddf.fusion.average import fedavg, uniform_average
+from feddf.fusion.distill import distill
+from feddf.fusion.ensemble import CachedTargets
 from feddf.models.small import Linear
 from feddf.outputs import classes
-from feddf.privacy.accountant import Mechanism, advantage_of, epsilon_of, least
+from feddf.privacy.accountant import Mechanism, Plan, PrivacyError, advantage_of, epsilon_of, least, steps_of_epoch
 from feddf.privacy.clients import noisy_answers, noisy_groups, noisy_votes
-from feddf.privacy.dpsgd import dp_sgd, steps_of_epoch
-from feddf.privacy.heads import BIAS, extended, released, solve_heads
-from feddf.privacy.noise import Noise, Source, coins, system
-from feddf.privacy.plan import Plan
-from feddf.types import Client, Examples, Inputs, Job, Prototype, ServerState, State, Update
+from feddf.privacy.noise import Noise, Source, uniform
+from feddf.privacy.records import BIAS, dp_sgd, extended, released, solve_heads
+from feddf.privacy.releases import Releases
+from feddf.runtime.device import threads
+from feddf.types import Client, Examples, Inputs, Job, LocalTrain, Prototype, ServerState, State, Update
+
+with one_line(PrivacyError, "an audit needs SciPy: pip install 'feddf[privacy]'", ImportError):
+    from scipy.stats import binom
 
 CLASSES = 4  # of the canaries' labels
 SHARES = 1, 4, 16  # guesses are about all canaries, or the surest quarter or sixteenth
 LEVEL = 0.05 / 3  # of each bound (two here, one by membership): together they hold with 95 % confidence
 RUN = 1000  # canaries of one run, where a run can have several
+ATTACKED = 4  # of the clients a quarter is attacked, and the others are shadows
+POOL = 500  # inputs whose answers are distilled, at the most
+DISTILLATION = DistillConfig(steps=200, batch_size=POOL, lr=0.1, early_stopping="none")
 INPUTS = 64  # of the pool on which a canary votes; half of them are answered at the most
 
 
@@ -43,8 +53,6 @@ def p_value(m: int, guesses: int, right: int, epsilon: float, delta: float) -> f
 
     B is binomial: each of the guesses is right with e^ε/(1 + e^ε) (Steinke et al. 2023, theorem 5.2).
     """
-    from scipy.stats import binom
-
     odds = binom(guesses, 1 / (1 + exp(-epsilon)))
     below = np.cumsum(odds.pmf(np.arange(right - 1, -1, -1))) / np.arange(1, right + 1)
     return min(1.0, float(odds.sf(right - 1) + 2 * m * delta * below.max(initial=0.0)))
@@ -66,8 +74,6 @@ def most_noise(scores: Tensor, included: Tensor, mechanism: Mechanism) -> float:
     counted. They are independent, and under a mechanism each is right with (1 + TV)/2 at the most, where TV = δ(0) is
     the total variation between neighbors.
     """
-    from scipy.stats import binom
-
     some = len(scores) // 4
     order = scores[:some].argsort()
     inside = included[:some][order].long()
@@ -82,12 +88,12 @@ def most_noise(scores: Tensor, included: Tensor, mechanism: Mechanism) -> float:
     return noise if refuted(noise) else inf
 
 
-def canary_scores(plan: Plan, m: int, scale: float = 1.0, source: Source = system) -> tuple[Tensor, Tensor]:
+def canary_scores(plan: Plan, m: int, scale: float = 1.0, source: Source = os.urandom) -> tuple[Tensor, Tensor]:
     """Return the scores of m canaries, and which were in, after all planned rounds with ``scale`` times the noise."""
-    included = coins(m, 0.5, source)
+    included = uniform(m, source) < 0.5
     noise = Noise(plan.a_round.noise * scale, source)
-    score = {"dp-sgd": _records, "heads": _heads, "weights": _clients, "answers": _answers, "votes": _votes}[plan.on]
-    return torch.cat([score(some, plan, noise) for some in included.split(RUN)]), included
+    scores = {"dp-sgd": _records, "heads": _heads, "weights": _clients, "answers": _answers, "votes": _votes}
+    return torch.cat([scores[plan.privacy.chosen](some, plan, noise) for some in included.split(RUN)]), included
 
 
 def _records(there: Tensor, plan: Plan, noise: Noise) -> Tensor:
@@ -97,7 +103,7 @@ def _records(there: Tensor, plan: Plan, noise: Noise) -> Tensor:
     canaries = Examples(inputs, labels, classes(CLASSES))
     prototype = Prototype("linear", lambda: Linear((m,), CLASSES))
     state: State = {key: torch.zeros_like(value) for key, value in prototype.build().state_dict().items()}
-    half = partial(dp_sgd, noise=noise, batch_size=1, **privacy.given)
+    half = partial(dp_sgd, noise=noise, config=privacy, batch_size=1)
     client = Client("canaries", "linear", there.nonzero().flatten())
     local = LocalConfig(epochs=plan.a_round.times // steps_of_epoch(privacy.sampling), lr=1e-9 / privacy.clip)
     for number in range(plan.rounds):
@@ -121,7 +127,7 @@ def _heads(included: Tensor, plan: Plan, noise: Noise) -> Tensor:
     solved = solve_heads(extended(features, clip), labels, 2, regularization)
 
     def drawn(heads: Tensor, noise: Noise) -> Tensor:
-        weight, bias = released(heads, noise, clip, regularization)
+        weight, bias = released(heads, noise, plan.privacy)
         return torch.cat([weight * clip / sqrt(1 - BIAS**2), bias.unsqueeze(-1) / BIAS], dim=-1).flatten(1)
 
     without, with_it = drawn(solved, Noise(0.0))
@@ -132,8 +138,7 @@ def _heads(included: Tensor, plan: Plan, noise: Noise) -> Tensor:
 def _clients(included: Tensor, plan: Plan, noise: Noise) -> Tensor:
     """Clients that change a weight of their own each, by more than the clip."""
     privacy, server = plan.privacy, ServerState(0, {"m": {"w": torch.zeros(len(included))}})
-    given: Any = {"noise": noise, **privacy.given}
-    fuse = noisy_groups(fedavg(uniform_average), lambda number, what, make: make(), **given)
+    fuse = noisy_groups(fedavg(uniform_average), Releases(), noise=noise, config=privacy)
     changes = 10 * privacy.clip * torch.diag(included.float())
     for number in range(1, plan.rounds + 1):
         rows = server.models["m"]["w"] + changes
@@ -144,17 +149,18 @@ def _clients(included: Tensor, plan: Plan, noise: Noise) -> Tensor:
 def _answers(included: Tensor, plan: Plan, noise: Noise) -> Tensor:
     """Clients that answer two inputs with a class of their own each, or say nothing."""
     m, mean = len(included), included.double().expand(2, -1) / len(included)
-    return torch.stack([noisy_answers(mean, m, noise=noise) for _ in range(plan.rounds)]).mean(dim=(0, 1))
+    told = [noisy_answers(mean, m, noise=noise, config=plan.privacy) for _ in range(plan.rounds)]
+    return torch.stack(told).mean(dim=(0, 1))
 
 
 def _votes(included: Tensor, plan: Plan, noise: Noise) -> Tensor:
     """A client that votes for class 0, or not at all; a run each. Its score is the log-likelihood, to first order."""
     half = INPUTS // 2
-    given: Any = {"noise": noise, **plan.privacy.given, "answered": half}
+    config = plan.privacy.model_copy(update={"answered": half})
 
     def score(there: Tensor) -> float:
         votes = there * F.one_hot(torch.zeros(INPUTS).long(), CLASSES).double()
-        told = noisy_votes(votes, 1, **given)
+        told = noisy_votes(votes, 1, noise=noise, config=config)
         clear = told.any(dim=1).nonzero().flatten()
         tested = int(clear[-1]) + 1 if len(clear) == half else INPUTS  # after the last answer nothing is told of tests
         return len(clear) - tested / 2 + 1.2 * (float(told[:, 0].sum()) - len(clear) / CLASSES)
@@ -164,7 +170,54 @@ def _votes(included: Tensor, plan: Plan, noise: Noise) -> Tensor:
 
 def lower_bounds(plan: Plan, scores: Tensor, included: Tensor) -> dict[str, float]:
     """Return what a plan claims, and what canaries refute of it."""
-    mechanism = plan.a_round.repeated(plan.rounds)
+    mechanism = replace(plan.a_round, times=plan.a_round.times * plan.rounds)
     of_kind = epsilon_of(replace(mechanism, noise=most_noise(scores, included, mechanism)), plan.privacy.delta)
     refuted = {"lower bound": least_epsilon(scores, included, plan.privacy.delta), "bound for this mechanism": of_kind}
     return {"claimed": plan.spent(plan.rounds), **refuted, "canaries": len(scores)}
+
+
+def roc(scores: Tensor, included: Tensor) -> tuple[Tensor, Tensor]:
+    """Return false and true positive rates at all thresholds, from the highest to the lowest."""
+    inside = included[scores.argsort(descending=True)].double()
+    return (1 - inside).cumsum(dim=0) / (1 - inside).sum(), inside.cumsum(dim=0) / inside.sum()
+
+
+# Membership, from answers
+
+
+def membership(
+    train: LocalTrain, prototype: Prototype, start: State, examples: Examples, pool: Inputs, clients: int, size: int
+) -> tuple[Tensor, Tensor]:
+    """Attack answers by LiRA (Carlini et al. 2022) in its distillation form (arXiv 2502.08001).
+
+    A client tells what its model says about the pool, and nothing else. The attacker distills that into a student, and
+    asks how sure the student is of a record: rather as students of shadow clients are that had the record, or as those
+    that had not? Returned are log-likelihood ratios, and which records were in, for all pairs of an attacked client and
+    a record. Shadow clients train as the attacked ones do, with the same noise. Each client has a secret half of the
+    first 2 ``size`` examples, and starts from the weights that are public.
+    """
+    records = torch.arange(min(2 * size, len(examples)))
+    some, asked = examples.take(records), pool.take(torch.arange(min(POOL, len(pool))))
+    shadows = clients - clients // ATTACKED
+    inside = (uniform(clients * len(records)) < 0.5).reshape(clients, -1)
+    inside[1:shadows:2] = ~inside[0 : shadows - 1 : 2]  # of two shadows one has a record and one has not
+    sure = []
+    for k, mine in enumerate(inside):
+        reply = train(Job(Client(f"client-{k}", prototype.name, records[mine]), 1, start, k))
+        with threads(1):
+            student, answers = prototype.load(start), logits(prototype.load(reply.state), asked).softmax(dim=1)
+            distill(student, CachedTargets(answers), asked, DISTILLATION, score=None, seed=k)
+            sure.append(confidence(logits(student, some.inputs), some.labels))
+    found, densities = torch.stack(sure), []
+    for those in (inside[:shadows], ~inside[:shadows]):
+        seen = found[:shadows].where(those, torch.nan)
+        mean = seen.nanmean(dim=0)
+        deviation = (seen - mean).square().nanmean(dim=0).sqrt().clamp(min=1e-6)
+        densities.append(torch.distributions.Normal(mean, deviation).log_prob(found[shadows:]))
+    return (densities[0] - densities[1]).flatten(), inside[shadows:].flatten()
+
+
+def confidence(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return log p/(1 − p) of each record's label."""
+    others = logits.scatter(1, labels[:, None], -torch.inf).logsumexp(dim=1)
+    return logits.gather(1, labels[:, None])[:, 0] - others

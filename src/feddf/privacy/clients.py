@@ -14,28 +14,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from feddf.fusion.ensemble import CachedTargets, EnsembleTargets, MakeTargets, Memory
+from feddf.config.privacy import PrivacyConfig
+from feddf.fusion.ensemble import CachedTargets, EnsembleTargets, MakeTargets, Memory, avg_probabilities
 from feddf.fusion.groups import deal
 from feddf.outputs import Outputs
 from feddf.privacy.accountant import PrivacyError
 from feddf.privacy.noise import Noise, normal
+from feddf.privacy.releases import Releases
 from feddf.scores import CHANNELS
 from feddf.types import Fused, Fusion, ServerState, State, Update, WeightedLogits
 
-Release = Callable[[int, str, Callable[[], State]], State]
-"""(round, what, how it is made) -> its one noisy version (:meth:`feddf.privacy.releases.Releases.once`)."""
-
 CLIP = "clip"  # what the clip is called in the server's memory, where it adapts
 RATE = 0.2  # η of the adaptive clip (Andrew et al. 2021)
-SINGLE = "single clients are not shown at client level"
 
 
 # Weights: DP-FedAvg
 
 
-def noisy_groups(
-    inner: Fusion, release: Release, *, noise: Noise, clip: float, groups: int, quantile: float | None
-) -> Fusion:
+def noisy_groups(inner: Fusion, releases: Releases, *, noise: Noise, config: PrivacyConfig) -> Fusion:
     """Return DP-FedAvg (McMahan et al. 2018) around any fusion, which gets noisy averages of groups as its updates.
 
     Clients are dealt to G groups of their architecture, in an order that the seed decides. A group's average is
@@ -48,8 +44,8 @@ def noisy_groups(
     """
 
     def fuse(server: ServerState, updates: Sequence[Update], seed: int) -> Fused:
-        bound = float(server.memory.get(CLIP, {}).get(CLIP, {}).get(CLIP, torch.tensor(clip, dtype=torch.float64)))
-        dealt = deal(updates, groups, seed)
+        bound = float(server.memory[CLIP][CLIP][CLIP]) if CLIP in server.memory else config.clip
+        dealt, quantile = deal(updates, config.groups, seed), config.quantile
         spread = len(updates) / 20  # of the noise on the number of changes within the clip
 
         def make() -> State:
@@ -67,11 +63,15 @@ def noisy_groups(
                 found[CLIP] = (within + spread * normal((), noise.source)) / len(updates) + 0.5
             return found
 
-        released = release(server.round + 1, "weights", make)
-        fused = inner(server, [_average(name, members, server, released) for name, members in dealt.items()], seed)
+        released, averages = releases.once(server.round + 1, "weights", make), []
+        for name, members in dealt.items():  # what is no floating number stays as it was
+            before = server.models[members[0].prototype]
+            state = {key: released.get(f"{name} {key}", value) for key, value in before.items()}
+            averages.append(Update(name, members[0].prototype, server.round + 1, state, 1))
+        fused = inner(server, averages, seed)
         if quantile is None:
             return fused
-        after = (torch.tensor(bound).double() * (-RATE * (released[CLIP] - quantile)).exp()).clone()
+        after = torch.tensor(bound).double() * (-RATE * (released[CLIP] - quantile)).exp()
         memory = {**fused.server.memory, CLIP: {CLIP: {CLIP: after}}}
         return replace(fused, server=replace(fused.server, memory=memory), notes={**fused.notes, CLIP: round(bound, 5)})
 
@@ -99,17 +99,10 @@ def split_noise(noise: float, spread: float) -> float:
     return 1 / sqrt(noise**-2 - (2 * spread) ** -2)
 
 
-def _average(name: str, members: Sequence[Update], server: ServerState, released: State) -> Update:
-    """Return a group's noisy average as an update; what is no floating number stays as it was."""
-    before = server.models[members[0].prototype]
-    state = {key: released.get(f"{name} {key}", value) for key, value in before.items()}
-    return Update(name, members[0].prototype, members[0].round, state, 1)
-
-
 # Answers and votes
 
 
-def noisy_targets(inner: MakeTargets, release: Release, add_noise: Callable[[Tensor, int], Tensor]) -> MakeTargets:
+def noisy_targets(inner: MakeTargets, releases: Releases, add_noise: Callable[[Tensor, int], Tensor]) -> MakeTargets:
     """Return targets that are the mean of so many teachers' answers, or votes, with noise, as probabilities.
 
     To project them onto the simplex, and to train students, is post-processing. An input whose votes were not clear has
@@ -121,14 +114,14 @@ def noisy_targets(inner: MakeTargets, release: Release, add_noise: Callable[[Ten
             mean: Tensor = inner(updates, seed, past).targets.probabilities  # type: ignore[attr-defined]
             return {"answers": add_noise(mean.double(), len(updates))}
 
-        answers = release(updates[0].round, "answers", make)["answers"]
+        answers = releases.once(updates[0].round, "answers", make)["answers"]
         targets = on_simplex(answers) * answers.any(dim=1, keepdim=True)
-        return EnsembleTargets(CachedTargets(targets.float()), None, {}, SINGLE)
+        return EnsembleTargets(CachedTargets(targets.float()), None, {}, "single clients are not shown at client level")
 
     return ask
 
 
-def noisy_answers(mean: Tensor, clients: int, *, noise: Noise) -> Tensor:
+def noisy_answers(mean: Tensor, clients: int, *, noise: Noise, config: PrivacyConfig) -> Tensor:
     """Return the mean of so many clients' probabilities with noise.
 
     A client's answer to an input has norm 1 at the most, and those to all n inputs of the pool √n: that is the
@@ -137,7 +130,7 @@ def noisy_answers(mean: Tensor, clients: int, *, noise: Noise) -> Tensor:
     return mean + noise(mean.shape, sqrt(len(mean))) / clients
 
 
-def noisy_votes(mean: Tensor, clients: int, *, noise: Noise, threshold: float, answered: int) -> Tensor:
+def noisy_votes(mean: Tensor, clients: int, *, noise: Noise, config: PrivacyConfig) -> Tensor:
     """Return majorities by the confident GNMax of PATE (Papernot et al. 2018), as one-hot rows: noisy, and if clear.
 
     An input is answered with argmax_c (n_c + N(0, σ₂²)) if max_c n_c + N(0, σ₁²) reaches the threshold's share of K
@@ -146,20 +139,17 @@ def noisy_votes(mean: Tensor, clients: int, *, noise: Noise, threshold: float, a
     the bound that holds for any votes; PATE's data-dependent one, which is lower where teachers agree, is not used.
     """
     counts = mean * clients
-    most = min(answered, len(counts))
+    most = min(config.answered, len(counts))
     tested = counts.max(dim=1).values + noise((len(counts),), sqrt(2 * len(counts)))
-    chosen = (tested >= threshold * clients).nonzero().flatten()[:most]
+    chosen = (tested >= config.threshold * clients).nonzero().flatten()[:most]
     heard = counts[chosen] + noise(counts[chosen].shape, sqrt(2 * most))
     return torch.zeros_like(counts).index_put((chosen, heard.argmax(dim=1)), torch.ones(()).to(counts))
 
 
 def votes(answers: Iterable[WeightedLogits], temperature: float, outputs: Outputs) -> Tensor:
     """Return the share of the teachers' votes for each class."""
-    total, count = torch.zeros((), dtype=torch.float64), 0
-    for answer in answers:
-        total = total + F.one_hot(answer.logits.argmax(dim=CHANNELS), answer.logits.shape[CHANNELS]).double()
-        count += 1
-    return total / max(1, count)
+    chosen = (F.one_hot(one.logits.argmax(dim=CHANNELS), one.logits.shape[CHANNELS]) for one in answers)
+    return avg_probabilities((WeightedLogits(1e3 * one) for one in chosen), 1.0, outputs)  # e^−1000 is 0
 
 
 def on_simplex(rows: Tensor) -> Tensor:

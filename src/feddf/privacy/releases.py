@@ -13,57 +13,49 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import safetensors
-import safetensors.torch
-
-from feddf.privacy.accountant import PrivacyError
-from feddf.privacy.plan import Plan
+from feddf.privacy.accountant import Plan, PrivacyError
 from feddf.runtime import atomic
 from feddf.states import digest
-from feddf.types import Engine, Failure, Job, State, Update
+from feddf.types import Client, Engine, Failure, Job, Reply, State, Update
 
-T = TypeVar("T")
 LEDGER = "releases.jsonl"
-LOST = "its release of this round is written down and lost; a second noisy version would spend twice"
+LOST = "its release of this round is written down, and not here; a second noisy version would spend twice"
 
 
 class Releases:
-    """The ledger of a run and the store beside it. In memory until :meth:`open` gives them a folder."""
+    """The ledger of a run, and a spool whose updates are releases. In memory until :meth:`open` gives them places."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self._chain = plan, ""
+    def __init__(self) -> None:
         self._folder: Path | None = None
+        self._store: Any = None
+        self._chain = ""
         self._known: dict[tuple[int, str], str] = {}
 
-    def open(self, folder: Path, told: int = 0) -> None:
+    def open(self, folder: Path, plan: Plan, store: Any, told: int = 0) -> None:
         """Go on with the ledger in a run's folder, or begin one; ``told`` is how many lines its records speak of."""
         lines = read_ledger(folder)
-        privacy = self.plan.privacy
-        plan = {**asdict(self.plan.a_round), "level": privacy.level, "on": privacy.chosen, "delta": privacy.delta}
-        self._folder, self._chain = folder, lines[-1]["chain"] if lines else ""
+        self._folder, self._store, self._chain = folder, store, lines[-1]["chain"] if lines else ""
         self._known = {(line["round"], line["what"]): line["sha256"] for line in lines[1:]}
         if not lines:
             if left := [*folder.glob("releases/*"), *folder.glob("spool/*"), *folder.glob("checkpoints/*")]:
                 raise PrivacyError(f"{folder / LEDGER} is gone, and {left[0].name} is here: what is spent is unknown")
-            self._append({"plan": plan})
-        elif lines[0].get("plan") != plan:
-            raise PrivacyError(f"{folder / LEDGER} was begun with another plan: {lines[0].get('plan')}, now {plan}")
-        if len(self) < told:
-            raise PrivacyError(f"{folder / LEDGER} has {len(self)} releases, and the records speak of {told}")
+            self._append({"plan": plan.about})
+        elif lines[0].get("plan") != plan.about:
+            said = f"{lines[0].get('plan')}, now {plan.about}"
+            raise PrivacyError(f"{folder / LEDGER} was begun with another plan: {said}")
+        if len(self._known) < told:
+            raise PrivacyError(f"{folder / LEDGER} has {len(self._known)} releases, and the records speak of {told}")
 
-    def __len__(self) -> int:
-        return len(self._known)
+    def counts(self) -> Counter[str]:
+        """Return how many releases there are of each client, or of the server: in so many rounds data were used."""
+        return Counter(what for _, what in self._known)
 
-    def rounds_spent(self) -> int:
-        """Return in how many rounds one client's data were used at the most: of those it released in, or of all."""
-        return max(Counter(what for _, what in self._known).values(), default=0)
-
-    def write_down(self, number: int, what: str, sha256: str) -> None:
+    def write_down(self, release: Reply) -> None:
         """Add a release, which must be the one that is written down already if there is one."""
+        number, what, sha256 = release.round, release.client_id, digest({"weights": release.state})
         known = self._known.get((number, what))
         if known is None:
             self._append({"round": number, "what": what, "sha256": sha256})
@@ -71,27 +63,43 @@ class Releases:
         elif known != sha256:
             raise PrivacyError(f"round {number}, {what}: this is not the release that is written down")
 
+    def keep(self, job: Job, update: Update) -> Update | Failure:
+        """Store a release, and write it down; only then is it used."""
+        kept: Update | Failure = self._store.keep(job, update) if self._store else update
+        if isinstance(kept, Update):
+            self.write_down(kept)
+        return kept
+
+    def recall(self, job: Job) -> Update | None:
+        """Return the release that answers this job, if it is stored; it is written down unless it is already."""
+        found: Update | None = self._store.recall(job) if self._store else None
+        if found is not None:
+            self.write_down(found)
+        return found
+
     def once(self, number: int, what: str, make: Callable[[], State]) -> State:
-        """Return the one release of a round: the stored one, or a new one, which is stored and written down first."""
-        path = None if self._folder is None else self._folder / "releases" / f"round-{number:04d}-{what}.safetensors"
-        state = None if path is None else _stored(path)
-        if state is None:
-            if (number, what) in self._known:
-                raise PrivacyError(f"round {number}, {what}: {LOST}")
-            state = dict(make())
-            if path is not None:
-                atomic.real_folder(path.parent)
-                atomic.write_checked(path, safetensors.torch.save(state))
-        self.write_down(number, what, digest({what: state}))
-        return state
+        """Return the one release of a round that the server makes: the stored one, or a new one."""
+        job = Job(Client(what, ""), number, {}, 0)
+        found: Update | Failure | None = self.recall(job)
+        if found is None and (number, what) in self._known:
+            raise PrivacyError(f"round {number}, {what}: {LOST}")
+        found = found or self.keep(job, Update(what, "", number, make(), 1))
+        assert isinstance(found, Update), found
+        return found.state
 
     def engine(self, engine: Engine) -> Engine:
-        """Return the clients' engine, in which nobody trains again whose release of this round is written down."""
+        """Return the clients' engine, in which no client trains again whose release of this round is written down.
+
+        That is also so of what the gate refuses: the server has seen it, so it is written down, and counts.
+        """
 
         def run(function: Callable[[Any], Any], jobs: Sequence[Any], /) -> Iterator[Any | Failure]:
             lost = [job for job in jobs if (job.round, job.id) in self._known]
             yield from (Failure(job.id, LOST) for job in lost)
-            yield from engine(function, [job for job in jobs if job not in lost])
+            for outcome in engine(function, [job for job in jobs if job not in lost]):
+                yield outcome
+                if isinstance(outcome, Reply) and (outcome.round, outcome.client_id) not in self._known:
+                    self.write_down(outcome)
 
         return run
 
@@ -115,41 +123,5 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def planned_noise(folder: Path) -> float | None:
-    """Return the noise that a run was begun with, if it has begun."""
-    lines = read_ledger(folder)
-    return float(lines[0]["plan"]["noise"]) if lines else None
-
-
 def _chained(before: str, line: Mapping[str, Any]) -> str:
     return hashlib.sha256(f"{before} {json.dumps(line, sort_keys=True)}".encode()).hexdigest()
-
-
-def _stored(path: Path) -> State | None:
-    try:
-        return safetensors.torch.load(atomic.read_checked(path))
-    except (OSError, ValueError, safetensors.SafetensorError):
-        return None
-
-
-@dataclass(frozen=True)
-class LedgerSpool:
-    """A spool whose updates are releases: each is on disk, then written down, then used."""
-
-    spool: Any
-    releases: Releases
-
-    def keep(self, job: Job, update: Update) -> Update | Failure:
-        """Keep an admitted update and write it down."""
-        kept: Update | Failure = self.spool.keep(job, update)
-        return self._written(job, kept)
-
-    def recall(self, job: Job) -> Update | None:
-        """Return the update that answers this job, if it is on disk; it is written down unless it is already."""
-        found: Update | None = self.spool.recall(job)
-        return self._written(job, found)
-
-    def _written(self, job: Job, update: T) -> T:
-        if isinstance(update, Update):
-            self.releases.write_down(job.round, job.id, digest({"weights": update.state}))
-        return update

@@ -155,8 +155,10 @@ def sweep(runs: Sequence[Run], name: str, path: Path) -> None:
 
 
 @in_one_style()
-def partition_dots(panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path, classes: Sequence[str] = ()) -> None:
-    """Draw who holds what: a dot for every client and class, its area proportional to the number of examples.
+def partition_dots(
+    panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path, classes: Sequence[str] = (), unit: str = "class"
+) -> None:
+    """Draw who holds what: a dot for every client and class (or group), its area proportional to the examples' number.
 
     One panel for each ``(title, clients × classes counts)``, as in the paper's Figures 2 and 9. The largest dot of all
     panels just fills its cell.
@@ -177,7 +179,7 @@ def partition_dots(panels: Sequence[tuple[str, NDArray[np.int64]]], path: Path, 
         axes.set(title=title, xlabel="client")
         _whole_ticks(axes.xaxis, [str(client) for client in range(n_clients)])
     _whole_ticks(grid[0].yaxis, names)
-    grid[0].set_ylabel("class")
+    grid[0].set_ylabel(unit)
     figure.supxlabel(f"area of a dot: number of examples; the largest is {most}", fontsize=8)
     save_figure(figure, path)
 
@@ -188,12 +190,11 @@ def roc_curves(curves: Mapping[str, tuple[Any, Any]], epsilon: float, path: Path
     figure = Figure(figsize=(4.6, 4.4), layout="constrained")
     axes, chance = figure.subplots(), np.geomspace(1e-4, 1, 50)
     for color, (name, rates) in zip(cycle(COLORS), curves.items(), strict=False):
-        false, true = map(np.asarray, rates)
-        axes.step(np.maximum(false, 1e-4), np.maximum(true, 1e-4), where="post", color=color, label=name)
+        axes.step(*(np.maximum(np.asarray(one), 1e-4) for one in rates), where="post", color=color, label=name)
     axes.plot(chance, np.minimum(1, np.exp(epsilon) * chance), "k--", linewidth=1, label=f"most at ε = {epsilon:.3g}")
     axes.plot(chance, chance, "k:", linewidth=1, label="chance")
-    limits = {"xlim": (1e-4, 1), "ylim": (1e-4, 1), "xscale": "log", "yscale": "log"}
-    axes.set(xlabel="false positive rate", ylabel="true positive rate", aspect="equal", **limits)
+    axes.loglog()
+    axes.set(xlabel="false positive rate", ylabel="true positive rate", xlim=(1e-4, 1), ylim=(1e-4, 1), aspect="equal")
     axes.legend(loc="lower right")
     save_figure(figure, path)
 

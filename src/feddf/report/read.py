@@ -61,7 +61,7 @@ class Run:
 
     @property
     def over_flower(self) -> bool:
-        """Whether the clients were Flower's: then nobody knows what data they have."""
+        """Whether the clients were Flower's: then it is not known what data they have."""
         return any(name.startswith("flower.") for name in self.config)
 
     @property

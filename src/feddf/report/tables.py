@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -55,7 +55,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
 
 
 def results(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the same for programs: plain values, accuracies from 0 to 1, ``None`` where nobody knows."""
+    """Return the same for programs: plain values, accuracies from 0 to 1, ``None`` where they are not known."""
     keys = differing(runs)
     return [
         {
@@ -196,10 +196,10 @@ def seconds_table(runs: Sequence[Run]) -> Table:
     return table_of(["run"], stages, rows, title="Seconds a round ('ask' and 'distill' are parts of 'fuse')")
 
 
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a Markdown table: words in the first column, numbers in the others."""
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], words: Collection[int] = (0,)) -> str:
+    """Return a Markdown table: words in some columns (the first), numbers in the others."""
     lines = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in (header, *rows)]
-    lines.insert(1, ["---", *["---:"] * (len(header) - 1)])
+    lines.insert(1, ["---" if place in words else "---:" for place in range(len(header))])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

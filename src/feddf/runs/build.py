@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddf.client import combine_halves, local_update
-from feddf.config import ConfigError, DataConfig, Experiment, PrototypeConfig, Record
+from feddf.config import ConfigError, DataConfig, Experiment, PrototypeConfig, Record, Settings, with_values
 from feddf.config.errors import one_line
 from feddf.config.names import ATTACKS, MODELS, PARTITIONS
 from feddf.data.datasets import Dataset, flip_crop
@@ -25,16 +25,18 @@ from feddf.engines.open import DeferredEngine
 from feddf.evaluate import output_shape
 from feddf.models.small import build_network
 from feddf.outputs import Outputs
-from feddf.privacy.noise import Source, system
+from feddf.privacy.noise import Noise
 from feddf.rounds import Federation
 from feddf.runs.loading import PoolTask, check_vocabulary, load_dataset, load_named, pool_of, with_tokenizer
 from feddf.runs.loggers import check_installed
-from feddf.runs.methods import build_method
+from feddf.runs.methods import KNOWN, build_method
 from feddf.runs.private import Private, make_private
 from feddf.runtime.execution import of_clients
 from feddf.seeds import derive
 from feddf.states import init_state
 from feddf.types import Client, Engine, Examples, Inputs, LocalTrain, Method, Prototype, Resources, Rows, ServerState
+
+S = TypeVar("S", bound=Settings)
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,13 @@ class Parts:
     privacy: Private | None = None
 
 
-def build(experiment: Experiment, *, trust: bool = False, secrets: Source = system) -> Parts:
+def build(experiment: Experiment, *, trust: bool = False, noise: Callable[[float], Noise] = Noise) -> Parts:
     """Return the experiment's parts, or raise :class:`ConfigError` where names and data do not fit together.
 
     Args:
         experiment: the configuration, as :func:`feddf.load` returns it.
         trust: run programs in files that the experiment names (a generator's ``.pt2``).
-        secrets: where the noise of ``[privacy]`` is from; no seed decides it.
+        noise: makes the noise of ``[privacy]`` of its planned multiplier; no seed decides it.
     """
     check_installed(experiment.run.loggers)
     task, seed = build_task(experiment, trust=trust), experiment.seed
@@ -101,21 +103,17 @@ def build(experiment: Experiment, *, trust: bool = False, secrets: Source = syst
     clients = [Client(id, next(names), shard, known.get(id)) for id, shard in zip(ids, task.shards, strict=True)]
     counts = Counter(client.prototype for client in clients)
     augment = flip_crop if experiment.pool.augment else None
-    resources = Resources(
-        prototypes, task.pool, task.validation, augment, task.train.outputs, counts.__getitem__, known
-    )
+    resources = Resources(prototypes, task.pool, task.validation, augment, task.train.outputs, counts.__getitem__)
     engine = DeferredEngine()
-    private = make_private(experiment, resources, models, secrets)
-    method, fitted = build_method(resources, experiment, engine, models)
-    if private:
-        method = private.protect(method, experiment, resources, engine)
+    private = make_private(experiment, resources, models, noise)
+    method, fitted = build_method(resources, asked_for_channels(experiment, task.data), engine, models)
+    method = private.protect(method, experiment, resources, engine) if private else method
     federation = Federation(clients, experiment.clients, seed, method.rounds_per_cohort)
     half = combine_halves([part.half for part in method.parts])
     cropped = flip_crop if augments(experiment, task.data) else None
     local = partial(local_update, prototypes=fitted, train=task.train, local=experiment.local)
     train: LocalTrain = partial(local, half=half, augment=cropped, execution=of_clients(experiment.run))
-    if private:
-        train = private.local(train, task.train)
+    train = private.local(train, task.train) if private else train
     server = ServerState(0, models)
     warned = () if private else _warnings(task)  # they tell what clients hold
     parts = Parts(experiment, task, fitted, federation, server, train, method, engine, warned, None, private)
@@ -123,6 +121,14 @@ def build(experiment: Experiment, *, trust: bool = False, secrets: Source = syst
         return parts
     attack: Attack = ATTACKS[experiment.attack.kind](parts)
     return replace(parts, train=attack.train, attack=attack)
+
+
+def asked_for_channels(settings: S, data: Dataset) -> S:
+    """Return the settings under which clients tell which channels they know, where the data say that they differ."""
+    if not data.known or KNOWN in settings.fusion.parts:
+        return settings
+    with one_line(partial(ConfigError.at, "data.name", data.name), "its sites know different channels", ConfigError):
+        return with_values(settings, {"fusion.parts": (*settings.fusion.parts, KNOWN)})
 
 
 def _known(task: Task, experiment: Experiment) -> dict[str, Tensor]:
@@ -142,7 +148,7 @@ def _warnings(task: Task) -> tuple[str, ...]:
         return ()
     held = set(torch.unique(task.train.labels[torch.cat(task.shards)]).tolist())
     absent = [str(label) for label in range(task.train.n_classes) if label not in held]
-    text = f"no client holds an example of class {', '.join(absent[:10])}: nobody can teach it"
+    text = f"no client holds an example of class {', '.join(absent[:10])}: it cannot be learned"
     return (text,) if absent else ()
 
 

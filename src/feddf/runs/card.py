@@ -40,7 +40,7 @@ def card(
         parts += ["## Test accuracy by class, in %", _classes(classes, confusion)]
     versions = [(name.partition(".")[2], value) for name, value in run.config.items() if name.startswith("versions.")]
     parts += ["## Privacy", privacy] if privacy else ["## Who holds what", _partition(counts, classes, unit)]
-    parts += ["## Versions", markdown_table(["package", "version"], versions)]
+    parts += ["## Versions", markdown_table(["package", "version"], versions, (0, 1))]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -51,7 +51,7 @@ def _compared(run: Run, models: Mapping[str, str]) -> str:
     alone = [one for one in run.records[-1].get("accuracy_of_clients", {}).values() if one is not None]
     notes = f"\n\nThe last round's ensemble has {percent(run.ensemble()[-1])}"
     notes += f", its clients alone have {percent(min(alone))} to {percent(max(alone))}" if alone else ""
-    return f"{markdown_table(['prototype', 'architecture', 'averaged', 'fused'], rows)}{notes}."
+    return f"{markdown_table(['prototype', 'architecture', 'averaged', 'fused'], rows, (0, 1))}{notes}."
 
 
 def _classes(classes: Sequence[str], confusion: Mapping[str, Any]) -> str:
@@ -70,7 +70,9 @@ def _partition(counts: NDArray[np.int64], classes: Sequence[str], unit: str) -> 
     for number, row in enumerate(counts):
         held = [f"{classes[label]}: {row[label]}" for label in np.argsort(-row, kind="stable") if row[label]]
         rows.append([number, row.sum(), ", ".join(held)])
-    return (
+    told = (
         f"{len(counts)} clients with {found.smallest} to {found.largest} examples; a client's largest {unit} is "
         f"{percent(found.top_class_share)} % of its data in the mean (`partition.json` has all counts)."
-    ) + (f"\n\n{markdown_table(['client', 'examples', f'of each {unit}'], rows)}" if len(rows) <= MOST_ROWS else "")
+    )
+    table = markdown_table(["client", "examples", f"of each {unit}"], rows, (0, 2))
+    return f"{told}\n\n{table}" if len(rows) <= MOST_ROWS else told

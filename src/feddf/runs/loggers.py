@@ -1,4 +1,4 @@
-"""Trackers of other people: thin sinks for the numbers of each round. The run folder stays the truth.
+"""Trackers of experiments: thin sinks for the numbers of each round. The run folder stays the truth.
 
 A missing package is said before anything is trained. A tracker that fails says so once and is left out from then on; a
 run never stops for it. One is made by a function of the run folder, the configuration by full names, and the number of

@@ -38,6 +38,9 @@ from feddf.types import Client, Engine, Fusion, Job, Method, Part, Prototype, Re
 MOST_ANSWERS = 2**26
 """Numbers in the answers for a pool up to which these are kept in memory, a gigabyte; masks and texts have more."""
 
+KNOWN = "known-channels"
+"""The part of a method whose clients know different channels."""
+
 CANDIDATES = {"average": algorithm.from_average, "previous": algorithm.from_previous, "best": algorithm.from_best}
 """What ``distill.init`` stands for."""
 
@@ -78,7 +81,8 @@ def make_method(resources: Resources, settings: Settings, engine: Engine) -> Met
         engine: runs the server's work: predictions of teachers, and distillation.
     """
     asked = settings
-    settings.refuse(output_mistakes(settings, resources.outputs, partial_knowledge=bool(resources.known)))
+    partial_knowledge = KNOWN in settings.fusion.parts
+    settings.refuse(output_mistakes(settings, resources.outputs, partial_knowledge=partial_knowledge))
     if settings.fusion.defense == "robust":
         settings = robust_settings(settings, resources)
     fusion, execution = settings.fusion, of_answers(settings.run)
@@ -112,7 +116,8 @@ def make_method(resources: Resources, settings: Settings, engine: Engine) -> Met
             robust = {"fusion.defense": "robust", "fusion.guard": 1.0, "fusion.parts": ()}
             return make_method(resources, with_values(settings, robust), engine).fuse
 
-        fuse = guard(fusion.guard, fuse, resources, engine, again if fusion.defense == "none" else None, execution)
+        other = None if fusion.defense != "none" or partial_knowledge else again
+        fuse = guard(fusion.guard, fuse, resources, engine, other, execution)
     if fusion.defense == "robust":
         fuse = bounded_counts(fuse)
     for part in parts:
@@ -127,8 +132,13 @@ def fit_prototypes(resources: Resources, parts: Sequence[Part]) -> Resources:
     return replace(resources, prototypes=prototypes)
 
 
-def ensemble_mistakes(weights: str, combine: str, temperature: float, outputs: Outputs) -> Iterator[Mistake]:
-    """Yield which settings of an ensemble and of a distillation have no meaning for this kind of output."""
+def ensemble_mistakes(
+    weights: str, combine: str, temperature: float, outputs: Outputs, *, partial_knowledge: bool
+) -> Iterator[Mistake]:
+    """Yield which settings of an ensemble and of a distillation have no meaning for this kind of output.
+
+    A robust rule takes a teacher that does not know a channel for one that denies it.
+    """
     kind = outputs.title
     count = f"classes are counted where each example has one, and the outputs are {kind}"
     yield weights == "class-counts" and not outputs.counts_classes, "ensemble.weights", count
@@ -137,6 +147,8 @@ def ensemble_mistakes(weights: str, combine: str, temperature: float, outputs: O
     yield combine == "entropy-reduced" and not outputs.one_is_right, "ensemble.combine", one
     units = f"{kind} have units and no temperature; leave it at 1"
     yield temperature != 1 and outputs.has_units, "distill.temperature", units
+    left = "teachers know different channels; only 'logits' and 'probabilities' leave each to those who know it"
+    yield partial_knowledge and combine not in ("logits", "probabilities"), "ensemble.combine", left
 
 
 def output_mistakes(settings: Settings, outputs: Outputs, *, partial_knowledge: bool) -> Iterator[Mistake]:
@@ -146,14 +158,13 @@ def output_mistakes(settings: Settings, outputs: Outputs, *, partial_knowledge: 
     if not outputs.counts_classes:
         yield fusion.aggregation == "class-counts", "fusion.aggregation", count
         yield "class-counts" in fusion.parts, "fusion.parts", count
-    yield from ensemble_mistakes(ensemble.weights, ensemble.combine, settings.distill.temperature, outputs)
+    given = ensemble.weights, ensemble.combine, settings.distill.temperature, outputs
+    yield from ensemble_mistakes(*given, partial_knowledge=partial_knowledge)
     one = f"it is about the one class that is right, and the outputs are {kind}"
     yield local.logit_adjustment > 0 and not outputs.one_is_right, "local.logit_adjustment", one
     if partial_knowledge:
         judges = ("fusion.trust", "fusion.drop_worst", "fusion.defense", "fusion.exchange")
         yield from settings.changed(judges, "it would blame clients for the channels that they do not know")
-        known = "clients know different channels; only 'logits' and 'probabilities' leave each to those who know it"
-        yield ensemble.combine not in ("logits", "probabilities"), "ensemble.combine", known
         pooled = "clients know different channels, which no earlier, averaged or sampled model says"
         yield from settings.changed(["ensemble.ema", "ensemble.groups", "ensemble.swag_samples"], pooled)
 
@@ -243,7 +254,6 @@ def ensemble(resources: Resources, settings: Settings, engine: Engine) -> MakeTa
         groups=config.groups,
         swag_samples=config.swag_samples,
         swag_scale=config.swag_scale,
-        known=resources.known,
         as_teacher=answers.as_teacher if settings.fusion.exchange == "answers" else None,
         execution=execution,
     )

@@ -21,6 +21,7 @@ from feddf.config.records import ModelRecord
 from feddf.engines.open import Profile, Watch, open_engines, report_progress, unwatched
 from feddf.evaluate import Evaluation, Predictions, Teacher, accuracy_of, models_of, teacher_of
 from feddf.fusion.ensemble import Ensemble
+from feddf.fusion.knowledge import told
 from feddf.models.binary import wire
 from feddf.report.read import TESTED, read_run, side_by_side
 from feddf.robust.rules import MOST_EXAMPLES_OF_MEDIAN
@@ -66,14 +67,13 @@ def run_experiment(
     with folder.locked(), open_engines(experiment.run, experiment.clients.timeout) as engines:
         server = folder.latest(parts.server.models)[0] or parts.server
         folder.forget_after(server.round)
-        if not parts.privacy:  # with privacy, who holds what is told to nobody
+        if not parts.privacy:  # with privacy, who holds what is not told
             held = {"classes": task.data.group_names, "counts": task.counts().tolist()}
             write_atomically(folder.path / "partition.json", json.dumps(held).encode())
         tried = staged(engines.server, "evaluate")
-        knows = {client.id: client.known for client in federation.clients if client.known is not None}
         hidden = {"log_ensemble": False} if experiment.privacy.level == "client" else {}  # it shows single clients
         run = experiment.run.model_copy(update=hidden)
-        recorder = Recorder(tried, parts.prototypes, task.data.test, task.validation, run, knows)
+        recorder = Recorder(tried, parts.prototypes, task.data.test, task.validation, run)
         parts.engine.become(staged(engines.server, "fuse"))
         engine = staged(engines.clients, "train")
         if parts.attack:
@@ -93,8 +93,7 @@ def run_experiment(
 
         def extend(record: Record, server: ServerState) -> Record:
             record = {**record, "kept_by_clients": kept.size()} if keeps else record
-            if parts.privacy:
-                record = parts.privacy.noted(record)
+            record = parts.privacy.noted(record) if parts.privacy else record
             return {**record, "attack": dict(parts.attack.note(record, server))} if parts.attack else record
 
         yield from record_rounds(rounds, server, folder, disk, experiment, recorder, extend, complain)
@@ -145,10 +144,8 @@ class Recorder:
         test: Examples,
         validation: Examples,
         run: RunConfig,
-        known: Mapping[str, Tensor] = {},
     ) -> None:
         self._prototypes, self._test, self._validation, self._run = prototypes, test, validation, run
-        self._known = known
         execution = of_answers(run)
         self._on_test = Evaluation(engine, test.inputs, execution)
         self._on_validation = Evaluation(engine, validation.inputs, execution)
@@ -227,7 +224,7 @@ class Recorder:
         changed = {name: state for name, state in after.items() if state is not before[name]}
         fused = [*models_of(before, self._prototypes, "averaged"), *models_of(changed, self._prototypes, "fused")]
         outcomes = self._on_test([*asked, *fused])  # at once: no worker waits for another
-        clients = {update.client_id for update in closed.updates}
+        clients = {update.client_id: told(update) for update in closed.updates}
         accuracies, ensembles = self._ensembles(islice(outcomes, len(asked)), clients, ensemble, measures)
         scores: dict[str, float] = {}
         for one in outcomes:
@@ -244,7 +241,7 @@ class Recorder:
     def _ensembles(
         self,
         outcomes: Iterable[Predictions | Failure],
-        clients: set[str],
+        clients: Mapping[str, Tensor | None],
         ensemble: Ensemble | None,
         measures: dict[str, dict[str, float]],
     ) -> tuple[dict[str, float], dict[str, float | None]]:
@@ -261,9 +258,9 @@ class Recorder:
                     continue  # only its share in the measured ensembles is lost
                 name, logits = outcome.client_id, outcome.logits
                 if name in clients:
-                    known = self._known.get(name)
-                    told = logits if known is None else self._test.outputs.restrict(logits, known)
-                    accuracies[name] = _score(told, self._test)
+                    known = clients[name]
+                    answers = logits if known is None else self._test.outputs.restrict(logits, known)
+                    accuracies[name] = _score(answers, self._test)
                 if not bool(torch.isfinite(logits).all()):
                     continue
                 finite.add(name)
@@ -283,7 +280,7 @@ class Recorder:
                     raise
         for _ in stream:  # the clients that did not teach
             pass
-        heard = len(finite & clients)
+        heard = len(finite & clients.keys())
         return accuracies, {"ensemble": found, "avg_logits": _score(total / heard, self._test) if heard else None}
 
 
@@ -345,5 +342,4 @@ def describe(parts: Parts, folder: RunFolder, recorder: Recorder) -> None:
 
         learning_curves([run], path / CURVES)
     said = parts.privacy.said() if parts.privacy else ""
-    unit = "class" if outputs.counts_classes else "group"
-    write_atomically(path / CARD, card(run, models, names, counts, confusion, said, unit).encode())
+    write_atomically(path / CARD, card(run, models, names, counts, confusion, said, data.unit).encode())

@@ -37,16 +37,17 @@ _FIELDS = "client_id", "prototype", "round", "n_examples", "metrics"  # what an 
 
 @dataclass(frozen=True)
 class DiskSpool:
-    """The updates of one round, in a folder."""
+    """The updates of one round, in a folder; where they are ``durable`` they outlast a crash of the machine."""
 
     folder: Path
+    durable: bool = False
     _sent: dict[int, tuple[State, str]] = field(default_factory=dict, compare=False, repr=False)
 
     def keep(self, job: Job, update: Update) -> Update | Failure:
         """Write an admitted update to disk and return it with its tensors left there."""
         try:
             real_folder(self.folder)
-            return _write(self._path(job), self._name(job), update)
+            return _write(self._path(job), self._name(job), update, self.durable)
         except OSError:
             raise  # a full disk is the server's trouble
         except Exception as error:  # an update that cannot be written down is its client's
@@ -81,7 +82,7 @@ class DiskSpool:
         return self.folder / f"round-{job.round:04d}-{_safe_name(job.id)}-{job.seed:016x}.safetensors"
 
 
-def _write(path: Path, job: str, update: Update) -> Update:
+def _write(path: Path, job: str, update: Update, durable: bool) -> Update:
     about = {name: getattr(update, name) for name in _FIELDS}
     about |= {"metrics": dict(update.metrics), "job": job}
     if isinstance(update.state, BinaryState):
@@ -91,7 +92,7 @@ def _write(path: Path, job: str, update: Update) -> Update:
     sent = by_path({"state": wire(update.state), "payload": update.payload})
     alone = len({tensor.untyped_storage().data_ptr() for tensor in sent.values()}) == len(sent)
     tensors = sent if alone else {key: tensor.clone() for key, tensor in sent.items()}  # of one storage: refused
-    with new_file(path) as temporary:
+    with new_file(path, durable) as temporary:
         try:  # a quarter of what it takes to put the file together in memory
             safetensors.torch.save_file(tensors, temporary, {"feddf": json.dumps(about)})
         except safetensors.SafetensorError as error:  # the tensors' form was right
@@ -113,7 +114,7 @@ def _on_disk(path: Path, about: Mapping[str, Any]) -> Update:
 def _checksum(about: Mapping[str, Any], update: Update) -> int:
     """Return a checksum of the tensors and all that is said about them: it tells a file that is torn from a whole one.
 
-    Whoever can write into the folder can write any update; so no more than CRC-32 is asked for, a quarter of the cost.
+    What can write into the folder can write any update; so no more than CRC-32 is asked for, a quarter of the cost.
     """
     said = {key: value for key, value in about.items() if key != "digest"}
     found = zlib.crc32(json.dumps(said, sort_keys=True).encode())
@@ -132,7 +133,7 @@ _DTYPES = {  # by safetensors' names
 
 
 class StateOnDisk(Mapping[str, Tensor]):
-    """The state under some names in a file; its tensors are read when they are asked for, and kept by nobody."""
+    """The state under some names in a file; its tensors are read when they are asked for, and not kept."""
 
     def __init__(self, path: Path, *above: str) -> None:
         self._path = path

@@ -138,7 +138,7 @@ class RunFolder:
             raise StoreError(f"cannot read {path}: {error}{hint}") from error
 
     def check_trust(self, trust: bool = False) -> None:
-        """Raise where this folder came from somebody else and its configuration names code that would be run."""
+        """Raise where this folder was made elsewhere and its configuration names code that would be run."""
         content, origin = atomic.read_regular(self.path / "config.toml"), self.path / "origin"
         mine = origin.is_file() and atomic.is_mine(content, atomic.read_regular(origin).decode(errors="replace"))
         if not mine and not trust and (named := code_named_in(self.experiment())):

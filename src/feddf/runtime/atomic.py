@@ -1,6 +1,6 @@
 """Files that are never half-written, that are known to be whole when they are read, and whose they are.
 
-A mark that only this user's feddf can make says whose a file is, so that code is run for nobody else unasked. The rule:
+A mark that only this user's feddf can make says whose a file is, so that no other's code is run unasked. The rule:
 code that a user names in a command or in a TOML file of their own is trusted. A ``.pt2`` file, and whatever a folder
 made elsewhere names, never is without ``--trust``. A list of one's own folders would not do instead: it knows paths,
 and a folder made elsewhere can be put in the place of one's own.
@@ -31,34 +31,40 @@ MOST_TEXT = 1 << 28  # bytes of a configuration or a log that are read: what is 
 MOST_LINES, LONGEST_LINE = 1 << 30, 1 << 22  # bytes of a file of texts or of a table, and characters of one line
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that after a crash it is either the old one or the new one, whole. A link is replaced."""
-    with new_file(path) as temporary, temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
+    """Write a file, old or new after a crash (of the machine too, if ``durable``), never half. A link is replaced."""
+    with new_file(path, durable) as temporary:
+        temporary.write_bytes(content)
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[Path]:
+def new_file(path: Path, durable: bool = False) -> Iterator[Path]:
     """Give an empty file beside ``path`` to write to, which takes its place at the end of the block, or not at all.
 
     Its name cannot be foreseen, so no link in a folder made elsewhere leads what is written to another place. One that
-    a crash left behind is removed by :func:`remove_leftovers`.
+    a crash left behind is removed by :func:`remove_leftovers`. What is ``durable`` outlasts a crash of the machine.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{LEFTOVER}")
     with naming(path):
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
         try:
             yield temporary
+            if durable:
+                _sync(temporary)
             temporary.replace(path)
+            if durable:
+                _sync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or a folder's list of files, is on the disk itself."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -225,7 +231,7 @@ def names_code(name: str) -> bool:
 
 
 class UntrustedError(FeddfError):
-    """A file holds code, and nobody said that it may run."""
+    """A file holds code, and it was not said that it may run."""
 
     exit_code = 2
 

@@ -214,7 +214,7 @@ def _is_unsafe(convolution: nn.Conv2d) -> bool:
 def copier(model: nn.Module) -> Callable[[], nn.Module] | None:
     """Return how to copy a model that was built for this, with weights of any value; ``None`` if it may not be copied.
 
-    Nobody computes with the original, so no state of one copy can reach another. A network's own class may hold
+    The original itself computes nothing, so no state of one copy can reach another. A network's own class may hold
     anything: only those of torch and feddf are copied, and only while all that they hold besides tensors are values.
     """
     if not all(map(_is_plain, model.modules())):

@@ -39,7 +39,7 @@ FORMAT = 2
 
 MOST_VALUES = 1 << 24  # in one input of a model from elsewhere: room is made for the sizes that its file asks for
 ORIGIN = "origin"
-"""Under which a description that names code has the mark of whoever wrote it."""
+"""Under which a description that names code has the mark of its writer."""
 
 
 class ModelError(FeddfError):
@@ -238,7 +238,7 @@ class ModelSpec:
     def read(cls, values: Mapping[str, Any], where: str, *, trust: bool = False) -> ModelSpec:
         """Return the description in JSON; ``where`` is the file that it stands in.
 
-        One that somebody else made and that names code is refused: the code would be called with what the file says.
+        One that was made elsewhere and names code is refused: the code would be called with what the file says.
         """
         if values.get("format") not in (1, FORMAT):
             said = f"{where} has the format {shown(values.get('format'))}"

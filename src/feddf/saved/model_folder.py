@@ -176,7 +176,7 @@ def _at(spec: ModelSpec, place: str, **options: Any) -> ModelSpec:
 def inputs_of(model: LoadedModel, paths: Sequence[str]) -> dict[str, Any]:
     """Return the inputs of ``feddf predict`` by name: images, also below folders, lines of texts, rows of tables."""
     found: dict[str, Any] = {}
-    try:
+    with one_line(ModelError, of=(OSError, ValueError)):
         for text in paths:
             if isinstance(model.preprocess, Images):
                 found |= {str(path): path for path in image_files(Path(text))}
@@ -187,8 +187,6 @@ def inputs_of(model: LoadedModel, paths: Sequence[str]) -> dict[str, Any]:
                 found |= {f"{text}:{number}": row for number, row in enumerate(rows, 1)}
             else:
                 raise ModelError("only models of images, texts and tables take files; use feddf.load_model for others")
-    except (OSError, ValueError) as error:
-        raise ModelError(str(error)) from error
     if not found:
         raise ModelError(f"there is nothing to classify in {', '.join(paths)}")
     return found

@@ -284,7 +284,7 @@
     const lost = run.happened.flatMap((one, i) => one.dropped.map((each) => ({ round: i + 1, ...each }))).slice(-200).reverse();
     const rows = lost.map((one) => make("tr", {}, make("td", {}, one.round), make("td", { class: "text" }, one.client),
       make("td", { class: "text" }, one.reason)));
-    if (!rows.length) rows.push(make("tr", {}, make("td", { class: "text", colspan: 3 }, "nobody")));
+    if (!rows.length) rows.push(make("tr", {}, make("td", { class: "text", colspan: 3 }, "none")));
     fill("dropped", ["round", "client", "reason"].map(corner), rows);
     drawPartition(run.partition);
   }
@@ -347,14 +347,14 @@
     const most = Math.max(1, ...counts.flat()), cell = classes > 40 ? 10 : 20;
     const left = 16 + 7 * Math.max(3, ...partition.classes.map((name) => name.length));
     const svg = draw("svg", { width: Math.max(left + 300, left + counts.length * cell + 10), height: classes * cell + 44, role: "img",
-      "aria-label": `${counts.length} clients, ${classes} classes; the largest dot is ${most} examples` });
+      "aria-label": `${counts.length} clients, ${classes} classes or groups; the largest dot is ${most} examples` });
     counts.forEach((row, client) => {
       const x = left + (client + 0.5) * cell;
       if (client % Math.ceil(counts.length / 40) === 0) svg.append(draw("text", { x, y: classes * cell + 16, "text-anchor": "middle" }, client));
       row.forEach((count, label) => {
         if (!count) return;
         const y = (classes - label - 0.5) * cell;
-        svg.append(draw("circle", { cx: x, cy: y, r: 0.47 * cell * Math.sqrt(count / most) }, draw("title", {}, `client ${client}, class ${partition.classes[label] ?? label}: ${count}`)));
+        svg.append(draw("circle", { cx: x, cy: y, r: 0.47 * cell * Math.sqrt(count / most) }, draw("title", {}, `client ${client}, ${partition.classes[label] ?? `number ${label}`}: ${count}`)));
       });
     });
     for (let label = 0; label < classes; label += Math.ceil(classes / 40)) {
