@@ -37,7 +37,7 @@ def load_dataset(key: str, name: str, data: DataConfig) -> Dataset:
     if data.image_size is not None:
         resized = _resized(found, data.image_size)
         if found.train.outputs.positions and resized.shape != found.shape:
-            allowed = "the labels are one for each pixel, and would keep their size; leave it out, or resize both before"
+            allowed = "the labels, one for each pixel, would keep their size; leave it out, or resize both before"
             raise ConfigError.at("data.image_size", data.image_size, allowed)
         found = resized
     if wrong := wrong_parts(found):
