@@ -5,7 +5,8 @@ work in processes of its own (``peer_programs/``). The peers take turns, ``--rep
 things are measured: the seconds of a round (all but the first, in which workers start, caches fill and pfl evaluates);
 those that its processes computed in such a round, which a busy machine changes less; start-up and end, which is the
 whole command without as many such rounds; and the peak of its memory (the sum of proportional set sizes of all of its
-processes, looked at five times a second). Median, lowest and highest are given.
+processes, looked at five times a second). That is looked at in the first repeat, whose times do not count: to add up
+the pages of a process takes some of the time of both cores. Median, lowest and highest are given.
 Nothing else should run meanwhile. ``bare`` is the floor: the training steps alone. A peer called ``feddf-NAME`` is
 another version of feddf, in an environment that was made by hand (``FOLDER/venv-feddf-NAME``, with an empty file
 ``installed``). Other cases' results stay as they are.
@@ -95,8 +96,8 @@ def surroundings(home: Path) -> dict[str, str]:
     return {**clean, "PYTHONPATH": str(PROGRAMS), "FLWR_HOME": str(home), "OMP_NUM_THREADS": "1"}
 
 
-def measure(peer: str, python: Path, work: dict[str, Any], into: Measured) -> None:
-    """Run a peer once, and add what it took."""
+def measure(peer: str, python: Path, work: dict[str, Any], into: Measured, *, memory: bool, times: bool) -> None:
+    """Run a peer once, and add what it took: memory, or times, which looking at memory makes longer."""
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryFile("w+") as said:
         began = time.perf_counter()
         process = subprocess.Popen(
@@ -107,7 +108,7 @@ def measure(peer: str, python: Path, work: dict[str, Any], into: Measured) -> No
             cwd=PROGRAMS,
             env=surroundings(Path(home)),
         )
-        family = Family(process.pid)
+        family = Family(process.pid, memory)
         output, _ = process.communicate()
         whole = time.perf_counter() - began
         family.stop()
@@ -122,9 +123,12 @@ def measure(peer: str, python: Path, work: dict[str, Any], into: Measured) -> No
         from common import Work, tried
 
         into.accuracies.append(tried(Work(**work)))
+    if memory:
+        into.memory.append(family.bytes / 2**20)
+    if not times:
+        return
     into.rounds += rounds[1:]
     into.outside.append(whole - len(rounds) * statistics.median(rounds[1:] or rounds))
-    into.memory.append(family.bytes / 2**20)
     if len(ends) > 1:
         into.processor.append((family.computed(ends[-1]) - family.computed(ends[0])) / (len(ends) - 1))
 
@@ -132,8 +136,8 @@ def measure(peer: str, python: Path, work: dict[str, Any], into: Measured) -> No
 class Family:
     """Watches the memory of a process and of all that it has started, and the seconds that they have computed."""
 
-    def __init__(self, root: int) -> None:
-        self.bytes = 0
+    def __init__(self, root: int, memory: bool) -> None:
+        self.bytes, self._memory = 0, memory
         self._seconds: dict[int, float] = {}  # by process; one that has ended keeps its last
         self._looks: list[tuple[float, float]] = []
         self._root, self._ended = root, threading.Event()
@@ -143,7 +147,8 @@ class Family:
     def _watch(self) -> None:
         while not self._ended.wait(0.2):
             pids = members(self._root)
-            self.bytes = max(self.bytes, sum(_proportional(pid) for pid in pids))
+            if self._memory:
+                self.bytes = max(self.bytes, sum(_proportional(pid) for pid in pids))
             self._seconds |= {pid: seconds for pid in pids if (seconds := _computed(pid)) is not None}
             self._looks.append((time.time(), sum(self._seconds.values())))
 
@@ -258,7 +263,8 @@ def main() -> None:
                     if isinstance(python, str):
                         results[case][peer].failure = python
                         continue
-                    measure(peer, python, work, results[case][peer])
+                    alone = given.repeats == 1
+                    measure(peer, python, work, results[case][peer], memory=repeat == 0, times=repeat > 0 or alone)
                     print(f"{case}, repeat {repeat + 1}, {peer}: {results[case][peer]}", file=sys.stderr, flush=True)
     text = table(results)
     print(text)
