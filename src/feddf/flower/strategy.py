@@ -126,8 +126,8 @@ class FedDF(Strategy):
                 self._evaluate(evaluate_fn, 0, result)
             recorder = Recorder(engines.server, prototypes, self._test, self._validation, run)
             extend = partial(self._evaluated_by_clients, {**(evaluate_config or {}), **parts_config(method.parts)})
-            known = self._state, folder, spool, self.settings, recorder, extend, _log.warning
-            for record in record_rounds(rounds, *known):
+            told = self.settings, recorder, extend, _log.warning
+            for record in record_rounds(rounds, self._state, folder, spool, *told):
                 _tell(result, record, self.settings.rounds)
                 self._evaluate(evaluate_fn, record["round"], result)
         result.arrays = packed(self.models)
