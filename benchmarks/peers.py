@@ -1,10 +1,12 @@
 """FedAvg side by side: feddf, Flower's simulation and pfl-research do the same work: ``python benchmarks/peers.py``.
 
 Each peer has a virtual environment of its own, which is made on the first call (``--folder`` keeps them), and does its
-work in processes of its own (``peer_programs/``). The peers take turns, ``--repeats`` times. Of each command three
+work in processes of its own (``peer_programs/``). The peers take turns, ``--repeats`` times. Of each command four
 things are measured: the seconds of a round (all but the first, in which workers start, caches fill and pfl evaluates);
-start-up and end, which is the whole command without as many such rounds; and the peak of its memory (the sum of
-proportional set sizes of all of its processes, looked at five times a second). Median, lowest and highest are given.
+those that its processes computed in such a round, which a busy machine changes less; start-up and end, which is the
+whole command without as many such rounds; and the peak of its memory (the sum of proportional set sizes of all of its
+processes, looked at five times a second). That is looked at in the first repeat, whose times do not count: to add up
+the pages of a process takes some of the time of both cores. Median, lowest and highest are given.
 Nothing else should run meanwhile. ``bare`` is the floor: the training steps alone. A peer called ``feddf-NAME`` is
 another version of feddf, in an environment that was made by hand (``FOLDER/venv-feddf-NAME``, with an empty file
 ``installed``). Other cases' results stay as they are.
@@ -58,6 +60,7 @@ class Measured:
     rounds: list[float] = field(default_factory=list)
     outside: list[float] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
     failure: str = ""
 
@@ -93,8 +96,8 @@ def surroundings(home: Path) -> dict[str, str]:
     return {**clean, "PYTHONPATH": str(PROGRAMS), "FLWR_HOME": str(home), "OMP_NUM_THREADS": "1"}
 
 
-def measure(peer: str, python: Path, work: dict[str, Any], into: Measured) -> None:
-    """Run a peer once, and add what it took."""
+def measure(peer: str, python: Path, work: dict[str, Any], into: Measured, *, memory: bool, times: bool) -> None:
+    """Run a peer once, and add what it took: memory, or times, which looking at memory makes longer."""
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryFile("w+") as said:
         began = time.perf_counter()
         process = subprocess.Popen(
@@ -105,44 +108,61 @@ def measure(peer: str, python: Path, work: dict[str, Any], into: Measured) -> No
             cwd=PROGRAMS,
             env=surroundings(Path(home)),
         )
-        peak = _Peak(process.pid)
+        family = Family(process.pid, memory)
         output, _ = process.communicate()
         whole = time.perf_counter() - began
-        peak.stop()
+        family.stop()
         lines = [line for line in output.splitlines() if line.startswith('{"rounds"')]
         if process.returncode or not lines:
             said.seek(0)
             into.failure = (said.read().strip().splitlines() or [f"exit code {process.returncode}"])[-1][:200]
             return
-    rounds = json.loads(lines[-1])["rounds"]
+    said_last = json.loads(lines[-1])
+    rounds, ends = said_last["rounds"], said_last["ends"]
     if work.get("tested"):
         from common import Work, tried
 
         into.accuracies.append(tried(Work(**work)))
+    if memory:
+        into.memory.append(family.bytes / 2**20)
+    if not times:
+        return
     into.rounds += rounds[1:]
     into.outside.append(whole - len(rounds) * statistics.median(rounds[1:] or rounds))
-    into.memory.append(peak.bytes / 2**20)
+    if len(ends) > 1:
+        into.processor.append((family.computed(ends[-1]) - family.computed(ends[0])) / (len(ends) - 1))
 
 
-class _Peak:
-    """Watches the memory of a process and of all that it has started."""
+class Family:
+    """Watches the memory of a process and of all that it has started, and the seconds that they have computed."""
 
-    def __init__(self, root: int) -> None:
-        self.bytes = 0
+    def __init__(self, root: int, memory: bool) -> None:
+        self.bytes, self._memory = 0, memory
+        self._seconds: dict[int, float] = {}  # by process; one that has ended keeps its last
+        self._looks: list[tuple[float, float]] = []
         self._root, self._ended = root, threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def _watch(self) -> None:
         while not self._ended.wait(0.2):
-            self.bytes = max(self.bytes, sum(_proportional(pid) for pid in family(self._root)))
+            pids = members(self._root)
+            if self._memory:
+                self.bytes = max(self.bytes, sum(_proportional(pid) for pid in pids))
+            self._seconds |= {pid: seconds for pid in pids if (seconds := _computed(pid)) is not None}
+            self._looks.append((time.time(), sum(self._seconds.values())))
+
+    def computed(self, until: float) -> float:
+        """Return the processor's seconds until a time."""
+        return min(self._looks, key=lambda look: abs(look[0] - until))[1]
 
     def stop(self) -> None:
+        """Look no more."""
         self._ended.set()
         self._thread.join()
 
 
-def family(root: int) -> set[int]:
+def members(root: int) -> set[int]:
     """Return a process and its descendants. Ray's daemons leave their parents: they are known by their session."""
     parents: dict[int, tuple[int, int]] = {}
     for entry in Path("/proc").iterdir():
@@ -158,6 +178,14 @@ def family(root: int) -> set[int]:
     return found
 
 
+def _computed(pid: int) -> float | None:
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended
+        return None
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _proportional(pid: int) -> int:
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -171,19 +199,19 @@ def _proportional(pid: int) -> int:
 def table(results: dict[str, dict[str, Measured]]) -> str:
     """Return the measurements as Markdown."""
     lines = [
-        "| work | peer | seconds a round | start-up and end, s | peak memory, MiB | accuracy |",
-        "|---|---|---:|---:|---:|---:|",
+        "| work | peer | seconds a round | computed in it, s | start-up and end, s | peak memory, MiB | accuracy |",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
     for case, peers in results.items():
         for peer, found in peers.items():
-            shown = [_spread(values) for values in (found.rounds, found.outside, found.memory, found.accuracies)]
-            cells = " | ".join(shown) if found.rounds else f"{found.failure} | | |"
+            columns = found.rounds, found.processor, found.outside, found.memory, found.accuracies
+            cells = " | ".join(map(_spread, columns)) if found.rounds else f"{found.failure} | | | |"
             lines.append(f"| {case} | {peer} | {cells} |")
         own = results[case].get("feddf", Measured()).rounds
         for peer, found in peers.items():
             if peer != "feddf" and own and found.rounds:
                 ratio = statistics.median(found.rounds) / statistics.median(own)
-                lines.append(f"| {case} | {peer} / feddf | {ratio:.2f} × | | | |")
+                lines.append(f"| {case} | {peer} / feddf | {ratio:.2f} × | | | | |")
     return "\n".join(lines)
 
 
@@ -235,7 +263,8 @@ def main() -> None:
                     if isinstance(python, str):
                         results[case][peer].failure = python
                         continue
-                    measure(peer, python, work, results[case][peer])
+                    alone = given.repeats == 1
+                    measure(peer, python, work, results[case][peer], memory=repeat == 0, times=repeat > 0 or alone)
                     print(f"{case}, repeat {repeat + 1}, {peer}: {results[case][peer]}", file=sys.stderr, flush=True)
     text = table(results)
     print(text)

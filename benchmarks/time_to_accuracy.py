@@ -95,7 +95,7 @@ def run(peer: str, python: Path, method: str, seed: int, rate: float, source: Pa
                 said.seek(0)
                 failure = (said.read().strip().splitlines() or [f"exit code {process.returncode}"])[-1][:200]
         except subprocess.TimeoutExpired:
-            for pid in peers.family(process.pid):
+            for pid in peers.members(process.pid):
                 os.kill(pid, 9)
             process.wait()
         files = sorted(folder.glob("round-*.pt"), key=lambda path: int(path.name.split("-")[1]))

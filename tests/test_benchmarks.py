@@ -133,12 +133,12 @@ def test_every_peer_has_a_program(peer: str) -> None:
 def test_the_table_of_peers_says_who_could_not_be_installed() -> None:
     import peers
 
-    found = peers.Measured([2.0, 4.0], [10.0], [100.0])
+    found = peers.Measured([2.0, 4.0], [10.0], [100.0], [5.0])
     other = peers.Measured([6.0], [20.0], [200.0])
     text = peers.table({"large": {"feddf": found, "flower": other, "pfl": peers.Measured(failure="no such package")}})
-    assert "| large | feddf | 3 (2 to 4) | 10 (10 to 10) | 100 (100 to 100) |  |" in text
-    assert "| large | flower / feddf | 2.00 × | | | |" in text
-    assert "| large | pfl | no such package | | | |" in text
+    assert "| large | feddf | 3 (2 to 4) | 5 (5 to 5) | 10 (10 to 10) | 100 (100 to 100) |  |" in text
+    assert "| large | flower / feddf | 2.00 × | | | | |" in text
+    assert "| large | pfl | no such package | | | | |" in text
 
 
 def test_hostile_clients_before_and_after() -> None:

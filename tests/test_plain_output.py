@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from feddf.cli import guarded
-from feddf.cli.arguments import PlainConsole, complain
+from feddf.cli.arguments import PlainConsole, complain, say
 from feddf.cli.reporting import summary
 from feddf.config import parse
 from feddf.config.errors import FeddfError
@@ -43,3 +43,8 @@ def test_complaints_and_errors_are_plain(shown: StringIO) -> None:
     assert guarded(fail) == 1
     complain("[bold]\x1bno")
     assert shown.getvalue() == "error: cannot read [/]?[2J\nwarning: [bold]?no\n"
+
+
+def test_a_name_between_colons_is_no_emoji(shown: StringIO) -> None:
+    say("module:cat:8")
+    assert shown.getvalue() == "module:cat:8\n"

@@ -166,11 +166,11 @@ def tried(work: Work, file: str = LAST) -> float:
     return right / len(labels)
 
 
-def report(work: Work, rounds: list[float], state: Mapping[str, Tensor]) -> None:
+def report(work: Work, watch: Stopwatch, state: Mapping[str, Tensor]) -> None:
     """Print the seconds of every round, as the last line, and leave the last model behind if it is to be tried."""
     if work.tested:
         torch.save(dict(state), Path(work.folder) / LAST)
-    print(json.dumps({"rounds": rounds}), flush=True)
+    print(json.dumps({"rounds": watch.rounds, "ends": watch.ends}), flush=True)
 
 
 class Stopwatch:
@@ -178,6 +178,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.rounds: list[float] = []
+        self.ends: list[float] = []
         self._began = time.perf_counter()
 
     def begin(self) -> None:
@@ -187,7 +188,8 @@ class Stopwatch:
     def end(self, work: Work, state: Callable[[], Mapping[str, Tensor]]) -> None:
         """It has ended; its model is left behind if it is to be, with the time: ``round-3-1700000000.25.pt``."""
         self.rounds.append(time.perf_counter() - self._began)
+        self.ends.append(time.time())
         if work.kept:
-            name = f"round-{len(self.rounds)}-{time.time():.3f}.pt"
+            name = f"round-{len(self.rounds)}-{self.ends[-1]:.3f}.pt"
             torch.save(dict(state()), Path(work.folder) / f".{name}")
             (Path(work.folder) / f".{name}").rename(Path(work.folder) / name)

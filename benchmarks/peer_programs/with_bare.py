@@ -46,7 +46,7 @@ def main() -> None:
             jobs = [(work, int(client)) for client in random.choice(work.clients, work.cohort, replace=False)]
             pool.map(train, jobs, chunksize=1)
             watch.end(work, dict)
-    report(work, watch.rounds, call().state_dict())
+    report(work, watch, call().state_dict())
 
 
 if __name__ == "__main__":

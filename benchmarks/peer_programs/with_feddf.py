@@ -89,7 +89,7 @@ def main() -> None:
             watch.end(work, lambda: newest(run).models[work.network])
             watch.begin()
         state = load_file(Path(folder) / "run" / "models" / f"{work.network}.safetensors")
-    report(work, watch.rounds, state)
+    report(work, watch, state)
 
 
 if __name__ == "__main__":

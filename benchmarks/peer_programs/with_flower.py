@@ -100,4 +100,4 @@ if __name__ == "__main__":
         "init_args": {"num_cpus": given.workers, "include_dashboard": False},
     }
     run_simulation(server, client, given.clients, backend_config=backend)
-    report(given, watch.rounds, last)
+    report(given, watch, last)

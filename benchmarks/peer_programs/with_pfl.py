@@ -106,7 +106,7 @@ def main() -> None:
         callbacks=[watch],
     )
     if int(os.environ.get("RANK", "0")) == 0:
-        report(work, watch.watch.rounds, network.network.state_dict())
+        report(work, watch.watch, network.network.state_dict())
 
 
 if __name__ == "__main__":

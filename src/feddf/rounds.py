@@ -218,7 +218,7 @@ def fuse_usable(
             refused += refusal.failures
             names = {failure.client_id for failure in refusal.failures}
             if not names & {update.client_id for update in updates}:
-                raise  # it would be refused forever
+                raise QuorumError(f"round {server.round + 1} cannot be fused: {refusal}") from refusal
             updates = [update for update in updates if update.client_id not in names]
     return None, updates, refused
 

@@ -250,11 +250,13 @@ def test_what_is_missing_or_does_not_fit_is_one_line(tmp_path: Path) -> None:
     model = models()["all"]
     config = as_safetensors(model, tmp_path)
     (tmp_path / "site-a.onnx").touch()
+    (tmp_path / "notes.md").touch()
     cases = {
         "there is no teacher": TeacherConfig(path=str(tmp_path / "none.onnx")),
         "; did you mean 'site-a.onnx'": TeacherConfig(path=str(tmp_path / "site_a.onnx")),
         "site-a.onx; did you mean 'site-a.onnx'": TeacherConfig(path=str(tmp_path / "site-a.onx")),
         "known are folders of feddf or Hugging Face": TeacherConfig(path="./none"),
+        "notes.md; known are folders": TeacherConfig(path=str(tmp_path / "notes.md")),
         "say which architecture its weights are of": TeacherConfig(path=config.path, **FED),
         "say how large its images are": TeacherConfig(path=config.path, model="cnn"),
         "does not fit the model 'cnn'": config.model_copy(update={"options": {"width": 5}}),

@@ -181,8 +181,8 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], list[str]]
             raise Killed
 
     class Counting:
-        def __init__(self, path: Path) -> None:
-            self._path, self._inner = path, new_file(path)
+        def __init__(self, path: Path, durable: bool = False) -> None:
+            self._path, self._inner = path, new_file(path, durable)
 
         def __enter__(self) -> Path:
             counting(self._path)

@@ -15,20 +15,23 @@ import torch
 from sources import Counted
 from typer.testing import CliRunner
 
+from conftest import stripes
 from feddf.admit import admit
 from feddf.cli import app
-from feddf.config import ConfigError, Experiment, parse
+from feddf.config import ConfigError, DataConfig, Experiment, parse
+from feddf.config.errors import FeddfError
 from feddf.config.keys import nested
+from feddf.data.datasets import Dataset
+from feddf.outputs import classes
 from feddf.privacy.accountant import Mechanism, epsilon_of
 from feddf.privacy.noise import Noise, Source
 from feddf.privacy.releases import LEDGER, read_ledger
 from feddf.rounds import QuorumError, jobs_for, sample
 from feddf.runs.build import build
-from feddf.runs.private import make_private
 from feddf.runs.run import run_experiment
 from feddf.runs.store import RunFolder
 from feddf.states import digest
-from feddf.types import Job, Reply, Resources
+from feddf.types import Examples, Job, Reply
 
 BASE: dict[str, Any] = {
     "rounds": 2,
@@ -126,6 +129,8 @@ def test_without_privacy_nothing_is_written_and_nothing_changes(tmp_path: Path) 
 
 MISTAKES: dict[str, tuple[str, dict[str, Any], str]] = {
     "no ε": ("", {"privacy.level": "record"}, "privacy.epsilon"),
+    "an ε and no level": ("", {"privacy.epsilon": 2.0}, "nothing is protected"),
+    "a mechanism and no level": ("", {"privacy.mechanism": "heads"}, "nothing is protected"),
     "a mechanism of the other level": ("dp-sgd", {"privacy.mechanism": "votes"}, "privacy.mechanism"),
     "FedMA": ("dp-sgd", {"fusion.method": "fedma"}, "fusion.method"),
     "control variates": ("dp-sgd", {"fusion.parts": ["scaffold"]}, "fusion.parts"),
@@ -162,15 +167,20 @@ def test_what_cannot_be_private_is_one_line_before_any_training(mistake: str) ->
     assert refused.value.exit_code == 2
 
 
+def partly_known(data: DataConfig) -> Dataset:
+    def part(n: int, seed: int) -> Examples:
+        found = stripes(n, seed)
+        return Examples(found.inputs, found.labels, classes(3), torch.arange(n) % 2)
+
+    return Dataset("own", part(400, 1), part(60, 2), known=((0, 1), (0, 1, 2)))
+
+
 @pytest.mark.parametrize("kind", ["answers", "votes"])
 def test_sums_of_classes_that_few_clients_know_are_refused(kind: str) -> None:
     """The mean of a class is over those who know it, so that one client moves it by more than the noise is for."""
-    given, parts = experiment(kind), build(experiment(kind))
-    known = {"client-0": torch.arange(10) < 5}
-    resources = Resources(parts.prototypes, parts.task.pool, outputs=parts.task.train.outputs, known=known)
-    with pytest.raises(ConfigError, match="all clients know"):
-        make_private(given, resources, parts.server.models, Noise)
-    assert make_private(given, replace(resources, known={}), parts.server.models, Noise) is not None
+    given = {"data.name": f"{__name__}:partly_known", "data.train_size": 300, "partition.scheme": "groups"}
+    with pytest.raises(ConfigError, match="its sites know different channels"):
+        build(experiment(kind, {**given, "privacy.epsilon": 650.0}))
 
 
 def test_what_the_gate_refuses_counts_and_is_not_asked_for_again(tmp_path: Path) -> None:
@@ -206,6 +216,11 @@ def test_why_a_client_was_left_out_is_not_told_where_clients_are_protected(
     (dropped,) = record["dropped"]
     assert dropped["client"] == "client-3"
     assert said in dropped["reason"]
+
+
+def test_noisy_averages_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(FeddfError, match="round 1 cannot be fused: linear group-0: its model's logits are not finite"):
+        ran(tmp_path / "run", experiment("weights", {"privacy.clip": 1e42}))
 
 
 def test_how_many_clients_would_be_needed_would_do() -> None:

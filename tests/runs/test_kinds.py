@@ -132,7 +132,7 @@ def test_a_round_without_those_who_know_a_class_goes_through(tmp_path: Path) -> 
 
 MISTAKES = [
     (experiment, "masks", {"partition": {"scheme": "iid"}}, "partition.scheme = 'iid': the sites of"),
-    (experiment, "masks", {"ensemble": {"combine": "cronus"}}, "ensemble.combine = 'cronus': clients know different"),
+    (experiment, "masks", {"ensemble": {"combine": "cronus"}}, "ensemble.combine = 'cronus': teachers know different"),
     (experiment, "several", {"prototypes": ["unet"]}, "prototypes"),
     (experiment, "number", {"distill": {**RUN["distill"], "temperature": 3.0}}, "distill.temperature = 3.0: 'values'"),
     (experiment, "wrong", {}, "has labels of shape ()"),

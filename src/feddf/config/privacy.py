@@ -49,6 +49,7 @@ def privacy_mistakes(experiment: Experiment) -> Iterator[Mistake]:
     """Yield what privacy rules out: whatever leaves a client, or looks at one, without being accounted for."""
     privacy, changed, total = experiment.privacy, experiment.changed, experiment.clients.total
     if (level := privacy.level) == "none":
+        yield from changed(["privacy.epsilon", "privacy.mechanism"], "nothing is protected by privacy.level = 'none'")
         return
     mechanism, fusion = privacy.chosen, experiment.fusion
     allowed = [name for name, (protected, _) in MECHANISMS.items() if protected == level]

@@ -156,7 +156,7 @@ def _existing(config: TeacherConfig) -> Path:
 
 def _near(path: Path) -> str:
     """Return a question where something beside a path that is not there has nearly its name, else nothing."""
-    names = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    names = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() and not path.exists() else []
     return f"; did you mean '{near[0]}'?" if (near := get_close_matches(path.name, names, n=1)) else ""
 
 

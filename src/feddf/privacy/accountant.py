@@ -23,7 +23,7 @@ UNITS = {
     "record": "one row of one client, against everyone, the server included",
     "client": "all data of one client, against all who see the models, but not against the server",
 }
-MOST_NOISE = 1e4  # beyond it nothing of a release is left
+MOST_NOISE = 1e4  # beyond it nothing of a release is left: no more is planned, and ε is said to be too small
 MOST_EPSILON = 700.0  # beyond it e^ε overflows, and nothing is promised
 
 
@@ -90,8 +90,6 @@ def _sampled(mechanism: Mechanism) -> Any:
 
 def noise_for(epsilon: float, delta: float, times: int = 1, sampling: float = 1.0) -> float:
     """Return the least noise multiplier z with which so many uses stay within (ε, δ), rounded up by at most 0.1 %.
-
-    Where none does, it is :data:`MOST_NOISE`.
 
     >>> noise_for(1.0, 1e-5)
     3.732

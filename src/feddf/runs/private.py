@@ -39,8 +39,9 @@ class Private:
         elif on == "weights":
             fuse = noisy_groups(fuse, releases, **given)
         elif on != "heads":  # students know the noisy answers, or votes, alone
-            counted = {"ensemble.combine": "feddf.privacy.clients:votes", "privacy.level": "none"}  # it asks for sums
-            asked = methods.ensemble(resources, with_values(experiment, counted if on == "votes" else {}), engine)
+            combine = "feddf.privacy.clients:votes" if on == "votes" else experiment.ensemble.combine
+            counted = experiment.ensemble.model_copy(update={"combine": combine})
+            asked = methods.ensemble(resources, experiment.model_copy(update={"ensemble": counted}), engine)
             targets = noisy_targets(asked, releases, partial(noisy_votes if on == "votes" else noisy_answers, **given))
             students = methods.students(resources, experiment, engine)
             fuse = algorithm.feddf(lambda previous, updates: previous, targets, students, algorithm.from_previous)
