@@ -112,7 +112,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "images of different sizes": ({"data.name": "test_build:ragged"}, "images of different sizes .* fill them up and"),
     "resized images, not their masks": (
         {"data.name": "test_build:masks", "data.image_size": 4},
-        r"data\.image_size = 4: the labels are one for each pixel",
+        r"data\.image_size = 4: the labels, one for each pixel",
     ),
     "labels out of range": ({"data.name": "test_build:mislabeled"}, "has labels from -1 to 1, and must have 0 to 2"),
     "a lambda and workers": (

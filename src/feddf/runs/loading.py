@@ -34,13 +34,15 @@ def load_dataset(key: str, name: str, data: DataConfig) -> Dataset:
     found = load_named(key, name, data)
     if not isinstance(found, Dataset):
         raise ConfigError.at(key, name, f"must give a feddf.Dataset, and gave a {type(found).__name__}")
-    sized = _resized(found, data.image_size) if data.image_size is not None else found
-    if sized is not found and found.train.outputs.positions:
-        allowed = "the labels are one for each pixel, and would keep their size; leave it out, or resize both before"
-        raise ConfigError.at("data.image_size", data.image_size, allowed)
-    if wrong := wrong_parts(sized):
+    if data.image_size is not None:
+        resized = _resized(found, data.image_size)
+        if found.train.outputs.positions and resized.shape != found.shape:
+            allowed = "the labels, one for each pixel, would keep their size; leave it out, or resize both before"
+            raise ConfigError.at("data.image_size", data.image_size, allowed)
+        found = resized
+    if wrong := wrong_parts(found):
         raise ConfigError.at(key, name, f"has {wrong}")
-    return sized
+    return found
 
 
 def load_named(key: str, name: str, data: DataConfig) -> object:
